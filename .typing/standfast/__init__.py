@@ -1,0 +1,1 @@
+../../standfast/__init__.py

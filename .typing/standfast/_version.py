@@ -1,0 +1,1 @@
+../../standfast/_version.py

@@ -1,0 +1,83 @@
+# Every target makes `.venv` itself, once, from the hash-pinned lists in requirements/.
+#
+#   make demo    needs only Python >= 3.11 and installs only what running needs
+#   make help    lists the targets
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo check test lint format crash bench pins clean
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+RUNS ?= 200
+BENCHES ?= write read restore
+
+# The first Python that is new enough and can make a virtual environment. Asked for only when .venv is missing.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+  if $$p -c 'import sys, venv, ensurepip, sqlite3; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+  then echo $$p; break; fi; done)
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; \
+	  do printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+$(VENV)/.core: requirements/core.txt pyproject.toml
+	@python="$(PYTHON)"; if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  if [ -z "$$python" ]; then \
+	    echo "standfast needs Python 3.11 or newer with the venv module (Debian: apt-get install python3-venv)" >&2; exit 1; fi; \
+	  echo "==> setup: new $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); fi
+	@echo "==> setup: what running needs (requirements/core.txt)"
+	@$(PIP) install --require-hashes -r requirements/core.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.core
+	@echo "==> setup: what developing needs (requirements/dev.txt)"
+	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@touch $@
+
+demo: $(VENV)/.core ## the delay board on real flights: kill the active, the standby takes over
+	@echo "==> demo: two processes, one of them killed on the way"
+	@$(BIN)/standfast demo $(ARGS)
+
+check: $(VENV)/.dev ## ruff and the quick tests, under 10 s
+	@echo "==> check: ruff, then tests that take less than a quarter of a second each"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/pytest -q -x -m "not slow" $(ARGS)
+
+test: $(VENV)/.dev ## every test
+	@echo "==> test: unit, contract, scenario, crash, tidy and packaging tests"
+	@$(BIN)/pytest -q $(ARGS)
+
+lint: $(VENV)/.dev ## ruff, formatting, mypy strict, pyright
+	@echo "==> lint: ruff check"; $(BIN)/ruff check .
+	@echo "==> lint: ruff format"; $(BIN)/ruff format --check .
+	@echo "==> lint: mypy"; $(BIN)/mypy
+	@echo "==> lint: pyright"; PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+format: $(VENV)/.dev ## rewrite the sources in the one format
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format .
+
+crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times
+	@echo "==> crash: $(RUNS) runs; seeds are printed"
+	@STANDFAST_CRASH_RUNS=$(RUNS) $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
+
+bench: $(VENV)/.core ## speed of writes, reads and restores; BENCHES="write read restore"
+	@for bench in $(BENCHES); do echo "==> bench: $$bench"; $(BIN)/standfast bench $$bench $(ARGS); done
+
+pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
+	@for set in core dev; do \
+	  extra=""; if [ $$set = dev ]; then extra="--extra dev --constraint requirements/core.txt"; fi; \
+	  echo "==> pins: requirements/$$set.txt"; \
+	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \
+	    pyproject.toml requirements/build.in $$extra --output-file requirements/$$set.txt; done
+
+clean: ## remove .venv and everything that was built or cached
+	@echo "==> clean: .venv, builds, caches"
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,4 @@
+"""The process: command line, metrics, status, demo, benchmarks.
+
+Imports every other room.
+"""

@@ -1,0 +1,4 @@
+"""Changes in motion: the log port and its logs, the changelog writer, standbys.
+
+Imports store.
+"""

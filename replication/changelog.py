@@ -1,0 +1,124 @@
+"""Changelog topics: their names, their policy per store kind, and the check of what is there.
+
+    keyvalue          compact
+    window, session   compact,delete   retention.ms = store retention + 24 h
+    duplicates        delete           retention.ms = store retention + 24 h
+    versioned         compact          min.compaction.lag.ms = history retention + 24 h
+
+Rules of this file: pure but for `ensure_changelogs`, which asks the admin of a log. Source of the table: Kafka
+Streams 4.3 (UnwindowedUnversioned-, Windowed- and VersionedChangelogTopicConfig).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from standfast.replication.log import LogAdmin, TopicInfo, TopicPolicy
+from standfast.store.errors import BadConfig
+from standfast.store.names import changelog_topic
+from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+
+SLACK_MS = 24 * 3_600_000  # windowstore.changelog.additional.retention.ms of Kafka Streams
+
+_CLEANUP = "cleanup.policy"
+_RETENTION = "retention.ms"
+_DELETE_RETENTION = "delete.retention.ms"
+_MIN_LAG = "min.compaction.lag.ms"
+
+
+def changelog_policy(spec: StoreSpec) -> TopicPolicy:
+    """The policy a store's changelog is created with, its own overrides applied."""
+    if isinstance(spec, WindowStore):
+        cleanup = {"delete"} if spec.retain_duplicates else {"compact", "delete"}
+        policy = TopicPolicy(frozenset(cleanup), retention_ms=spec.retention_ms + SLACK_MS)
+    elif isinstance(spec, SessionStore):
+        policy = TopicPolicy(frozenset({"compact", "delete"}), retention_ms=spec.retention_ms + SLACK_MS)
+    elif isinstance(spec, VersionedStore):
+        policy = TopicPolicy(frozenset({"compact"}), min_compaction_lag_ms=spec.history_retention_ms + SLACK_MS)
+    else:
+        policy = TopicPolicy(frozenset({"compact"}))
+    return _with_overrides(policy, spec)
+
+
+def policy_problems(spec: StoreSpec, info: TopicInfo, partitions: int) -> list[str]:
+    """What is wrong with an existing changelog, each with its fix; empty if nothing is."""
+    wanted, found = changelog_policy(spec), info.policy
+    where = f"changelog {info.name} of store {spec.name!r}"
+    problems = []
+    if info.partitions != partitions:
+        problems.append(
+            f"{where} has {info.partitions} partitions but the application has {partitions}: run it with "
+            f"{info.partitions}, or give the application a new name and rebuild its state"
+        )
+    if found.cleanup != wanted.cleanup:
+        problems.append(
+            f"{where} has {_CLEANUP}={_list(found.cleanup)} but a {spec.kind} store needs "
+            f"{_list(wanted.cleanup)}: set {_CLEANUP}={_list(wanted.cleanup)} on the topic"
+        )
+    elif "delete" in wanted.cleanup and _shorter(found.retention_ms, wanted.retention_ms):
+        problems.append(
+            f"{where} keeps records for {found.retention_ms} ms but the store keeps rows longer: "
+            f"set {_RETENTION}={wanted.retention_ms} on the topic"
+        )
+    elif isinstance(spec, VersionedStore) and found.min_compaction_lag_ms < wanted.min_compaction_lag_ms:
+        problems.append(
+            f"{where} may compact after {found.min_compaction_lag_ms} ms and lose history: "
+            f"set {_MIN_LAG}={wanted.min_compaction_lag_ms} on the topic"
+        )
+    return problems
+
+
+def ensure_changelogs(
+    admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int
+) -> Mapping[str, TopicInfo]:
+    """Create missing changelogs and check the others; BadConfig lists every problem at once, before any is made."""
+    logged = [spec for spec in specs if spec.logging]
+    found = {spec.name: admin.describe_topic(changelog_topic(app, spec.name)) for spec in logged}
+    problems = []
+    for spec in logged:
+        info = found[spec.name]
+        if info is not None:
+            problems += policy_problems(spec, info, partitions)
+    if problems:
+        raise BadConfig(problems)
+    return {
+        spec.name: found[spec.name]
+        or admin.create_topic(changelog_topic(app, spec.name), partitions, changelog_policy(spec))
+        for spec in logged
+    }
+
+
+def _with_overrides(policy: TopicPolicy, spec: StoreSpec) -> TopicPolicy:
+    extra = dict(spec.changelog)
+    problems: list[str] = []
+
+    def number(name: str, default: int) -> int:
+        text = extra.pop(name, None)
+        try:
+            return default if text is None else int(text)
+        except ValueError:
+            problems.append(f"store {spec.name!r}: changelog setting {name}={text!r} is not a whole number")
+            return default
+
+    cleanup = extra.pop(_CLEANUP, None)
+    changed = replace(
+        policy,
+        cleanup=policy.cleanup if cleanup is None else frozenset(part.strip() for part in cleanup.split(",")),
+        retention_ms=number(_RETENTION, policy.retention_ms),
+        delete_retention_ms=number(_DELETE_RETENTION, policy.delete_retention_ms),
+        min_compaction_lag_ms=number(_MIN_LAG, policy.min_compaction_lag_ms),
+    )
+    if not changed.cleanup <= {"compact", "delete"}:
+        problems.append(f"store {spec.name!r}: changelog setting {_CLEANUP}={cleanup!r} is not compact, delete or both")
+    if problems:
+        raise BadConfig(problems)
+    return replace(changed, extra=extra)
+
+
+def _list(cleanup: frozenset[str]) -> str:
+    return ",".join(sorted(cleanup))
+
+
+def _shorter(found_ms: int, wanted_ms: int) -> bool:
+    return found_ms >= 0 and (wanted_ms < 0 or found_ms < wanted_ms)

@@ -1,0 +1,103 @@
+"""The text attached to a source commit, so that the cut is in the log too: epoch, stream times, emit progress.
+
+    {"standfast":1,"epoch":3,"stream_times":{"flights-0":1357020000000},"observed":{"delays":1357020000000},"progress":{"delays":1357016400000}}
+
+    standfast     format of this text; never renumber
+    epoch         fencing epoch of the writer that committed
+    stream_times  partition key -> largest timestamp processed, milliseconds
+    observed      store -> observed stream time, milliseconds
+    progress      name -> number, such as the last window emitted on close
+
+    Compact JSON in this order, inner names sorted, UTF-8, at most 4,096 bytes (Kafka's offset.metadata.max.bytes).
+
+Rules of this file: pure text in and out. Text that is not ours (empty, Kafka Streams' base64, another program's) is
+None, because a group may have been used by something else before; ours but newer or damaged is an error.
+"""  # noqa: E501  the picture shows the text as it is
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from standfast.store.errors import Corruption, InvalidRequest
+
+FORMAT = 1
+METADATA_MAX_BYTES = 4_096
+
+_OURS = '{"standfast":'
+_PARTS = ("stream_times", "observed", "progress")
+
+
+@dataclass(frozen=True, slots=True)
+class CommitMetadata:
+    """What is committed with the source offsets. Times in milliseconds."""
+
+    epoch: int
+    stream_times: Mapping[str, int] = field(default_factory=dict)
+    observed: Mapping[str, int] = field(default_factory=dict)
+    progress: Mapping[str, int] = field(default_factory=dict)
+
+    def to_text(self) -> str:
+        """The text to commit. Raises InvalidRequest over 4,096 bytes, naming what takes the space."""
+        parts = {name: dict(sorted(getattr(self, name).items())) for name in _PARTS}
+        text = _compact({"standfast": FORMAT, "epoch": self.epoch, **parts})
+        size = _size(text)
+        if size <= METADATA_MAX_BYTES:
+            return text
+        sizes = sorted(((_size(_compact(part)), name, len(part)) for name, part in parts.items()), reverse=True)
+        shares = ", ".join(f"{name} {bytes_} bytes ({count} entries)" for bytes_, name, count in sizes)
+        raise InvalidRequest(
+            f"commit metadata of {size} bytes is over the limit of {METADATA_MAX_BYTES}: {shares}; "
+            "use shorter store and topic names, or fewer stores and source partitions per task"
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> CommitMetadata | None:
+        """Inverse of to_text; None for text that is not ours.
+
+        Raises InvalidRequest for a newer format, Corruption for text of ours that is damaged.
+        """
+        if not text.startswith(_OURS):
+            return None
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise _damaged(text, error) from error
+        version = content["standfast"]
+        if isinstance(version, int) and version > FORMAT:
+            raise InvalidRequest(
+                f"commit metadata has format {version}, this version reads up to {FORMAT}: a newer standfast committed "
+                "for this group; run that version, or a newer one"
+            )
+        try:
+            if version != FORMAT:
+                raise ValueError(f"format {version!r}")
+            return cls(_whole(content["epoch"]), *(_times(content[name]) for name in _PARTS))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _damaged(text, error) from error
+
+
+def _compact(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+
+
+def _size(text: str) -> int:
+    return len(text.encode())
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a whole number")
+    return value
+
+
+def _times(part: Any) -> dict[str, int]:
+    return {name: _whole(value) for name, value in part.items()}
+
+
+def _damaged(text: str, error: Exception) -> Corruption:
+    return Corruption(
+        f"commit metadata is damaged ({error}): {text[:200]!r}; commit the group's offsets again from a known position"
+    )

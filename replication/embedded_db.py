@@ -1,0 +1,317 @@
+"""One connection to the file of the embedded log: locking, schema, WAL checkpoints, errors.
+
+    <file>        the database (WAL mode, incremental vacuum)      mode 0600
+    <file>.lock   an empty file; its flock is the log's one lock   mode 0600
+
+Rules of this file: it alone imports sqlite3. Every write, every WAL checkpoint, every open and every close happens
+under the flock. That avoids SQLite's WAL-reset race between processes (fixed in 3.51.3, and older ones are in use), and
+waiters queue in the kernel instead of sleeping and trying again. The database file itself is never opened by our own
+code while a connection may exist: closing such a descriptor would drop SQLite's POSIX locks of the whole process. It
+must not know what topics or groups mean.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeAlias
+
+from standfast.store.errors import (
+    Closed,
+    Corruption,
+    InternalError,
+    InvalidRequest,
+    StandfastError,
+    Unavailable,
+)
+
+Transaction: TypeAlias = sqlite3.Connection  # what read() and write() hand out
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x53464C47  # "SFLG"
+PAGE_BYTES = 8_192  # fewer and larger pages than the default: 10 % faster appends and half the checkpoint time
+CACHE_KIB = 4_096  # per connection
+WAL_SOFT_BYTES = 8 << 20
+WAL_HARD_BYTES = 64 << 20
+BUSY_TIMEOUT_MS = 5_000  # only foreign tools and crash recovery lock outside of the flock
+HARD_WAIT_MS = 200  # how long a truncating checkpoint waits for readers while it holds the flock
+SYNCHRONOUS = ("full", "normal")
+
+_WAL_HEADER_BYTES = 32
+_FRAME_BYTES = 24 + PAGE_BYTES
+
+# A record's row id is its partition's id shifted by 40 bits plus its offset (see embedded_rows.py).
+_SCHEMA = """
+CREATE TABLE topics (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, topic_id TEXT NOT NULL, partitions INTEGER NOT NULL,
+    policy TEXT NOT NULL) STRICT;
+CREATE TABLE partitions (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, topic INTEGER NOT NULL, number INTEGER NOT NULL,
+    begin_offset INTEGER NOT NULL DEFAULT 0, end_offset INTEGER NOT NULL DEFAULT 0,
+    keyed INTEGER NOT NULL, has_headers INTEGER NOT NULL DEFAULT 0, widest_bytes INTEGER NOT NULL DEFAULT 0,
+    clean_offset INTEGER NOT NULL DEFAULT 0, swept_offset INTEGER NOT NULL DEFAULT 0, kept INTEGER NOT NULL DEFAULT 0,
+    appended_ms INTEGER NOT NULL DEFAULT 0, aged_ms INTEGER NOT NULL DEFAULT 0, UNIQUE (topic, number)) STRICT;
+CREATE TABLE records (
+    id INTEGER PRIMARY KEY, timestamp INTEGER NOT NULL, key BLOB, value BLOB, headers BLOB) STRICT;
+CREATE TABLE ages (
+    partition INTEGER NOT NULL, end_offset INTEGER NOT NULL, appended_ms INTEGER NOT NULL,
+    PRIMARY KEY (partition, end_offset)) STRICT, WITHOUT ROWID;
+CREATE TABLE doomed (partition INTEGER PRIMARY KEY) STRICT;
+CREATE TABLE writers (
+    transactional_id TEXT PRIMARY KEY, group_name TEXT NOT NULL, owner TEXT NOT NULL, epoch INTEGER NOT NULL,
+    boot_id TEXT NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE groups (name TEXT PRIMARY KEY, generation INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE members (
+    group_name TEXT NOT NULL, member_id TEXT NOT NULL, metadata TEXT NOT NULL, boot_id TEXT NOT NULL,
+    lease_ms INTEGER NOT NULL, deadline_ms INTEGER NOT NULL, PRIMARY KEY (group_name, member_id)) STRICT, WITHOUT ROWID;
+CREATE TABLE committed (
+    group_name TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, position INTEGER NOT NULL,
+    metadata TEXT NOT NULL, PRIMARY KEY (group_name, topic, partition)) STRICT, WITHOUT ROWID;
+"""
+
+
+def translate(path: str, error: sqlite3.Error) -> StandfastError:
+    """The error of our tree that tells the caller what to do about SQLite's error on this file."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Unavailable(f"log {path} is locked by another program ({error}): close what has it open, then retry")
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Corruption(f"log {path} is damaged or not a database ({error}): set it aside and restore a copy")
+    if code == sqlite3.SQLITE_FULL:
+        return Unavailable(f"no space left for log {path} ({error}): free disk space on its volume, then retry")
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH):
+        return Unavailable(f"log {path} cannot be opened for writing ({error}): check owner and modes, then retry")
+    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT):
+        return Unavailable(f"log {path} did not answer ({error}): check disk and memory, then retry")
+    if isinstance(error, sqlite3.IntegrityError | sqlite3.InterfaceError | sqlite3.DataError):
+        return InvalidRequest(f"log {path} refused the data, nothing was written: {error}")
+    return InternalError(f"log {path}: {type(error).__name__}: {error}")
+
+
+class Database:
+    """One connection with the log's lock. Each call is one transaction; threads take turns.
+
+    Raises Corruption if the file is not a database, InvalidRequest if it is another program's or of a newer version
+    (and then changes nothing), Unavailable if it cannot be opened.
+    """
+
+    def __init__(self, path: str, *, synchronous: str = "full") -> None:
+        self.path = path
+        self._synchronous = synchronous
+        self._level = synchronous
+        self._mutex = threading.Lock()
+        self._closed = False
+        self._wal_fd = -1
+        self._wal_salt = b""
+        self._wal_next_frames = 0
+        self._checkpoint_due = False
+        self._lock_fd = self._create_files()
+        try:
+            self._connection = sqlite3.connect(
+                path, timeout=BUSY_TIMEOUT_MS / 1_000, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            os.close(self._lock_fd)
+            raise translate(path, error) from error
+        try:
+            with self._flock():
+                self._prepare()
+        except BaseException as error:
+            self._connection.close()
+            os.close(self._lock_fd)
+            if isinstance(error, sqlite3.Error):
+                raise translate(path, error) from error
+            raise
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """A read transaction: one consistent view. Keep it short, the WAL cannot be reset meanwhile."""
+        with self._mutex:
+            self._check_open()
+            connection = self._connection
+            try:
+                connection.execute("BEGIN")
+                try:
+                    yield connection
+                finally:
+                    self._end("COMMIT")
+            except sqlite3.Error as error:
+                raise translate(self.path, error) from error
+
+    @contextmanager
+    def write(self, *, durable: bool = True) -> Iterator[Transaction]:
+        """A write transaction under the flock; any exception rolls it back.
+
+        `durable=False` leaves the sync to the next durable write (a lease need not survive power loss).
+        """
+        with self._mutex:
+            self._check_open()
+            with self._flock():
+                try:
+                    if self._checkpoint_due:  # the last one failed after its commit: say so before writing more
+                        self._checkpoint("PASSIVE")
+                    self._begin(durable)
+                    try:
+                        yield self._connection
+                        self._connection.execute("COMMIT")
+                    except BaseException:
+                        self._end("ROLLBACK")
+                        raise
+                except sqlite3.Error as error:
+                    raise translate(self.path, error) from error
+                self._checkpoint_if_grown()
+
+    def data_version(self) -> int:
+        """A number that changes when another connection has committed. Cheap."""
+        with self._mutex:
+            self._check_open()
+            try:
+                row = self._connection.execute("PRAGMA data_version").fetchone()
+            except sqlite3.Error as error:
+                raise translate(self.path, error) from error
+            return int(row[0])
+
+    def checkpoint(self, *, truncate: bool = False) -> None:
+        """Move the WAL into the database file as far as readers allow."""
+        with self._mutex:
+            self._check_open()
+            with self._flock():
+                try:
+                    self._checkpoint("TRUNCATE" if truncate else "PASSIVE")
+                except sqlite3.Error as error:
+                    raise translate(self.path, error) from error
+
+    def close(self) -> None:
+        """Close the connection (the last one of all processes checkpoints the WAL). Twice is fine."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                with self._flock():
+                    self._connection.close()
+            except sqlite3.Error as error:
+                raise translate(self.path, error) from error
+            finally:
+                os.close(self._lock_fd)
+                if self._wal_fd >= 0:
+                    os.close(self._wal_fd)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"log {self.path} was closed: open a new one")
+
+    @contextmanager
+    def _flock(self) -> Iterator[None]:
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+
+    def _begin(self, durable: bool) -> None:
+        level = self._synchronous if durable else "normal"
+        if level != self._level:
+            self._connection.execute(f"PRAGMA synchronous={level}")
+            self._level = level
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def _end(self, statement: str) -> None:
+        # SQLite ends a transaction by itself on some errors (disk full, I/O): there is nothing to end then.
+        if self._connection.in_transaction:
+            self._connection.execute(statement)
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def _create_files(self) -> int:
+        try:
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            # Only a file that did not exist may be opened and closed by us (see the rules above).
+            with suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            return os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except (NotADirectoryError, FileExistsError, IsADirectoryError) as error:
+            raise InvalidRequest(
+                f"log {self.path} cannot be created, a part of its path is not a folder ({error}): choose another path"
+            ) from error
+        except OSError as error:
+            raise Unavailable(f"log {self.path} cannot be created ({error}): check path, modes and space") from error
+
+    def _prepare(self) -> None:
+        run = self._connection.execute
+        version = int(run("PRAGMA user_version").fetchone()[0])
+        application = int(run("PRAGMA application_id").fetchone()[0])
+        tables = int(run("SELECT count(*) FROM sqlite_master").fetchone()[0])
+        if application != APPLICATION_ID and (version or tables or application):
+            raise InvalidRequest(f"{self.path} is the SQLite database of another program: choose another path")
+        if version > SCHEMA_VERSION:
+            raise InvalidRequest(
+                f"log {self.path} has format version {version}, this build reads up to {SCHEMA_VERSION}: "
+                "use the newer standfast that wrote it"
+            )
+        if version == 0:
+            self._create_schema()
+        run("PRAGMA wal_autocheckpoint=0")
+        run(f"PRAGMA cache_size=-{CACHE_KIB}")
+        run(f"PRAGMA synchronous={self._synchronous}")
+
+    def _create_schema(self) -> None:
+        run = self._connection.execute
+        run(f"PRAGMA page_size={PAGE_BYTES}")
+        run("PRAGMA auto_vacuum=INCREMENTAL")
+        mode = run("PRAGMA journal_mode=WAL").fetchone()[0]
+        if mode != "wal":
+            raise InvalidRequest(f"the file system of {self.path} cannot keep a WAL (got {mode}): use a local disk")
+        run("PRAGMA synchronous=FULL")
+        run("BEGIN IMMEDIATE")
+        for statement in _SCHEMA.split(";\n"):
+            run(statement)
+        run(f"PRAGMA application_id={APPLICATION_ID}")
+        run(f"PRAGMA user_version={SCHEMA_VERSION}")
+        run("COMMIT")
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _checkpoint_if_grown(self) -> None:
+        """After a commit, under the flock. A failure must not look like a failed commit: the next write reports it."""
+        try:
+            frames = self._wal_grown_to()
+            if frames:
+                self._checkpoint("TRUNCATE" if frames * _FRAME_BYTES >= WAL_HARD_BYTES else "PASSIVE")
+        except (sqlite3.Error, OSError):
+            self._checkpoint_due = True
+
+    def _wal_grown_to(self) -> int:
+        """Number of frames at which a checkpoint is due and which the WAL has passed, else 0.
+
+        The file's size says nothing, since SQLite starts over inside it. Frames of the present round carry the salt
+        of the file's header, so one look at the frame in question tells, for the writes of all processes.
+        """
+        if self._wal_fd < 0:
+            self._wal_fd = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        salt = os.pread(self._wal_fd, 8, 16)
+        if salt != self._wal_salt:
+            self._wal_salt = salt
+            self._wal_next_frames = WAL_SOFT_BYTES // _FRAME_BYTES
+        at = _WAL_HEADER_BYTES + self._wal_next_frames * _FRAME_BYTES
+        passed = len(salt) == 8 and os.pread(self._wal_fd, 8, at + 8) == salt
+        return self._wal_next_frames if passed else 0
+
+    def _checkpoint(self, mode: str) -> None:
+        run = self._connection.execute
+        self._checkpoint_due = True
+        if mode == "TRUNCATE":
+            run(f"PRAGMA busy_timeout={HARD_WAIT_MS}")
+        try:
+            frames = int(run(f"PRAGMA wal_checkpoint({mode})").fetchone()[1])
+        finally:
+            if mode == "TRUNCATE":
+                run(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        self._checkpoint_due = False
+        # A reader may hinder the reset: look again only after another quarter of what brought us here.
+        self._wal_next_frames = max(frames, 0) + max(frames, WAL_SOFT_BYTES // _FRAME_BYTES) // 4

@@ -1,0 +1,197 @@
+"""Topics and partitions of the embedded log: looking them up, creating, describing, deleting.
+
+Rules of this file: it works inside transactions of embedded_db.py and holds no lock for long; records of a deleted
+topic are only marked here and purged in chunks by embedded_care.py. It must not know of readers, writers or groups.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import uuid
+from collections.abc import Callable
+from typing import NamedTuple
+
+from standfast.replication.embedded_db import Database, Transaction
+from standfast.replication.embedded_rows import PARTITION_ID_MAX
+from standfast.replication.log import TopicInfo, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+from standfast.store.errors import InvalidRequest, Unavailable, UnknownStore
+from standfast.store.names import check_topic
+
+PARTITIONS_MAX = 10_000
+DIRTY_RATIO = "min.cleanable.dirty.ratio"  # of TopicPolicy.extra; Kafka's name and default
+DIRTY_RATIO_DEFAULT = 0.5
+_CLEANUPS = frozenset({"compact", "delete"})
+_NAMED_MAX = 8
+
+
+class PartitionRow(NamedTuple):
+    """A partition as stored; `keyed` if its topic is compacted, so that every record needs a key."""
+
+    id: int
+    begin: int
+    end: int
+    keyed: int
+    has_headers: int
+    widest_bytes: int
+    clean: int
+    swept: int
+    kept: int
+    appended_ms: int
+    aged_ms: int
+
+
+_COLUMNS = (
+    "p.id, p.begin_offset, p.end_offset, p.keyed, p.has_headers, p.widest_bytes, p.clean_offset, p.swept_offset, "
+    "p.kept, p.appended_ms, p.aged_ms"
+)
+_BY_ID = f"SELECT {_COLUMNS} FROM partitions p WHERE p.id = ?"  # noqa: S608  names of this file only
+_BY_NAME = _BY_ID.replace(
+    "partitions p WHERE p.id = ?", "topics t JOIN partitions p ON p.topic = t.id WHERE t.name = ? AND p.number = ?"
+)
+
+
+def partition_by_name(run: Transaction, source: TopicPartition) -> PartitionRow:
+    """Raises UnknownStore naming what exists."""
+    topic, number = source
+    row = run.execute(_BY_NAME, (topic, number)).fetchone()
+    if row is None:
+        raise _unknown(run, topic, number)
+    return PartitionRow._make(row)
+
+
+def partition_by_id(run: Transaction, partition_id: int) -> PartitionRow | None:
+    """None if its topic was deleted."""
+    row = run.execute(_BY_ID, (partition_id,)).fetchone()
+    return None if row is None else PartitionRow._make(row)
+
+
+def partition_ids(run: Transaction, name: str) -> list[int]:
+    """Ids of a topic's partitions in their order. Raises UnknownStore."""
+    rows = run.execute(
+        "SELECT p.id FROM topics t JOIN partitions p ON p.topic = t.id WHERE t.name = ? ORDER BY p.number", (name,)
+    ).fetchall()
+    if not rows:
+        raise _unknown(run, name, 0)
+    return [partition_id for (partition_id,) in rows]
+
+
+def find_topic(run: Transaction, name: str) -> TopicInfo | None:
+    """A topic by name."""
+    row = run.execute("SELECT name, topic_id, partitions, policy FROM topics WHERE name = ?", (name,)).fetchone()
+    return None if row is None else _info(*row)
+
+
+def all_topics(run: Transaction) -> list[TopicInfo]:
+    """All topics by name."""
+    rows = run.execute("SELECT name, topic_id, partitions, policy FROM topics ORDER BY name").fetchall()
+    return [_info(*row) for row in rows]
+
+
+def dirty_ratio(policy: TopicPolicy) -> float:
+    """Part of a compacted log that must be new before routine care compacts it."""
+    return float(policy.extra.get(DIRTY_RATIO, DIRTY_RATIO_DEFAULT))
+
+
+class EmbeddedAdmin:
+    """LogAdmin of the embedded log. May be used by several threads."""
+
+    def __init__(self, db: Database, purge: Callable[[], object]) -> None:
+        self._db = db
+        self._purge = purge
+
+    def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
+        """Create a topic; one that exists is described, unchanged. Raises InvalidRequest for a bad name or policy."""
+        check_topic(name)
+        _check_count(name, partitions)
+        text = _policy_text(name, policy)
+        with self._db.write() as run:
+            existing = find_topic(run, name)
+            if existing is not None:
+                return existing
+            topic_id = uuid.uuid4().hex
+            topic = run.execute(
+                "INSERT INTO topics (name, topic_id, partitions, policy) VALUES (?, ?, ?, ?) RETURNING id",
+                (name, topic_id, partitions, text),
+            ).fetchone()[0]
+            keyed = int("compact" in policy.cleanup)
+            run.executemany(
+                "INSERT INTO partitions (topic, number, keyed) VALUES (?, ?, ?)",
+                [(topic, number, keyed) for number in range(partitions)],
+            )
+            highest = run.execute("SELECT max(id) FROM partitions").fetchone()[0]
+            if highest >= PARTITION_ID_MAX:
+                raise Unavailable(f"log {self._db.path} has used up its partition numbers: begin a new file")
+        return _info(name, topic_id, partitions, text)
+
+    def describe_topic(self, name: str) -> TopicInfo | None:
+        """None if there is no such topic."""
+        with self._db.read() as run:
+            return find_topic(run, name)
+
+    def topics(self) -> list[TopicInfo]:
+        """All topics by name."""
+        with self._db.read() as run:
+            return all_topics(run)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its records and the offsets that groups committed for it.
+
+        It is gone at once; its records are removed in chunks before this returns (after a crash, by the next care).
+        """
+        with self._db.write() as run:
+            ids = [(partition_id,) for partition_id in partition_ids(run, name)]
+            run.executemany("INSERT INTO doomed (partition) VALUES (?)", ids)
+            run.executemany("DELETE FROM partitions WHERE id = ?", ids)
+            run.executemany("DELETE FROM ages WHERE partition = ?", ids)
+            run.execute("DELETE FROM topics WHERE name = ?", (name,))
+            run.execute("DELETE FROM committed WHERE topic = ?", (name,))
+        self._purge()
+
+
+def _unknown(run: Transaction, topic: str, number: int) -> UnknownStore:
+    info = find_topic(run, topic) if isinstance(topic, str) else None
+    if info is not None:
+        return UnknownStore(f"topic {topic!r} has no partition {number}, only 0 to {info.partitions - 1}")
+    names = [name for (name,) in run.execute("SELECT name FROM topics ORDER BY name").fetchall()]
+    if not names:
+        return UnknownStore(f"there is no topic {topic!r}, the log has no topics yet: create it first")
+    near = difflib.get_close_matches(str(topic), names, 1)
+    shown = ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if names[_NAMED_MAX:] else "")
+    return UnknownStore(
+        f"there is no topic {topic!r}" + (f", did you mean {near[0]!r}?" if near else "") + f" The log has: {shown}"
+    )
+
+
+def _check_count(name: str, partitions: int) -> None:
+    if not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidRequest(f"topic {name!r} cannot have {partitions!r} partitions: use 1 to {PARTITIONS_MAX}")
+
+
+def _policy_text(name: str, policy: TopicPolicy) -> str:
+    """The policy as JSON; raises InvalidRequest for one that means nothing."""
+    if not policy.cleanup or not policy.cleanup <= _CLEANUPS:
+        raise InvalidRequest(f"topic {name!r}: cleanup is {sorted(policy.cleanup)}, use compact, delete or both")
+    times = {
+        "retention_ms": policy.retention_ms,
+        "delete_retention_ms": policy.delete_retention_ms,
+        "min_compaction_lag_ms": policy.min_compaction_lag_ms,
+    }
+    for setting, value in times.items():
+        least = 0 if setting == "min_compaction_lag_ms" else -1
+        if not isinstance(value, int) or value < least:
+            raise InvalidRequest(f"topic {name!r}: {setting} is {value!r}, use milliseconds, {least} or more")
+    try:
+        ratio_fits = 0 <= dirty_ratio(policy) <= 1
+    except ValueError:
+        ratio_fits = False
+    if not ratio_fits:
+        raise InvalidRequest(f"topic {name!r}: {DIRTY_RATIO} is {policy.extra[DIRTY_RATIO]!r}, use 0 to 1")
+    return json.dumps({"cleanup": sorted(policy.cleanup), **times, "extra": dict(policy.extra)}, sort_keys=True)
+
+
+def _info(name: str, topic_id: str, partitions: int, text: str) -> TopicInfo:
+    fields = json.loads(text)
+    fields["cleanup"] = frozenset(fields["cleanup"])
+    return TopicInfo(name, topic_id, partitions, TopicPolicy(**fields))

@@ -1,0 +1,140 @@
+"""Writers of the embedded log: one SQLite transaction per call, fenced by the epoch of the transactional id.
+
+Rules of this file: whatever can be checked is checked before the lock is taken; the epoch is checked inside the
+transaction, so no record of a fenced writer can slip in. It must not know of leases beyond asking who is live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from standfast.replication.embedded_db import Database, Transaction
+from standfast.replication.embedded_group import check_commit, check_text, store_commit, stored_leases
+from standfast.replication.embedded_rows import OFFSET_MAX, Prepared, first_id, insert, prepare
+from standfast.replication.embedded_topics import PartitionRow, partition_by_name
+from standfast.replication.log import Batches, GroupCommit
+from standfast.replication.offsets import TopicPartition
+from standfast.store.clock import Clock
+from standfast.store.errors import Fenced, Held, InvalidRequest
+
+# How finely a compacted partition remembers when its records were appended (see embedded_care.py).
+AGE_STEP_MS = 600_000
+
+
+class EmbeddedWriter:
+    """LogWriter of the embedded log; a producer if it has no transactional id."""
+
+    def __init__(
+        self, db: Database, clock: Clock, closed: Callable[[EmbeddedWriter], None], fence: tuple[str, int] | None = None
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._closed = closed
+        self._fence = fence
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the transactional id when this writer was opened; 0 for a producer."""
+        return self._fence[1] if self._fence else 0
+
+    def append(self, batches: Batches) -> dict[TopicPartition, int]:
+        """Write and wait for the acknowledgement. Returns next offset per partition; here all or nothing as well."""
+        return self._write(batches, None)
+
+    def transact(self, batches: Batches, commit: GroupCommit | None = None) -> dict[TopicPartition, int]:
+        """Write records and commit group offsets, all or nothing. Returns position after the last record.
+
+        Raises Fenced if a newer writer was opened, UnknownStore or InvalidRequest for a bad partition or record; in
+        each case nothing was written.
+        """
+        if commit is not None:
+            check_commit(commit.group, commit.offsets)
+        return self._write(batches, commit)
+
+    def close(self) -> None:
+        """Twice is fine. The transactional id keeps its owner."""
+        self._db.close()
+        self._closed(self)
+
+    def _write(self, batches: Batches, commit: GroupCommit | None) -> dict[TopicPartition, int]:
+        sources = [TopicPartition(*source) for source in batches]
+        prepared = [(source, prepare(source, batches[source])) for source in sources]
+        now_ms = self._clock.wall_ms()
+        with self._db.write() as run:
+            if self._fence:
+                _check_epoch(run, *self._fence)
+            ends = {source: _append(run, source, batch, now_ms) for source, batch in prepared}
+            if commit is not None:
+                store_commit(run, commit.group, commit.offsets)
+        return ends
+
+
+def open_epoch(
+    db: Database, transactional_id: str, *, group: str, owner: str, if_free: bool, clock: Clock, boot: str
+) -> int:
+    """Take the transactional id over: one atomic step that fences every older writer of it. Returns the epoch.
+
+    Raises Held if `if_free` and its last owner is another live member of `group`.
+    """
+    check_text("transactional id", transactional_id)
+    check_text("group name", group)
+    check_text("owner", owner)
+    with db.write() as run:
+        row = run.execute("SELECT owner, epoch FROM writers WHERE transactional_id = ?", (transactional_id,)).fetchone()
+        last_owner, last_epoch = row if row is not None else (owner, 0)
+        if if_free and last_owner != owner:
+            now_ms = clock.monotonic_ms()
+            for lease in stored_leases(run, group):
+                if lease.member_id == last_owner and lease.live(now_ms, boot):
+                    raise Held(
+                        f"{transactional_id!r} belongs to {last_owner!r}, a live member of group {group!r} with "
+                        f"{lease.deadline_ms - now_ms} ms of lease left: ask again when it has left or run out"
+                    )
+        run.execute(
+            "INSERT OR REPLACE INTO writers (transactional_id, group_name, owner, epoch, boot_id) "
+            "VALUES (?, ?, ?, ?, ?)",
+            (transactional_id, group, owner, last_epoch + 1, boot),
+        )
+    return int(last_epoch) + 1
+
+
+def _check_epoch(run: Transaction, transactional_id: str, epoch: int) -> None:
+    row = run.execute("SELECT epoch, owner FROM writers WHERE transactional_id = ?", (transactional_id,)).fetchone()
+    if row is None or row[0] != epoch:
+        newest, owner = row if row is not None else ("none", "nobody")
+        raise Fenced(
+            f"writer of {transactional_id!r} with epoch {epoch} was fenced by epoch {newest} of {owner!r}: "
+            "nothing was written, give up the task"
+        )
+
+
+def _append(run: Transaction, source: TopicPartition, batch: Prepared, now_ms: int) -> int:
+    """Write one partition's batch; returns its end offset."""
+    row = partition_by_name(run, source)
+    if not batch.records:
+        return row.end
+    if row.keyed and batch.keyless:
+        raise InvalidRequest(f"{source}: a record without a key cannot go into a compacted topic: give it a key")
+    end = row.end + batch.records
+    if end > OFFSET_MAX:
+        raise InvalidRequest(f"{source}: the partition is full at offset {row.end}: create a new topic")
+    insert(run.execute, first_id(row.id) + row.end, batch)
+    appended_ms = max(now_ms, row.appended_ms)
+    run.execute(
+        "UPDATE partitions SET end_offset = ?, has_headers = max(has_headers, ?), widest_bytes = max(widest_bytes, ?), "
+        "appended_ms = ?, aged_ms = ? WHERE id = ?",
+        (end, int(batch.width == 4), batch.widest_bytes, appended_ms, _remember_age(run, row, now_ms), row.id),
+    )
+    return end
+
+
+def _remember_age(run: Transaction, row: PartitionRow, now_ms: int) -> int:
+    """From time to time note what was there already: everything below its end was appended by `row.appended_ms`."""
+    if not row.keyed or now_ms - row.aged_ms < AGE_STEP_MS:
+        return row.aged_ms
+    if row.end:
+        run.execute(
+            "INSERT OR REPLACE INTO ages (partition, end_offset, appended_ms) VALUES (?, ?, ?)",
+            (row.id, row.end, row.appended_ms),
+        )
+    return now_ms

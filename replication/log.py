@@ -1,0 +1,260 @@
+"""The log port: what standfast needs of a partitioned, replayable log.
+
+    Log ── admin     topics: create, describe, delete
+        ── reader    assign, seek, pause, fetch; begin and end offsets
+        ── writer    fenced by an epoch; append (acknowledged), or transact (records and offsets, all or nothing)
+        ── group     members with a lease, generation, leader, committed offsets with metadata
+
+Rules of this file: no outside library. Offsets increase strictly but are not promised to be contiguous, so
+readers move by `Fetched.next_offset`, never by the last record. Every log passes
+`tests/contract/test_log_contract.py`. What only one log can do (truncate, compact now) is not in the port.
+
+Errors: UnknownStore for an absent topic or partition, StateLost with reason "offset-out-of-range" for a position
+outside begin..end, Fenced for a writer that a newer one replaced, Unavailable when the log does not answer,
+Closed after close, InvalidRequest for what the caller must fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeAlias
+
+from standfast.replication.offsets import Bounds, TopicPartition
+
+Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
+
+DELETE_RETENTION_DEFAULT_MS = 7 * 24 * 3_600_000
+
+
+class Record(NamedTuple):
+    """One record as read. `timestamp` is milliseconds since the epoch; a None value is a tombstone."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+
+
+class Outgoing(NamedTuple):
+    """One record to write. Plain tuples of the same shape are accepted on the hot path."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    headers: Headers = ()
+
+
+class Fetched(NamedTuple):
+    """Records of one partition from one fetch.
+
+    `next_offset` = max(last record + 1, position, end-of-partition offset) is where the next fetch begins.
+    `at_end` is True if the fetch saw the end of the partition.
+    """
+
+    source: TopicPartition
+    records: Sequence[Record]
+    next_offset: int
+    at_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPolicy:
+    """What becomes of old records. Times in milliseconds, -1 = for ever.
+
+    `cleanup` holds "compact", "delete" or both; `extra` takes further settings of the log by their own names.
+    """
+
+    cleanup: frozenset[str] = frozenset({"delete"})
+    retention_ms: int = -1
+    delete_retention_ms: int = DELETE_RETENTION_DEFAULT_MS
+    min_compaction_lag_ms: int = 0
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as the log describes it. `topic_id` changes when a topic of the same name is made anew."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    policy: TopicPolicy
+    replication: int = 1
+
+
+class Committed(NamedTuple):
+    """A group's committed offset (next to process) of one partition with its metadata text."""
+
+    offset: int
+    metadata: str = ""
+
+
+class Member(NamedTuple):
+    """A live member of a group; `metadata` is the text it joined with."""
+
+    member_id: str
+    metadata: str
+
+
+class GroupView(NamedTuple):
+    """A group as one member sees it: live members by id, the leader (first by id), the generation."""
+
+    generation: int
+    leader: str | None
+    members: tuple[Member, ...]
+
+
+class GroupCommit(NamedTuple):
+    """Source offsets to commit for a group, each with metadata of at most 4,096 bytes."""
+
+    group: str
+    offsets: Mapping[TopicPartition, Committed]
+
+
+Batches: TypeAlias = Mapping[TopicPartition, Sequence[Outgoing]]
+
+
+class LogReader(Protocol):
+    """Reads assigned partitions from explicit positions. Used by one thread at a time."""
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Replace the assignment; every partition begins at its position, not paused."""
+        ...
+
+    def assignment(self) -> Mapping[TopicPartition, int]:
+        """Assigned partitions with their present positions."""
+        ...
+
+    def add(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Assign further partitions; the others keep position and pause."""
+        ...
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Unassign; absent ones are fine."""
+        ...
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Move the position of an assigned partition."""
+        ...
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Fetch no more of these until resumed; the position stays."""
+        ...
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Fetch them again."""
+        ...
+
+    def fetch(self, max_records: int, timeout_ms: int = 0) -> list[Fetched]:
+        """Up to `max_records` records over all partitions that are not paused, fair between them.
+
+        Waits up to `timeout_ms` while there is nothing new. A partition whose next_offset moved is reported even
+        without records, and one that newly reached its end is reported once with `at_end`.
+        Raises StateLost (reason "offset-out-of-range") naming partition, position, begin and end.
+        """
+        ...
+
+    def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Begin and end offsets now."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LogWriter(Protocol):
+    """Writes for one transactional id. Opening a newer writer for that id fences this one."""
+
+    @property
+    def epoch(self) -> int:
+        """Grows by at least one with each writer opened for the same transactional id."""
+        ...
+
+    def append(self, batches: Batches) -> dict[TopicPartition, int]:
+        """Write and wait for the acknowledgement. Returns next offset per partition. At least once."""
+        ...
+
+    def transact(self, batches: Batches, commit: GroupCommit | None = None) -> dict[TopicPartition, int]:
+        """Write records and commit group offsets, all or nothing. Returns position after the last record."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LogAdmin(Protocol):
+    """Topic care."""
+
+    def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
+        """Create a topic. One that exists is described, unchanged: the caller compares and complains."""
+        ...
+
+    def describe_topic(self, name: str) -> TopicInfo | None:
+        """None if there is no such topic."""
+        ...
+
+    def topics(self) -> list[TopicInfo]:
+        """All topics by name."""
+        ...
+
+    def delete_topic(self, name: str) -> None: ...
+
+
+class Group(Protocol):
+    """Membership with a lease, and committed offsets."""
+
+    def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
+        """Become (or stay, with new metadata) a member until the lease runs out or leave() is called."""
+        ...
+
+    def heartbeat(self, member_id: str) -> GroupView:
+        """Renew the lease. Raises Fenced if it had run out and the member was removed: join again."""
+        ...
+
+    def view(self) -> GroupView:
+        """Live members now."""
+        ...
+
+    def leave(self, member_id: str) -> None: ...
+
+    def owners(self) -> dict[str, str]:
+        """Transactional id -> member id that last opened a writer for it in this group's name."""
+        ...
+
+    def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
+        """Committed offsets of these partitions (all of the group if None); absent where there is none."""
+        ...
+
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Commit without a transaction."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Log(Protocol):
+    """A log by address. Its parts may be used in different threads; each part by one thread at a time."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def admin(self) -> LogAdmin: ...
+
+    def reader(self) -> LogReader: ...
+
+    def writer(self, transactional_id: str, *, group: str, owner: str, if_free: bool = False) -> LogWriter:
+        """Open a writer and fence every older one of this id.
+
+        With `if_free`, raise Held instead while the id's last owner is another live member of `group`: the check
+        and the take-over are one atomic step.
+        """
+        ...
+
+    def producer(self) -> LogWriter:
+        """A writer without fencing, for feeders and tools; its epoch is 0 and transact works too."""
+        ...
+
+    def group(self, name: str) -> Group: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,296 @@
+"""A standby of one changelog partition: what to apply, what to keep, when to pause, resume and seek.
+
+                      something lies beyond the limit
+            +---------+  ------------------------->  +--------+
+     new -> | RUNNING |                              | PAUSED |
+            +---------+  <-------------------------  +--------+
+              ^  |          what was kept is drained      |
+              |  +-------------------+--------------------+
+              |                      | reinitialise
+       begin_again                   v
+              |             +----------------+
+              +-------------| REINITIALISING |
+                            +----------------+
+     any state --close--> CLOSED (closing again is fine; everything else raises Closed)
+
+    position   next offset to apply; it moves only with the rows it stands for
+    limit      first offset that must not be applied; None = unlimited; it never moves back
+    kept       records that were read but lie beyond the limit, at most `keep_max_records` and `keep_max_bytes`
+    read       next offset that is neither applied nor kept; position <= read
+
+Rules of this file: a pure state machine without I/O, clock or thread. It returns a `Step`; the shell carries it out.
+An illegal event, or a batch whose offsets do not increase strictly, raises and changes nothing. Whoever knows of
+"no committed offset" passes limit 0: None always means unlimited.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from operator import itemgetter, lt
+
+from standfast.replication.log import Record
+from standfast.replication.standby_step import (
+    TABLE,
+    Applied,
+    Kept,
+    LimitSet,
+    Reinitialise,
+    StandbyStatistics,
+    State,
+    Step,
+)
+from standfast.store.errors import Closed, InternalError, InvalidRequest
+
+KEEP_MAX_RECORDS = 10_000
+KEEP_MAX_BYTES = 8 << 20
+
+__all__ = [
+    "KEEP_MAX_BYTES",
+    "KEEP_MAX_RECORDS",
+    "Applied",
+    "Kept",
+    "LimitSet",
+    "Reinitialise",
+    "Standby",
+    "StandbyStatistics",
+    "State",
+    "Step",
+    "record_bytes",
+]
+
+_offset_of = itemgetter(0)
+
+
+class Standby:
+    """One partition's standby. Raises InvalidRequest for settings that cannot be used."""
+
+    def __init__(
+        self,
+        position: int,
+        limit: int | None = None,
+        *,
+        keep_max_records: int = KEEP_MAX_RECORDS,
+        keep_max_bytes: int = KEEP_MAX_BYTES,
+    ) -> None:
+        if position < 0:
+            raise InvalidRequest(f"standby: position {position} is negative: positions are offsets of the log")
+        if keep_max_records < 1 or keep_max_bytes < 1:
+            raise InvalidRequest(
+                f"standby: keep_max_records {keep_max_records} and keep_max_bytes {keep_max_bytes} must be at least 1"
+            )
+        self._state = State.RUNNING
+        self._position = position
+        self._limit = None if limit is None else _checked_limit(limit)
+        self._keep_max_records = keep_max_records
+        self._keep_max_bytes = keep_max_bytes
+        self._kept: deque[Record] = deque()
+        self._kept_bytes = 0
+        self._read = position
+        self._overflowed = False
+        self._applied = self._duplicates = self._dropped = 0
+        self._waits = self._regressions = self._reinitialisations = 0
+        self._was_paused = False
+
+    @property
+    def state(self) -> State:
+        """Where the machine is."""
+        return self._state
+
+    @property
+    def position(self) -> int:
+        """Next offset to apply."""
+        return self._position
+
+    @property
+    def limit(self) -> int | None:
+        """First offset that must not be applied; None = unlimited."""
+        return self._limit
+
+    def update(self, records: Sequence[Record], next_offset: int | None = None) -> Applied | Kept:
+        """Take a fetched batch; `next_offset` (see `Fetched`) covers gaps and markers after its last record.
+
+        Records below what was already read are duplicates and are ignored. Raises InternalError, with nothing
+        changed, if the offsets do not increase strictly or do not stay below next_offset.
+        """
+        self._check("update")
+        offsets = list(map(_offset_of, records))
+        _check_batch(offsets, next_offset)
+        known = bisect_left(offsets, self._read)
+        self._duplicates += known
+        fresh = records[known:] if known else records
+        if self._overflowed:
+            # From `read` on everything is fetched again after the seek; taking it now would leave a hole before it.
+            self._dropped += len(fresh)
+            return self._advance("update", ())
+        self._read = max(self._read, offsets[-1] + 1 if offsets else 0, next_offset or 0)
+        return self._advance("update", fresh)
+
+    def on_commit_tick(self) -> Applied | Kept:
+        """Try what was kept again; call it after each commit, with the limit set to the newest committed offset."""
+        self._check("on_commit_tick")
+        if self._state is State.REINITIALISING:
+            return Kept((), 0, self._position)
+        return self._advance("on_commit_tick", ())
+
+    def set_limit(self, limit: int) -> LimitSet:
+        """Raise the limit. A smaller one is counted and the larger kept; what was kept moves with the next tick."""
+        self._check("set_limit")
+        if _checked_limit(limit) == self._limit:
+            return LimitSet(self._limit, regressed=False)
+        regressed = self._limit is None or limit < self._limit
+        if regressed:
+            self._regressions += 1
+        else:
+            self._limit = limit
+        return LimitSet(self._limit, regressed)
+
+    def reinitialise(self, reason: str) -> Reinitialise:
+        """The position is no longer valid: let everything kept go. `begin_again` follows once the store is set aside.
+
+        The limit stays, because a limit never moves back. Where the log itself was made anew, its offsets mean
+        something else: close this standby and make another.
+        """
+        self._check("reinitialise")
+        dropped = len(self._kept)
+        self._let_go()
+        self._was_paused = self._state is State.PAUSED
+        self._reinitialisations += 1
+        self._go("reinitialise", State.REINITIALISING)
+        return Reinitialise(reason, self._position, dropped)
+
+    def begin_again(self, position: int) -> Kept:
+        """Tail from `position` of the rebuilt store. Nothing to write: the step only says seek, and resume if paused."""
+        self._check("begin_again")
+        if position < 0:
+            raise InvalidRequest(f"standby: position {position} is negative: positions are offsets of the log")
+        self._position = self._read = position
+        self._go("begin_again", State.RUNNING)
+        return Kept((), 0, position, resume=self._was_paused, seek=position)
+
+    def close(self) -> None:
+        """Let everything kept go. Closing twice is fine; everything else then raises Closed."""
+        self._let_go()
+        self._go("close", State.CLOSED)
+
+    def statistics(self) -> StandbyStatistics:
+        """An immutable snapshot."""
+        return StandbyStatistics(
+            state=self._state,
+            position=self._position,
+            limit=self._limit,
+            kept_records=len(self._kept),
+            kept_bytes=self._kept_bytes,
+            applied_records=self._applied,
+            duplicate_records=self._duplicates,
+            dropped_records=self._dropped,
+            limit_waits=self._waits,
+            limit_regressions=self._regressions,
+            reinitialisations=self._reinitialisations,
+        )
+
+    def _advance(self, event: str, fresh: Sequence[Record]) -> Applied | Kept:
+        """Apply what lies below the limit, first of what was kept, then of `fresh`; keep the rest, within bounds."""
+        apply = self._drain()
+        if not self._kept:
+            below = len(fresh) if self._limit is None else bisect_left(fresh, self._limit, key=_offset_of)
+            apply.extend(fresh[:below])
+            fresh = fresh[below:]
+        self._keep(fresh)
+        self._applied += len(apply)
+        before = self._position
+        if not self._kept:
+            reach = self._read if self._limit is None else min(self._read, self._limit)
+            self._position = max(before, reach)
+        elif apply:
+            self._position = apply[-1].offset + 1
+        paused, pauses = self._state is State.PAUSED, bool(self._kept)
+        seek = self._read if self._overflowed and not pauses else None
+        if seek is not None:
+            self._overflowed = False
+        self._waits += pauses and not paused
+        self._go(event, State.PAUSED if pauses else State.RUNNING)
+        kind = Applied if apply or self._position != before else Kept
+        return kind(
+            apply=tuple(apply),
+            kept=len(self._kept),
+            position=self._position,
+            pause=pauses and not paused,
+            resume=paused and not pauses,
+            seek=seek,
+        )
+
+    def _drain(self) -> list[Record]:
+        """Take out what was kept and now lies below the limit."""
+        taken: list[Record] = []
+        while self._kept and (self._limit is None or self._kept[0].offset < self._limit):
+            record = self._kept.popleft()
+            self._kept_bytes -= record_bytes(record)
+            taken.append(record)
+        return taken
+
+    def _keep(self, fresh: Sequence[Record]) -> None:
+        """Keep records in order while there is room; the first is always kept, so that draining it means progress."""
+        for index, record in enumerate(fresh):
+            size = record_bytes(record)
+            full = len(self._kept) >= self._keep_max_records or self._kept_bytes + size > self._keep_max_bytes
+            if full and self._kept:
+                self._read = record.offset
+                self._overflowed = True
+                self._dropped += len(fresh) - index
+                return
+            self._kept.append(record)
+            self._kept_bytes += size
+
+    def _let_go(self) -> None:
+        self._kept.clear()
+        self._kept_bytes = 0
+        self._overflowed = False
+
+    def _check(self, event: str) -> None:
+        """Refuse an event that the table does not list for the present state."""
+        if event in TABLE[self._state]:
+            return
+        if self._state is State.CLOSED:
+            raise Closed(
+                f"standby at position {self._position} is closed: make a new one to follow the partition again"
+            )
+        raise InternalError(
+            f"standby at position {self._position}: {event}() is illegal while {self._state.value}; "
+            f"legal are {', '.join(sorted(TABLE[self._state]))}"
+        )
+
+    def _go(self, event: str, state: State) -> None:
+        assert state in TABLE[self._state].get(event, ()), f"{self._state} --{event}--> {state} is not in the table"
+        self._state = state
+
+
+def record_bytes(record: Record) -> int:
+    """What a kept record counts for: its key, value and headers, in bytes."""
+    size = len(record.key or b"") + len(record.value or b"")
+    for name, value in record.headers:
+        size += len(name) + len(value or b"")
+    return size
+
+
+def _checked_limit(limit: int) -> int:
+    # A missing committed offset must arrive here as 0: taken for "unlimited" it would break the promise.
+    if not isinstance(limit, int) or limit < 0:
+        raise InvalidRequest(f"standby: limit {limit!r} is not an offset; where no offset is committed, the limit is 0")
+    return limit
+
+
+def _check_batch(offsets: list[int], next_offset: int | None) -> None:
+    if not all(map(lt, offsets, islice(offsets, 1, None))):
+        at = next(index for index in range(1, len(offsets)) if offsets[index - 1] >= offsets[index])
+        raise InternalError(
+            f"standby: offset {offsets[at]} follows {offsets[at - 1]} in one batch, but offsets increase strictly; "
+            "the log's reader is at fault"
+        )
+    if next_offset is not None and offsets and offsets[-1] >= next_offset:
+        raise InternalError(
+            f"standby: the batch reaches offset {offsets[-1]}, but its next offset is {next_offset}; "
+            "the log's reader is at fault"
+        )

@@ -1,0 +1,200 @@
+"""Drives standbys: fetches their changelogs and applies what each standby's state machine allows.
+
+    LogReader ──> Standby.update ──> ChangelogApplier.apply      pause, resume and seek back to the reader
+
+Rules of this file: a shell; every decision is in `standfast.replication.standby`. One tailer serves all standby
+tasks of a process and is driven by one thread through `poll_once`. Standbys added before `allow()` (while an active
+task of the instance is still restoring) are not given a single record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from standfast.replication.applier import ChangelogApplier
+from standfast.replication.listeners import Listener
+from standfast.replication.log import Fetched, Log, LogReader
+from standfast.replication.offsets import Bounds, TaskId, TopicPartition
+from standfast.replication.standby import Standby, Step
+from standfast.store.errors import InternalError, StandfastError, StateLost
+
+FETCH_RECORDS_MAX = 5_000
+
+
+@dataclass(slots=True)
+class TailedChangelog:
+    """One changelog of one standby task, as the collector reads it."""
+
+    task: TaskId
+    store: str
+    machine: Standby
+    applier: ChangelogApplier
+    end: int = 0
+    records: int = 0
+    replayed_from: int = 0
+    caught_up_ms: int = -1
+    record_timestamp_ms: int = -1
+    paused: bool = False
+
+    @property
+    def lag(self) -> int:
+        """Records between position and end; an upper bound where the log has gaps."""
+        return max(self.end - self.machine.position, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TailResult:
+    """What one round did: records applied, tasks whose state no longer fits the log, tasks that failed."""
+
+    applied: int = 0
+    failed: dict[TaskId, StandfastError] = field(default_factory=dict)
+
+
+class Tailer:
+    """All standbys of one process."""
+
+    def __init__(self, log: Log, listener: Listener) -> None:
+        self._reader: LogReader = log.reader()
+        self._admin = log.admin
+        self._listener = listener
+        self._allowed = False
+        self.changelogs: dict[TopicPartition, TailedChangelog] = {}
+
+    def add(self, applier: ChangelogApplier, limits: dict[TopicPartition, int] | None = None) -> None:
+        """Begin to tail the changelogs of a task from their positions; `limits` bounds those that have one."""
+        bounds = self._reader.bounds(applier.store_of)
+        for changelog, store in applier.store_of.items():
+            stored = applier.position(changelog)
+            start = bounds[changelog].begin if stored is None else stored.offset
+            limit = None if limits is None else limits.get(changelog)
+            machine = Standby(start, limit)
+            self.changelogs[changelog] = TailedChangelog(
+                applier.task, store, machine, applier, end=bounds[changelog].end, replayed_from=start
+            )
+            if self._allowed:
+                self._start(changelog)
+
+    def remove(self, task: TaskId, reason: str) -> None:
+        """Stop tailing a task; what it kept beyond a limit is forgotten, the log still has it."""
+        gone = [changelog for changelog, tailed in self.changelogs.items() if tailed.task == task]
+        for changelog in gone:
+            self.changelogs.pop(changelog).machine.close()
+        self._reader.remove(gone)
+        if gone:
+            self._listener.on_standby_suspended(task, reason)
+
+    def allow(self, allowed: bool) -> None:
+        """Standbys run only while every active task of the instance is restored."""
+        if allowed == self._allowed:
+            return
+        self._allowed = allowed
+        if allowed:
+            for changelog in self.changelogs:
+                self._start(changelog)
+        else:
+            self._reader.remove(list(self.changelogs))
+
+    def set_limit(self, changelog: TopicPartition, limit: int) -> None:
+        """Raise the limit of a changelog; a smaller one is ignored and counted. What waits is tried at the next tick."""
+        self.changelogs[changelog].machine.set_limit(limit)
+
+    def commit_tick(self, now_ms: int) -> None:
+        """Try again what waits beyond a limit."""
+        for changelog, tailed in self.changelogs.items():
+            self._carry_out(changelog, tailed, tailed.machine.on_commit_tick(), now_ms)
+
+    def poll_once(self, now_ms: int, timeout_ms: int = 0) -> TailResult:
+        """Fetch once and apply. A task that fails does not take the others with it: it is in the result."""
+        if not self._allowed or not self.changelogs:
+            return TailResult()
+        failed: dict[TaskId, StandfastError] = {}
+        try:
+            fetched = self._reader.fetch(FETCH_RECORDS_MAX, timeout_ms)
+        except StateLost as error:
+            return TailResult(failed=self._find_lost(error))
+        applied = 0
+        for batch in fetched:
+            tailed = self._tailed(batch)
+            if tailed.task in failed:
+                continue
+            try:
+                applied += self._update(batch, tailed, now_ms)
+            except StandfastError as error:
+                failed[tailed.task] = error
+        return TailResult(applied, failed)
+
+    def refresh_ends(self) -> None:
+        """Read the end offsets again, for lag."""
+        for changelog, bounds in self._bounds().items():
+            self.changelogs[changelog].end = bounds.end
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._reader.close()
+
+    def _start(self, changelog: TopicPartition) -> None:
+        tailed = self.changelogs[changelog]
+        self._reader.add({changelog: tailed.machine.position})
+        tailed.paused = False
+        self._listener.on_standby_start(tailed.task, tailed.store, changelog, tailed.machine.position)
+
+    def _tailed(self, batch: Fetched) -> TailedChangelog:
+        try:
+            return self.changelogs[batch.source]
+        except KeyError:
+            raise InternalError(
+                f"records of {batch.source} arrived, but no standby here tails that partition"
+            ) from None
+
+    def _update(self, batch: Fetched, tailed: TailedChangelog, now_ms: int) -> int:
+        tailed.end = max(tailed.end, batch.next_offset)
+        step = tailed.machine.update(batch.records, batch.next_offset)
+        applied = self._carry_out(batch.source, tailed, step, now_ms)
+        if batch.at_end and tailed.machine.position >= batch.next_offset:
+            tailed.caught_up_ms = now_ms
+        return applied
+
+    def _carry_out(self, changelog: TopicPartition, tailed: TailedChangelog, step: Step, now_ms: int) -> int:
+        stored = tailed.applier.position(changelog)
+        if step.apply or (stored is not None and stored.offset != step.position) or stored is None:
+            tailed.applier.apply(changelog, step.apply, step.position)
+        if step.apply:
+            tailed.records += len(step.apply)
+            tailed.record_timestamp_ms = step.apply[-1].timestamp
+            self._listener.on_standby_batch(
+                tailed.task, tailed.store, changelog, step.position, len(step.apply), tailed.end
+            )
+        if step.pause:
+            self._reader.pause([changelog])
+            tailed.paused = True
+        if step.seek is not None:
+            self._reader.seek(changelog, step.seek)
+        if step.resume:
+            self._reader.resume([changelog])
+            tailed.paused = False
+        if step.position >= tailed.end:
+            tailed.caught_up_ms = now_ms
+        return len(step.apply)
+
+    def _find_lost(self, cause: StateLost) -> dict[TaskId, StandfastError]:
+        # The reader's error speaks of one partition; ask the log which of ours no longer fit.
+        lost: dict[TaskId, StandfastError] = {}
+        for changelog, tailed in self.changelogs.items():
+            reason = self._lost_reason(changelog, tailed)
+            if reason is not None:
+                lost[tailed.task] = StateLost(f"standby {tailed.task}: {changelog}: {cause}", reason=reason)
+        if not lost:
+            raise InternalError(f"no standby here is outside its log's bounds, yet it reported: {cause}") from cause
+        return lost
+
+    def _lost_reason(self, changelog: TopicPartition, tailed: TailedChangelog) -> str | None:
+        info = self._admin.describe_topic(changelog.topic)
+        if info is None or info.topic_id != tailed.applier.topic_id(changelog):
+            return "topic-recreated"
+        begin, end = self._reader.bounds([changelog])[changelog]
+        if tailed.machine.position < begin:
+            return "truncated"
+        return "position-ahead" if tailed.machine.position > end else None
+
+    def _bounds(self) -> dict[TopicPartition, Bounds]:
+        return self._reader.bounds(list(self.changelogs))

@@ -1,0 +1,106 @@
+"""Who takes over a task whose owner is gone, decided alike by every member from the same view of the group.
+
+    unowned task --- a live member stands by for it ---> the first such member by id
+        |
+        +----------- nobody does ----------------------> the first live member by id that takes anything
+                                                         (nobody does either: it stays unowned)
+
+    metadata a member joins with, compact JSON, names in this order:
+    {"standfast":1,"active":["0_0","0_1"],"standby":["0_2"],"takes_any":false}
+
+Rules of this file: pure; no group, clock or lease. A member in the view is alive: its lease has not run out. Two
+members may see different views for a moment; the log's `writer(..., if_free=True)` then lets only one of them win.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from standfast.replication.log import GroupView
+from standfast.replication.offsets import TaskId
+from standfast.store.errors import InvalidRequest
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlan:
+    """What a member runs, what it stands by for, and whether it offers to take any task."""
+
+    active: frozenset[TaskId] = frozenset()
+    standby: frozenset[TaskId] = frozenset()
+    takes_any: bool = False
+
+    def to_json(self) -> str:
+        """The text to join the group with."""
+        content = {
+            "standfast": FORMAT,
+            "active": [str(task) for task in sorted(self.active)],
+            "standby": [str(task) for task in sorted(self.standby)],
+            "takes_any": self.takes_any,
+        }
+        return json.dumps(content, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> MemberPlan:
+        """Inverse of to_json; an empty text is an empty plan. Raises InvalidRequest for any other text."""
+        if not text:
+            return cls()
+        try:
+            content = json.loads(text)
+            if content["standfast"] != FORMAT:
+                raise InvalidRequest(
+                    f"member metadata has format {content['standfast']!r}, this version reads {FORMAT}: "
+                    "run the same version of standfast on all members of a group"
+                )
+            active, standby = (frozenset(map(TaskId.parse, content[name])) for name in ("active", "standby"))
+            return cls(active, standby, content["takes_any"] is True)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidRequest(
+                f"member metadata {text[:200]!r} is not a standfast plan ({error!r}): "
+                "give this group a name that no other software uses"
+            ) from error
+
+
+def plans(view: GroupView) -> dict[str, MemberPlan]:
+    """Plans of the live members by id. Raises InvalidRequest naming the member whose metadata cannot be read."""
+    found = {}
+    for member in view.members:
+        try:
+            found[member.member_id] = MemberPlan.from_json(member.metadata)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"member {member.member_id!r}: {error}") from error
+    return found
+
+
+def decide(
+    me: str, members: Mapping[str, MemberPlan], owners: Mapping[TaskId, str], tasks: Iterable[TaskId]
+) -> frozenset[TaskId]:
+    """Those of `tasks` that `me` must take now.
+
+    `members` are the live ones. A task is owned while its last owner is among them, or while one of them runs it by
+    its own plan (it may not have opened its writer yet). A member that is not in `members` has lost its own lease
+    and takes nothing: it must join again first.
+    """
+    if me not in members:
+        return frozenset()
+    running = frozenset().union(*(plan.active for plan in members.values()))
+    unowned = (task for task in tasks if owners.get(task) not in members and task not in running)
+    return frozenset(task for task in unowned if _taker(task, members) == me)
+
+
+def standby_wanted(me: str, members: Iterable[str], owner: str | None, replicas: int) -> bool:
+    """Whether `me` is one of the `replicas` members that stand by for a task of `owner`: the first others by id.
+
+    With fewer members than replicas + 1 every other member stands by: what fits is made.
+    """
+    others = sorted(member for member in members if member != owner)
+    return owner is not None and me in others[:replicas]
+
+
+def _taker(task: TaskId, members: Mapping[str, MemberPlan]) -> str | None:
+    standing_by = (member for member, plan in members.items() if task in plan.standby)
+    takes_any = (member for member, plan in members.items() if plan.takes_any)
+    return min(standing_by, default=None) or min(takes_any, default=None)

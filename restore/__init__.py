@@ -1,0 +1,4 @@
+"""Becoming ready: plan, gate, replay, fold, digest, verify.
+
+Imports replication and store.
+"""

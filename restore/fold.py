@@ -1,0 +1,216 @@
+"""What the records of a changelog amount to: the logical rows a store must hold, by store kind.
+
+    keyvalue    key                       last record wins, a tombstone removes
+    window      key | start 8 | seq 4     the same; hidden while start < observed - retention + 1
+    session     key | end 8 | start 8     the same; hidden while end < observed - retention + 1
+    versioned   key, record timestamp     every version, each valid until the next one of its key; same key and
+                                          timestamp replaces; kept while valid_to is undefined or
+                                          valid_to > observed - history retention
+
+    observed    largest start (window), end (session) or record timestamp (versioned) in the log, tombstones too
+
+A row is (key as in the changelog, timestamp, raw value), ready for `standfast.restore.digest`; the timestamp is that
+of the record, -1 where the store keeps none, and valid_from for a version.
+
+Rules of this file: pure; records come in offset order, because versions older than the history retention *at that
+moment* were refused by the live store, and replaying them later gives another answer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import NamedTuple, Protocol
+
+from standfast.replication.log import Record
+from standfast.restore.digest import LogicalRow
+from standfast.store import session_key, window_key
+from standfast.store.errors import Corruption, InternalError, InvalidRequest
+from standfast.store.results import VALID_TO_UNDEFINED
+
+NO_TIMESTAMP = -1  # a store that keeps no timestamps (plain stores, sessions)
+NOTHING_OBSERVED = -1
+
+_key_of = itemgetter(2)
+_valid_from_of = itemgetter(0)
+
+
+class Version(NamedTuple):
+    """One version of a key: valid for valid_from <= t < valid_to; a None value means deleted for that time."""
+
+    valid_from: int
+    valid_to: int
+    value: bytes | None
+
+
+class Fold(Protocol):
+    """A fold in progress: batches of records in, logical rows out."""
+
+    @property
+    def position(self) -> int:
+        """Next offset to fold."""
+        ...
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Fold a batch. Raises InternalError if it lies below the position, Corruption for a record without key."""
+        ...
+
+    def rows(self, observed_ms: int = NOTHING_OBSERVED) -> Iterator[LogicalRow]:
+        """Rows within retention, in no particular order.
+
+        `observed_ms` is the store's own observed stream time where it is known: compaction may have removed the
+        record that set it, and both sides of a comparison must hide the same rows.
+        """
+        ...
+
+
+class LatestFold:
+    """Last record per key: key-value, window and session stores."""
+
+    def __init__(
+        self,
+        *,
+        timestamped: bool = True,
+        retention_ms: int | None = None,
+        time_of: Callable[[bytes], int] | None = None,
+    ) -> None:
+        if (retention_ms is None) != (time_of is None):
+            raise InternalError("fold: a retention needs a time per row, and the other way round")
+        self._timestamped = timestamped
+        self._retention_ms = retention_ms
+        self._time_of = time_of
+        self._latest: dict[bytes, Record] = {}
+        self._observed_ms = NOTHING_OBSERVED
+        self.position = 0
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Fold a batch; tombstones are remembered until `rows`, because they move the observed time."""
+        self.position = _advance(self.position, records)
+        batch = _by_key(records)
+        if self._time_of is not None:
+            self._observed_ms = max(self._observed_ms, max(map(self._time_of, batch), default=NOTHING_OBSERVED))
+        self._latest.update(batch)
+
+    def rows(self, observed_ms: int = NOTHING_OBSERVED) -> Iterator[LogicalRow]:
+        """See Fold.rows."""
+        visible_from = self._visible_from(observed_ms)
+        for key, record in self._latest.items():
+            if record.value is None:
+                continue
+            if self._time_of is None or self._time_of(key) >= visible_from:
+                yield key, record.timestamp if self._timestamped else NO_TIMESTAMP, record.value
+
+    def _visible_from(self, observed_ms: int) -> int:
+        return max(observed_ms, self._observed_ms) - (self._retention_ms or 0) + 1
+
+
+class VersionsFold:
+    """Every version of a key: versioned stores."""
+
+    def __init__(self, history_retention_ms: int) -> None:
+        self._retention_ms = history_retention_ms
+        self._versions: dict[bytes, list[tuple[int, bytes | None]]] = {}
+        self._observed_ms = NOTHING_OBSERVED
+        self.refused = 0
+        self.position = 0
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Fold a batch, record by record; puts older than the history of their moment are counted in `refused`."""
+        self.position = _advance(self.position, records)
+        _by_key(records)
+        observed_ms = self._observed_ms
+        for _, timestamp, key, value, *_ in records:
+            if timestamp < observed_ms - self._retention_ms:
+                self.refused += 1
+                continue
+            observed_ms = max(observed_ms, timestamp)
+            assert key is not None
+            _put_version(self._versions.setdefault(key, []), timestamp, value)
+        self._observed_ms = observed_ms
+
+    def versions(self, observed_ms: int = NOTHING_OBSERVED) -> Iterator[tuple[bytes, list[Version]]]:
+        """Keys with their kept versions, oldest first, tombstones included."""
+        kept_after = max(observed_ms, self._observed_ms) - self._retention_ms
+        for key, entries in self._versions.items():
+            ends = [*(valid_from for valid_from, _ in entries[1:]), VALID_TO_UNDEFINED]
+            kept = [
+                Version(valid_from, valid_to, value)
+                for (valid_from, value), valid_to in zip(entries, ends, strict=True)
+                if valid_to == VALID_TO_UNDEFINED or valid_to > kept_after
+            ]
+            if kept:
+                yield key, kept
+
+    def rows(self, observed_ms: int = NOTHING_OBSERVED) -> Iterator[LogicalRow]:
+        """See Fold.rows: one row per version that has a value."""
+        for key, versions in self.versions(observed_ms):
+            for valid_from, _, value in versions:
+                if value is not None:
+                    yield key, valid_from, value
+
+
+def fold_for(kind: str, *, timestamped: bool = True, retention_ms: int | None = None) -> Fold:
+    """The fold of a store kind ("keyvalue", "window", "session", "versioned"); all but the first need a retention."""
+    if kind == "keyvalue":
+        return LatestFold(timestamped=timestamped)
+    if kind not in ("window", "session", "versioned"):
+        raise InvalidRequest(f'store kind {kind!r} is unknown: use "keyvalue", "window", "session" or "versioned"')
+    if retention_ms is None:
+        raise InvalidRequest(f"the fold of a {kind} store needs its retention_ms: rows past it are hidden")
+    if kind == "window":
+        return LatestFold(timestamped=timestamped, retention_ms=retention_ms, time_of=window_start)
+    if kind == "session":
+        return LatestFold(timestamped=False, retention_ms=retention_ms, time_of=session_end)
+    return VersionsFold(retention_ms)
+
+
+def fold_latest(records: Iterable[Record]) -> dict[bytes, Record]:
+    """Last record per key, tombstones removed."""
+    return {key: record for key, record in _by_key(records).items() if record.value is not None}
+
+
+def fold_versions(records: Sequence[Record], history_retention_ms: int) -> dict[bytes, list[Version]]:
+    """Kept versions per key, oldest first, tombstones included."""
+    fold = VersionsFold(history_retention_ms)
+    fold.add(records)
+    return dict(fold.versions())
+
+
+def window_start(row_key: bytes) -> int:
+    """Window start of a window store's changelog key, milliseconds."""
+    return window_key.start_of(row_key)
+
+
+def session_end(row_key: bytes) -> int:
+    """Session end of a session store's changelog key, milliseconds."""
+    return session_key.end_of(row_key)
+
+
+def _put_version(entries: list[tuple[int, bytes | None]], timestamp: int, value: bytes | None) -> None:
+    if not entries or entries[-1][0] < timestamp:
+        entries.append((timestamp, value))
+        return
+    index = bisect_left(entries, timestamp, key=_valid_from_of)
+    if entries[index][0] == timestamp:
+        entries[index] = (timestamp, value)
+    else:
+        insort(entries, (timestamp, value), key=_valid_from_of)
+
+
+def _by_key(records: Iterable[Record]) -> dict[bytes, Record]:
+    latest = {record[2]: record for record in records}
+    if None in latest:
+        raise Corruption(
+            f"changelog record at offset {latest[None].offset} has no key, so no store wrote it; "
+            "find who else writes to this topic"
+        )
+    return latest  # type: ignore[return-value]
+
+
+def _advance(position: int, records: Sequence[Record]) -> int:
+    if not records:
+        return position
+    if records[0].offset < position:
+        raise InternalError(f"fold: offset {records[0].offset} was folded already, the position is {position}")
+    return records[-1].offset + 1

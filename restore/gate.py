@@ -1,0 +1,154 @@
+"""The restore gate: which active tasks of this instance may process records.
+
+                 assigned              restored
+      (absent) ----------> RESTORING ----------> RESTORED
+                             |  ^ assigned          |
+                      failed v  |                   | failed
+                            FAILED <----------------+          revoked: back to (absent) from anywhere
+
+    policy "all"    a task is open while *every* assigned task is RESTORED; a newly assigned one shuts all of them again
+    policy "task"   a task is open while it is RESTORED itself
+
+Rules of this file: pure; no store, thread or clock. It knows active tasks only. An illegal event raises InternalError
+and changes nothing, also where it names several tasks. The shell pauses and resumes the sources of what the answer names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, get_args
+
+from standfast.replication.offsets import TaskId
+from standfast.store.errors import InternalError, InvalidRequest
+
+Policy = Literal["all", "task"]
+
+
+class TaskState(Enum):
+    """Where an assigned task is."""
+
+    RESTORING = "restoring"
+    RESTORED = "restored"
+    FAILED = "failed"
+
+
+# Event -> state before (None = not assigned) -> state after. What is absent is illegal.
+TABLE: dict[str, dict[TaskState | None, TaskState | None]] = {
+    "assigned": {None: TaskState.RESTORING, TaskState.FAILED: TaskState.RESTORING},
+    "restored": {TaskState.RESTORING: TaskState.RESTORED},
+    "failed": {TaskState.RESTORING: TaskState.FAILED, TaskState.RESTORED: TaskState.FAILED},
+    "revoked": {TaskState.RESTORING: None, TaskState.RESTORED: None, TaskState.FAILED: None},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """`tasks` are newly open: resume their sources. Empty if nothing is missing and nothing had to be opened."""
+
+    tasks: frozenset[TaskId]
+
+
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """Nothing newly open: `missing` (in order) are not restored.
+
+    `shut` were open until now and are still assigned: pause their sources.
+    """
+
+    missing: tuple[TaskId, ...]
+    shut: frozenset[TaskId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class GateStatistics:
+    """`waits` is how often a complete gate became incomplete, `openings` how many tasks it opened."""
+
+    policy: Policy
+    assigned: int
+    missing: int
+    open: int
+    waits: int
+    openings: int
+
+
+class Gate:
+    """The gate of one instance. Raises InvalidRequest for an unknown policy."""
+
+    def __init__(self, policy: Policy = "all") -> None:
+        if policy not in get_args(Policy):
+            raise InvalidRequest(f'gate policy {policy!r} is unknown: use "all" or "task"')
+        self._policy: Policy = policy
+        self._states: dict[TaskId, TaskState] = {}
+        self._failures: dict[TaskId, str] = {}
+        self._open: frozenset[TaskId] = frozenset()
+        self._waits = self._openings = 0
+
+    def assigned(self, tasks: Iterable[TaskId]) -> Open | Shut:
+        """These active tasks were given to this instance, or a failed one is tried again."""
+        return self._on("assigned", tasks)
+
+    def restored(self, task: TaskId) -> Open | Shut:
+        """Every store of this task reached its end."""
+        return self._on("restored", (task,))
+
+    def failed(self, task: TaskId, why: str) -> Open | Shut:
+        """The task cannot be restored, or lost its state: it counts as missing until assigned again or revoked."""
+        outcome = self._on("failed", (task,))
+        self._failures[task] = why
+        return outcome
+
+    def revoked(self, tasks: Iterable[TaskId]) -> Open | Shut:
+        """These tasks were taken away."""
+        return self._on("revoked", tasks)
+
+    def is_open(self, task: TaskId) -> bool:
+        """Whether the task may process records; False for one that is not assigned."""
+        return task in self._open
+
+    def missing(self) -> tuple[TaskId, ...]:
+        """Assigned tasks that are not restored, in order."""
+        return tuple(sorted(task for task, state in self._states.items() if state is not TaskState.RESTORED))
+
+    def failures(self) -> dict[TaskId, str]:
+        """Failed tasks and why."""
+        return dict(self._failures)
+
+    def statistics(self) -> GateStatistics:
+        """An immutable snapshot."""
+        return GateStatistics(
+            policy=self._policy,
+            assigned=len(self._states),
+            missing=len(self.missing()),
+            open=len(self._open),
+            waits=self._waits,
+            openings=self._openings,
+        )
+
+    def _on(self, event: str, tasks: Iterable[TaskId]) -> Open | Shut:
+        after = {task: self._next(event, task) for task in tasks}
+        was_complete = not self.missing()
+        for task, state in after.items():
+            self._failures.pop(task, None)
+            if state is None:
+                del self._states[task]
+            else:
+                self._states[task] = state
+        missing = self.missing()
+        self._waits += was_complete and bool(missing)
+        before, self._open = self._open, self._opened(missing)
+        newly, shut = self._open - before, (before - self._open) & self._states.keys()
+        self._openings += len(newly)
+        return Open(newly) if newly or not missing else Shut(missing, frozenset(shut))
+
+    def _opened(self, missing: tuple[TaskId, ...]) -> frozenset[TaskId]:
+        if self._policy == "all" and missing:
+            return frozenset()
+        return frozenset(task for task, state in self._states.items() if state is TaskState.RESTORED)
+
+    def _next(self, event: str, task: TaskId) -> TaskState | None:
+        state = self._states.get(task)
+        if state in TABLE[event]:
+            return TABLE[event][state]
+        raise InternalError(f"gate: {event} task {task} is illegal while it is {state.value if state else 'absent'}")

@@ -1,0 +1,238 @@
+"""How one changelog partition becomes whole here: from the local position and the bounds of the log to a plan.
+
+    local position      log                                             plan            reason
+    none                any (but see history-missing)                   FromBeginning   no-local-state
+    topic id differs    holds records                                   Reinitialise    topic-recreated
+    any                 empty, and recreated or not up to the position  Refuse          log-empty (if rows are here)
+    above end           holds records                                   Reinitialise    position-ahead
+    above diverged_at   holds records                                   Reinitialise    diverged
+    below begin         holds records                                   Reinitialise    truncated
+    none, below begin   begin > 0, delete only, kept for ever           Refuse          history-missing
+    begin..end - 1      compacted, position too old                     Reinitialise    tombstones-expired
+    begin..end - 1                                                      Resume          resume
+    end                                                                 UpToDate        up-to-date
+
+Two refusals, because a silent wipe may destroy the last copy:
+
+- log-empty: the log holds nothing, and what is here cannot be what it held last (topic made anew, log emptied, or
+  retention deleted everything before it was read here). Retention by wall clock proves nothing about the rows: their
+  stream time may be years behind, and updates may have been deleted unread. So a person decides.
+- history-missing: records at the head are gone although the topic is neither compacted nor deleted by age, so nobody
+  can say what the state was. With no local state as well: a store built from the rest would look whole and not be.
+
+Rules of this file: pure; times come in as `now_ms`. A plan says where reading begins (`position`, next to read) and
+where it ends (`end`); a restore ends when the reader's position reaches `end`, whatever its last record's offset was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from standfast.replication.offsets import TopicPartition
+from standfast.store.errors import InternalError
+
+NO_LOCAL_STATE = "no-local-state"
+UP_TO_DATE = "up-to-date"
+RESUME = "resume"
+TOPIC_RECREATED = "topic-recreated"
+POSITION_AHEAD = "position-ahead"
+TRUNCATED = "truncated"
+DIVERGED = "diverged"
+TOMBSTONES_EXPIRED = "tombstones-expired"
+LOG_EMPTY = "log-empty"
+HISTORY_MISSING = "history-missing"
+
+# A position older than this share of delete.retention.ms may have missed deletes.
+TOMBSTONE_AGE_MAX_PERCENT = 90
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPosition:
+    """What is stored here of one changelog: next offset to read, and how it came about.
+
+    `at_ms` is the wall time at which the position was last known to be the log's own (its last commit), `rows` says
+    whether the local store holds any. An empty `topic_id` is unknown and matches any.
+    """
+
+    position: int
+    topic_id: str
+    leader_epoch: int = -1
+    at_ms: int = field(kw_only=True)
+    rows: bool = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """What the log holds of one changelog now. Times in milliseconds, -1 = for ever.
+
+    `diverged_at` is the first offset at which the log differs from what was read under the stored leader epoch.
+    """
+
+    topic_partition: TopicPartition
+    topic_id: str
+    begin: int
+    end: int
+    cleanup: frozenset[str] = frozenset({"compact"})
+    retention_ms: int = -1
+    delete_retention_ms: int = -1
+    diverged_at: int | None = None
+
+    @property
+    def empty(self) -> bool:
+        """No record is left to read."""
+        return self.begin == self.end
+
+    @property
+    def head_missing(self) -> bool:
+        """Records at the head are gone, and neither compaction nor retention explains it."""
+        return self.begin > 0 and "compact" not in self.cleanup and self.retention_ms < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Read `topic_partition` from `position` up to `end`; `reason` is one of the constants above."""
+
+    topic_partition: TopicPartition
+    reason: str
+    position: int
+    end: int
+
+    @property
+    def records_max(self) -> int:
+        """Upper bound of the records to read; gaps make it fewer."""
+        return self.end - self.position
+
+
+@dataclass(frozen=True, slots=True)
+class UpToDate(Plan):
+    """Nothing to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Plan):
+    """Read on from the local position, over the rows that are here."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromBeginning(Plan):
+    """There is no local state: read everything into an empty store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reinitialise(Plan):
+    """Set the local store aside and read everything into an empty one; the old one goes when the new one is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Plan):
+    """Change nothing: a person decides. `position` is the local one (0 if none)."""
+
+    what: str
+    fix: str
+
+    @property
+    def records_max(self) -> int:
+        """Nothing is read."""
+        return 0
+
+    @property
+    def where(self) -> str:
+        """The changelog partition."""
+        return str(self.topic_partition)
+
+    @property
+    def message(self) -> str:
+        """What, where and the fix, for an error."""
+        return f"changelog {self.where}: {self.what}; {self.fix}"
+
+
+def plan_changelog(
+    local: LocalPosition | None,
+    log: LogState,
+    *,
+    now_ms: int,
+    accept_empty_log: bool = False,
+    accept_missing_history: bool = False,
+) -> UpToDate | Resume | FromBeginning | Reinitialise | Refuse:
+    """Decide by the table above. The two accepts are an operator's word that what is lost may be lost.
+
+    Raises InternalError for bounds or a position that cannot be.
+    """
+    _check(local, log)
+    if local is None:
+        if log.head_missing and not accept_missing_history:
+            return _refuse_history(None, log)
+        return FromBeginning(log.topic_partition, NO_LOCAL_STATE, log.begin, log.end)
+    lost = _loss(local, log)
+    if lost is not None:
+        if log.empty and local.rows and not accept_empty_log:
+            return _refuse_empty(local, log, lost)
+        if lost == TRUNCATED and log.head_missing and not accept_missing_history:
+            return _refuse_history(local, log)
+        return Reinitialise(log.topic_partition, lost, log.begin, log.end)
+    if local.position == log.end:
+        return UpToDate(log.topic_partition, UP_TO_DATE, local.position, log.end)
+    if _tombstones_expired(local, log, now_ms):
+        return Reinitialise(log.topic_partition, TOMBSTONES_EXPIRED, log.begin, log.end)
+    return Resume(log.topic_partition, RESUME, local.position, log.end)
+
+
+def _loss(local: LocalPosition, log: LogState) -> str | None:
+    """Why the local position does not fit the log, or None if it does."""
+    if local.topic_id and log.topic_id and local.topic_id != log.topic_id:
+        return TOPIC_RECREATED
+    if local.position > log.end:
+        return POSITION_AHEAD
+    if log.diverged_at is not None and local.position > log.diverged_at:
+        return DIVERGED
+    if local.position < log.begin:
+        return TRUNCATED
+    return None
+
+
+def _tombstones_expired(local: LocalPosition, log: LogState, now_ms: int) -> bool:
+    if "compact" not in log.cleanup or log.delete_retention_ms < 0:
+        return False
+    return (now_ms - local.at_ms) * 100 > log.delete_retention_ms * TOMBSTONE_AGE_MAX_PERCENT
+
+
+_EMPTY_BECAUSE = {
+    TOPIC_RECREATED: "the topic was made anew and is empty",
+    POSITION_AHEAD: "the log is empty and ends before the local position",
+    DIVERGED: "the log is empty and diverged before the local position",
+    TRUNCATED: "every record after the local position was deleted before it was read here",
+}
+
+
+def _refuse_empty(local: LocalPosition, log: LogState, lost: str) -> Refuse:
+    return Refuse(
+        log.topic_partition,
+        LOG_EMPTY,
+        local.position,
+        log.end,
+        what=f"{_EMPTY_BECAUSE[lost]} (begin = end = {log.end}, local position {local.position}), "
+        "and the local rows may be the last copy",
+        fix="bring the topic back, or copy the state directory away and accept the empty log (accept_empty_log): "
+        "the local rows are then set aside and the store starts empty",
+    )
+
+
+def _refuse_history(local: LocalPosition | None, log: LogState) -> Refuse:
+    have = "there is no local state" if local is None else f"the local position is {local.position}"
+    return Refuse(
+        log.topic_partition,
+        HISTORY_MISSING,
+        0 if local is None else local.position,
+        log.end,
+        what=f"records below offset {log.begin} are gone although the topic is neither compacted nor deleted by age, "
+        f"and {have}: a store built from the rest would not be whole",
+        fix="restore a snapshot or the state directory of an instance that has read them, set the topic's "
+        "cleanup.policy to what its store needs, or accept the loss (accept_missing_history)",
+    )
+
+
+def _check(local: LocalPosition | None, log: LogState) -> None:
+    if not 0 <= log.begin <= log.end:
+        raise InternalError(f"changelog {log.topic_partition}: begin {log.begin} and end {log.end} cannot be")
+    if local is not None and local.position < 0:
+        raise InternalError(f"changelog {log.topic_partition}: local position {local.position} cannot be")

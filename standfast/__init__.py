@@ -1,0 +1,126 @@
+"""standfast: durable local state for stream applications, with standbys that take over at once.
+
+    import standfast as sf
+    session = sf.Session(app="delays", log="sqlite:///./log", state_dir="./state", stores=[...])
+
+The front door: every public name is importable from here.
+
+Rules of this file: no logic and no state. A name is loaded when it is first used (PEP 562), so that
+`standfast --version` and a program that needs only the stores stay quick. A new public name goes into three
+lists here: the imports for type checkers, `__all__` and `_HOMES`; `tests/test_front_door.py` compares them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from standfast._version import __version__
+
+if TYPE_CHECKING:
+    from standfast.store import serde
+    from standfast.store.errors import (
+        Backpressure,
+        BadConfig,
+        Closed,
+        Corruption,
+        Fenced,
+        Held,
+        InternalError,
+        InvalidRequest,
+        NotReady,
+        StandfastError,
+        StateLost,
+        Unavailable,
+        UnknownStore,
+    )
+    from standfast.store.results import (
+        PUT_NOT_VALID,
+        VALID_TO_UNDEFINED,
+        ValueAndTimestamp,
+        VersionedRecord,
+        Windowed,
+    )
+    from standfast.store.specs import KeyValueStore, SessionStore, VersionedStore, WindowStore
+    from standfast.stream.app import App
+    from standfast.stream.processor import Processor
+    from standfast.stream.session import Session
+
+__all__ = [
+    "__version__",
+    # stores
+    "KeyValueStore",
+    "WindowStore",
+    "SessionStore",
+    "VersionedStore",
+    "serde",
+    # what reads and writes return
+    "ValueAndTimestamp",
+    "VersionedRecord",
+    "Windowed",
+    "VALID_TO_UNDEFINED",
+    "PUT_NOT_VALID",
+    # state under your own loop, and the loop
+    "Session",
+    "App",
+    "Processor",
+    # errors
+    "StandfastError",
+    "InvalidRequest",
+    "UnknownStore",
+    "BadConfig",
+    "NotReady",
+    "Backpressure",
+    "Unavailable",
+    "Held",
+    "StateLost",
+    "Fenced",
+    "Corruption",
+    "Closed",
+    "InternalError",
+]
+
+# Home of each name: "module" for a module, "module:name" for a name in it.
+_HOMES = {
+    "KeyValueStore": "standfast.store.specs:KeyValueStore",
+    "WindowStore": "standfast.store.specs:WindowStore",
+    "SessionStore": "standfast.store.specs:SessionStore",
+    "VersionedStore": "standfast.store.specs:VersionedStore",
+    "serde": "standfast.store.serde",
+    "ValueAndTimestamp": "standfast.store.results:ValueAndTimestamp",
+    "VersionedRecord": "standfast.store.results:VersionedRecord",
+    "Windowed": "standfast.store.results:Windowed",
+    "VALID_TO_UNDEFINED": "standfast.store.results:VALID_TO_UNDEFINED",
+    "PUT_NOT_VALID": "standfast.store.results:PUT_NOT_VALID",
+    "Session": "standfast.stream.session:Session",
+    "App": "standfast.stream.app:App",
+    "Processor": "standfast.stream.processor:Processor",
+    "StandfastError": "standfast.store.errors:StandfastError",
+    "InvalidRequest": "standfast.store.errors:InvalidRequest",
+    "UnknownStore": "standfast.store.errors:UnknownStore",
+    "BadConfig": "standfast.store.errors:BadConfig",
+    "NotReady": "standfast.store.errors:NotReady",
+    "Backpressure": "standfast.store.errors:Backpressure",
+    "Unavailable": "standfast.store.errors:Unavailable",
+    "Held": "standfast.store.errors:Held",
+    "StateLost": "standfast.store.errors:StateLost",
+    "Fenced": "standfast.store.errors:Fenced",
+    "Corruption": "standfast.store.errors:Corruption",
+    "Closed": "standfast.store.errors:Closed",
+    "InternalError": "standfast.store.errors:InternalError",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'standfast' has no public name {name!r}")
+    module_name, _, attribute = home.partition(":")
+    module = import_module(module_name)
+    value = getattr(module, attribute) if attribute else module
+    globals()[name] = value  # the next use finds it without coming here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,139 @@
+"""The write buffer: record cache and uncommitted transaction at once, one per task.
+
+    store.put ──> rows     family -> key -> row | None      merged into the task's own reads
+              └─> changes  store  -> log key -> change      written to the changelog by the commit
+
+Rules of this file: nothing in here has reached the log or the database yet; a commit takes it there and clears
+it, a discard forgets it. Bounded in bytes: at `bound_bytes` it is `full` (the loop commits after the current
+record), at twice the bound a write is refused as Backpressure and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from sortedcontainers import SortedList
+
+from standfast.store.engine import Row
+from standfast.store.errors import Backpressure
+
+# Roughly what CPython spends on the dictionary entries and object headers of one buffered row and its change.
+ENTRY_OVERHEAD_BYTES = 200
+BOUND_DEFAULT_BYTES = 10 << 20
+
+
+class Change(NamedTuple):
+    """One change for a changelog, in the field order of an outgoing record; a None value is a tombstone."""
+
+    key: bytes
+    value: bytes | None
+    timestamp: int
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+class WriteBuffer:
+    """Rows and changes of one task since its last commit."""
+
+    __slots__ = ("_indexes", "bound_bytes", "changes", "refuse_bytes", "rows", "size_bytes")
+
+    def __init__(self, bound_bytes: int = BOUND_DEFAULT_BYTES) -> None:
+        self.bound_bytes = bound_bytes
+        self.refuse_bytes = 2 * bound_bytes
+        self.size_bytes = 0
+        self.rows: dict[str, dict[bytes, bytes | None]] = {}
+        self.changes: dict[str, dict[object, Change]] = {}
+        self._indexes: dict[str, SortedList[bytes]] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether a commit should follow the current record."""
+        return self.size_bytes >= self.bound_bytes
+
+    def check_room(self, added_bytes: int) -> None:
+        """Raise Backpressure if `added_bytes` more would pass the hard bound; an empty buffer takes any one write."""
+        if self.size_bytes and self.size_bytes + added_bytes > self.refuse_bytes:
+            raise Backpressure(
+                f"write buffer holds {self.size_bytes} bytes and would pass its hard bound of {self.refuse_bytes} "
+                f"bytes with {added_bytes} more: commit, then write again, or raise cache_max_bytes"
+            )
+
+    def put(self, family: str, key: bytes, row: bytes | None) -> None:
+        """Buffer one row; None deletes."""
+        rows = self.rows.get(family)
+        if rows is None:
+            rows = self.rows[family] = {}
+        old = rows.get(key, rows)
+        if old is rows:
+            self.size_bytes += ENTRY_OVERHEAD_BYTES + len(key) + (len(row) if row is not None else 0)
+        else:
+            self.size_bytes += (len(row) if row is not None else 0) - (len(old) if isinstance(old, bytes) else 0)
+        rows[key] = row
+
+    def log(self, store: str, key: bytes, value: bytes | None, timestamp: int, *, latest_only: bool) -> None:
+        """Buffer one change; with `latest_only` a key changed several times before the commit is logged once."""
+        changes = self.changes.get(store)
+        if changes is None:
+            changes = self.changes[store] = {}
+        slot: object = key if latest_only else len(changes)
+        changes[slot] = Change(key, value, timestamp)
+        self.size_bytes += len(value) if value is not None else 0
+
+    def pending(
+        self, family: str, start: bytes | None, end: bytes | None, *, reverse: bool
+    ) -> list[tuple[bytes, bytes | None]]:
+        """Buffered rows with start <= key < end in order; a copy, so that later writes do not disturb a scan."""
+        rows = self.rows.get(family)
+        if not rows:
+            return []
+        index = self._index(family, rows)
+        keys = index.irange(start, end, inclusive=(True, False), reverse=reverse)
+        return [(key, rows[key]) for key in keys]
+
+    def _index(self, family: str, rows: dict[bytes, bytes | None]) -> SortedList[bytes]:
+        # Keys are sorted only when somebody scans; a dict keeps insertion order, so the ones added since the last
+        # scan are its tail. Puts therefore pay nothing for it.
+        index = self._indexes.get(family)
+        if index is None:
+            index = self._indexes[family] = SortedList(rows)
+        elif len(index) < len(rows):
+            index.update(islice(reversed(rows), len(rows) - len(index)))
+        return index
+
+    def take_changes(self) -> dict[str, list[Change]]:
+        """Changes by store, in the order in which their keys were first written."""
+        return {store: list(changes.values()) for store, changes in self.changes.items()}
+
+    def drop_family(self, family: str) -> None:
+        """Forget buffered rows of a family that expired; its changes are still logged."""
+        self.rows.pop(family, None)
+        self._indexes.pop(family, None)
+
+    def clear(self) -> None:
+        """Forget everything: after a commit it is in the log and the database, after a discard it never was."""
+        self.rows = {}
+        self.changes = {}
+        self._indexes = {}
+        self.size_bytes = 0
+
+
+def merge_pending(stored: Iterator[Row], pending: list[tuple[bytes, bytes | None]], *, reverse: bool) -> Iterator[Row]:
+    """Stored rows overlaid with buffered ones (a None hides the stored row); both in the same order."""
+    position, count = 0, len(pending)
+    for key, row in stored:
+        while position < count and (pending[position][0] > key if reverse else pending[position][0] < key):
+            buffered_key, buffered = pending[position]
+            position += 1
+            if buffered is not None:
+                yield buffered_key, buffered
+        if position < count and pending[position][0] == key:
+            buffered = pending[position][1]
+            position += 1
+            if buffered is not None:
+                yield key, buffered
+            continue
+        yield key, row
+    for buffered_key, buffered in pending[position:]:
+        if buffered is not None:
+            yield buffered_key, buffered

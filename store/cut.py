@@ -1,0 +1,111 @@
+"""The task's record: everything that must move together with the rows, in one row of the default family.
+
+    "cut"     01 | JSON   positions, source offsets, stream times, observed times, epoch
+    "stores"  01 | JSON   definition of every store, to recognise a changed one
+
+Rules of this file: written in the very batch that writes the rows it speaks of, so it can be neither ahead of them
+nor behind. The first byte is the format; never renumber, add fields instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from standfast.store.errors import Corruption, InvalidRequest
+
+CUT_KEY = b"cut"
+STORES_KEY = b"stores"
+FORMAT = 1
+
+
+class Position(NamedTuple):
+    """How far a changelog has been applied: next offset, leader epoch (-1: none), topic id, and when it was written."""
+
+    offset: int
+    leader_epoch: int = -1
+    topic_id: str = ""
+    at_ms: int = 0
+
+
+class StoreTimes(NamedTuple):
+    """A store's observed stream time (-1: none) and the last sequence number of its duplicates."""
+
+    observed_ms: int = -1
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One consistent point of a task. Sources and stream times are keyed `topic/partition`, the rest by store."""
+
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    sources: Mapping[str, int] = field(default_factory=dict)
+    stream_times: Mapping[str, int] = field(default_factory=dict)
+    stores: Mapping[str, StoreTimes] = field(default_factory=dict)
+    progress: Mapping[str, int] = field(default_factory=dict)
+    epoch: int = 0
+
+    def encode(self) -> bytes:
+        """The bytes of the "cut" row."""
+        return _encode(
+            {
+                "positions": self.positions,
+                "sources": self.sources,
+                "stream_times": self.stream_times,
+                "stores": self.stores,
+                "progress": self.progress,
+                "epoch": self.epoch,
+            }
+        )
+
+    @classmethod
+    def decode(cls, raw: bytes, where: str) -> Cut:
+        """Inverse of encode; `where` names the database in errors."""
+        fields = decode_record(raw, where)
+        return cls(
+            positions={store: Position(*value) for store, value in fields["positions"].items()},
+            sources=fields["sources"],
+            stream_times=fields["stream_times"],
+            stores={store: StoreTimes(*value) for store, value in fields["stores"].items()},
+            progress=fields["progress"],
+            epoch=fields["epoch"],
+        )
+
+
+def source_key(topic: str, partition: int) -> str:
+    """How a source partition is written in a cut; a topic name cannot hold a slash."""
+    return f"{topic}/{partition}"
+
+
+def parse_source_key(key: str) -> tuple[str, int]:
+    """Inverse of source_key."""
+    topic, _, partition = key.rpartition("/")
+    return topic, int(partition)
+
+
+def encode_definitions(definitions: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """The bytes of the "stores" row."""
+    return _encode(definitions)
+
+
+def decode_record(raw: bytes, where: str) -> dict[str, Any]:
+    """JSON of a record row, after its format byte was checked."""
+    if not raw or raw[0] != FORMAT:
+        written = raw[0] if raw else None
+        if written is not None and written > FORMAT:
+            raise InvalidRequest(
+                f"{where}: the task record has format {written}, this version of standfast reads up to {FORMAT}: "
+                "run the newer version, or let the task restore into an empty state directory"
+            )
+        raise Corruption(f"{where}: the task record begins with {written!r} instead of format {FORMAT}")
+    try:
+        return json.loads(raw[1:])  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise Corruption(f"{where}: the task record is not readable: {error}") from error
+
+
+def _encode(fields: Mapping[str, Any]) -> bytes:
+    return bytes([FORMAT]) + json.dumps(fields, separators=(",", ":")).encode()

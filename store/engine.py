@@ -1,0 +1,131 @@
+"""The engine port: ordered bytes in named families, written atomically.
+
+    Engine
+      family "aircraft"          key -> value, ordered by unsigned bytes
+      family "delays@3600000"    one family per segment of a window or session store
+      family "default"           the task's own record (the cut)
+
+Rules of this file: no outside library, no knowledge of store types. Two engines implement the port,
+`standfast.store.rocks.RocksEngine` and `standfast.store.memory.MemoryEngine`, and both pass
+`tests/contract/test_engine_contract.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, TypeAlias
+
+DEFAULT_FAMILY = "default"
+
+Row: TypeAlias = tuple[bytes, bytes]
+Rows: TypeAlias = Mapping[bytes, bytes | None]  # None deletes
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Half-open key range [start, end) of one family, to be deleted."""
+
+    family: str
+    start: bytes
+    end: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Sizes an engine reports, in bytes and counts; -1 where it cannot know."""
+
+    sst_bytes: int = 0
+    memtable_bytes: int = 0
+    keys_estimate: int = 0
+    pending_compaction_bytes: int = 0
+    families: int = 0
+    properties: Mapping[str, int] = field(default_factory=dict)
+
+
+class RowScan(Protocol):
+    """A consistent scan: it sees the family as it was when the scan began.
+
+    Iterates rows in key order (or reverse). A damaged block raises Corruption; a scan never ends short.
+    Closing it twice is fine; next() after close, or after the engine was closed, raises Closed.
+    """
+
+    def __iter__(self) -> Iterator[Row]: ...
+
+    def __next__(self) -> Row: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> RowScan: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Engine(Protocol):
+    """One task's database. Reading from several threads is safe; writing is the owner's alone."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether rows survive the process."""
+        ...
+
+    def families(self) -> frozenset[str]:
+        """Names of the families that exist, `default` included."""
+        ...
+
+    def create_family(self, family: str) -> None:
+        """Create an empty family; one that exists already is left as it is."""
+        ...
+
+    def drop_family(self, family: str) -> None:
+        """Remove a family with all its rows and free its space; an absent one is fine."""
+        ...
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The value, or None. Raises UnknownStore for an absent family."""
+        ...
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Values in the order of `keys`."""
+        ...
+
+    def scan(
+        self, family: str, start: bytes | None = None, end: bytes | None = None, *, reverse: bool = False
+    ) -> RowScan:
+        """Rows with start <= key < end in key order, None meaning open; empty if start >= end."""
+        ...
+
+    def write(self, rows: Mapping[str, Rows], ranges: Sequence[KeyRange] = ()) -> None:
+        """Apply range deletions, then rows, over all families as one atomic step (kill -9 safe where durable).
+
+        Raises UnknownStore for an absent family, and then changes nothing.
+        """
+        ...
+
+    def approximate_rows(self, family: str) -> int:
+        """Estimated number of rows of a family."""
+        ...
+
+    def flush(self) -> None:
+        """Move memtables to files, so that a reopen has no log to replay."""
+        ...
+
+    def compact(self, family: str) -> None:
+        """Bring a family's files into normal shape."""
+        ...
+
+    def checkpoint(self, directory: Path) -> None:
+        """Write an openable copy of the database to `directory`, which must not exist. Durable engines only."""
+        ...
+
+    def statistics(self, family: str | None = None) -> EngineStatistics:
+        """Sizes of one family, or of all."""
+        ...
+
+    def close(self) -> None:
+        """Stop background work and release the directory. Closing twice is fine."""
+        ...

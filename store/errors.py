@@ -1,0 +1,83 @@
+"""The one error tree of standfast, named by what the caller must do.
+
+    StandfastError
+      InvalidRequest      fix the call or the settings
+        UnknownStore        no store, family or topic of that name
+        BadConfig           settings that cannot be used; carries every problem at once
+      NotReady            all is well, ask again later
+        Backpressure        the write buffer is full: commit, then write again
+      Unavailable         retry the operation (log or file system did not answer)
+        Held                another process holds the directory or the task
+      StateLost           local state does not fit the log: reinitialise
+      Fenced              a newer owner exists: give up the task
+      Corruption          stop and call a person (or restore from the log)
+      Closed              it was closed: open a new one
+      InternalError       our bug, please report
+
+Rules of this file: a message says what, where (store, topic-partition, offset) and the fix. Classes do
+not multiply: a new one is added only where a caller must act differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StandfastError(Exception):
+    """Root of every error that standfast raises on purpose. Never raised itself."""
+
+
+class InvalidRequest(StandfastError):
+    """The call or the settings are wrong; nothing was changed."""
+
+
+class UnknownStore(InvalidRequest):
+    """A store, column family or topic that does not exist was named."""
+
+
+class BadConfig(InvalidRequest):
+    """Settings that cannot be used. `problems` lists every one of them, not only the first."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+class NotReady(StandfastError):
+    """The state is not whole yet (the restore gate is shut). Ask again later."""
+
+
+class Backpressure(NotReady):
+    """The task's write buffer is at its hard bound. Commit, then repeat the write; it changed nothing."""
+
+
+class Unavailable(StandfastError):
+    """The log or the file system did not answer. Retry."""
+
+
+class Held(Unavailable):
+    """Another process holds the state directory or the task. The message names the holder."""
+
+
+class StateLost(StandfastError):
+    """Local state does not fit the log (truncated, recreated, ahead of its end). Reinitialise the task."""
+
+    def __init__(self, message: str, *, reason: str = "state-lost") -> None:
+        self.reason = reason
+        super().__init__(message)
+
+
+class Fenced(StandfastError):
+    """A writer with a newer epoch owns the task. Give it up; nothing of this write was kept."""
+
+
+class Corruption(StandfastError):
+    """Stored bytes are damaged. Reads fail instead of answering short."""
+
+
+class Closed(StandfastError):
+    """The object was closed."""
+
+
+class InternalError(StandfastError):
+    """An invariant of standfast itself does not hold. Please report it."""

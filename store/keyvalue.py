@@ -1,0 +1,139 @@
+"""The key-value store.
+
+    row     key -> [timestamp 8] value          one family, named as the store
+    log     key -> value, record timestamp      compacted
+
+Rules of this file: semantics of Kafka Streams' KeyValueStore; ranges are in raw key order, both ends included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from standfast.store.engine import Row
+from standfast.store.errors import InvalidRequest
+from standfast.store.results import ValueAndTimestamp
+from standfast.store.rows import StoreIterator
+from standfast.store.specs import KeyValueStore
+from standfast.store.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow, TypedStore, require_key
+from standfast.store.value_timestamp import TIMESTAMP
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def after_prefix(prefix: bytes) -> bytes | None:
+    """Smallest bytes above every key that begins with `prefix`; None if there is none."""
+    trimmed = prefix.rstrip(b"\xff")
+    return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None
+
+
+class KeyValueState(TypedStore[K, V, KeyValueStore]):
+    """A task's key-value store."""
+
+    def get(self, key: K) -> V | None:
+        """The value, or None."""
+        row = self.rows.get(self.name, self._encode_key(key))
+        return None if row is None else self._decode_value(row[self._skip :])
+
+    def get_with_timestamp(self, key: K) -> ValueAndTimestamp[V] | None:
+        """Value and its timestamp; InvalidRequest for a store declared with timestamped=False."""
+        if not self._skip:
+            raise InvalidRequest(f"store {self.name!r} keeps no timestamps: declare it with timestamped=True")
+        row = self.rows.get(self.name, self._encode_key(key))
+        if row is None:
+            return None
+        return ValueAndTimestamp(self._decode_value(row[8:]), TIMESTAMP.unpack_from(row)[0])
+
+    def put(self, key: K, value: V | None, timestamp: int | None = None) -> None:
+        """Set the value; None deletes. `timestamp` defaults to that of the record in hand."""
+        raw_key = self._encode_key(key)
+        raw = None if value is None else self._encode_value(value)
+        self._put_raw(raw_key, raw, self._timestamp(timestamp))
+
+    def put_if_absent(self, key: K, value: V, timestamp: int | None = None) -> V | None:
+        """Set the value only where there is none; returns the value that was there."""
+        old = self.get(key)
+        if old is None:
+            self.put(key, value, timestamp)
+        return old
+
+    def put_all(self, items: Iterable[tuple[K, V | None]], timestamp: int | None = None) -> None:
+        """Set several; if any of them is refused, none is set."""
+        stamp = self._timestamp(timestamp)
+        encoded = [
+            (self._encode_key(key), None if value is None else self._encode_value(value)) for key, value in items
+        ]
+        for raw_key, raw in encoded:
+            self.rows.check(raw_key, raw)
+        self.rows.buffer.check_room(sum(self.rows.cost(raw_key, raw) for raw_key, raw in encoded))
+        for raw_key, raw in encoded:
+            self._put_raw(raw_key, raw, stamp)
+
+    def delete(self, key: K) -> V | None:
+        """Remove the row; returns the value that was there."""
+        old = self.get(key)
+        self.put(key, None)
+        return old
+
+    def range(
+        self, key_from: K | None = None, key_to: K | None = None, *, reverse: bool = False
+    ) -> StoreIterator[tuple[K, V]]:
+        """Rows with key_from <= key <= key_to in raw key order; None is open, empty if from > to."""
+        start = None if key_from is None else self._encode_key(key_from)
+        end = None if key_to is None else self._encode_key(key_to) + b"\x00"
+        return self._iterate(start, end, reverse)
+
+    def prefix_scan(self, prefix: K, *, reverse: bool = False) -> StoreIterator[tuple[K, V]]:
+        """Rows whose raw key begins with the serialised prefix."""
+        raw = self._encode_key(prefix)
+        return self._iterate(raw, after_prefix(raw), reverse)
+
+    def all(self, reverse: bool = False) -> StoreIterator[tuple[K, V]]:
+        """Every row in raw key order."""
+        return self._iterate(None, None, reverse)
+
+    def approximate_num_entries(self) -> int:
+        """Estimated number of rows, buffered ones included."""
+        buffered = self.rows.buffer.rows.get(self.name) or {}
+        return self.rows.engine.approximate_rows(self.name) + sum(row is not None for row in buffered.values())
+
+    def restore(self, records: Sequence[LoggedRecord]) -> FamilyRows:
+        pack = TIMESTAMP.pack
+        rows: dict[bytes | None, bytes | None]
+        if self._skip:
+            rows = {key: pack(stamp) + value if value is not None else None for _, stamp, key, value, _ in records}
+        else:
+            rows = {key: value for _, _, key, value, _ in records}
+        if None in rows:
+            for record in records:
+                require_key(record, self.name)
+        return {self.name: rows}  # type: ignore[dict-item]
+
+    def logical_rows(self) -> Iterator[LogicalRow]:
+        skip = self._skip
+        for key, row in self.rows.engine.scan(self.name):
+            yield key, TIMESTAMP.unpack_from(row)[0] if skip else NO_TIMESTAMP, row[skip:]
+
+    def families(self) -> list[str]:
+        return [self.name]
+
+    def _put_raw(self, raw_key: bytes, raw: bytes | None, stamp: int) -> None:
+        rows = self.rows
+        rows.check(raw_key, raw)
+        if raw is None:
+            rows.put(self.name, raw_key, None)
+        else:
+            rows.put(self.name, raw_key, TIMESTAMP.pack(stamp) + raw if self._skip else raw)
+        rows.log(raw_key, raw, stamp)
+
+    def _iterate(self, start: bytes | None, end: bytes | None, reverse: bool) -> StoreIterator[tuple[K, V]]:
+        if start is not None and end is not None and start >= end:
+            return self.rows.iterate(iter(()))
+        return self.rows.iterate(self._decoded(self.rows.scan(self.name, start, end, reverse=reverse)))
+
+    def _decoded(self, scan: Iterator[Row]) -> Iterator[tuple[K, V]]:
+        skip = self._skip
+        for key, row in scan:
+            yield self._decode_key(key), self._decode_value(row[skip:])

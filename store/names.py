@@ -1,0 +1,40 @@
+"""Names a user gives, checked once: applications, stores, topics.
+
+Rules of this file: a name that passes cannot leave the state directory and is a legal topic name.
+Source of the limits: Kafka's topic name rules (249 characters of [A-Za-z0-9._-], not "." or "..").
+"""
+
+from __future__ import annotations
+
+import re
+
+from standfast.store.errors import InvalidRequest
+
+NAME_LENGTH_MAX = 128
+TOPIC_LENGTH_MAX = 249
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if it may name a `kind` (application, store, instance, ...), else raise InvalidRequest."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{kind} name {name!r} is not usable: use 1 to {NAME_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ - "
+            "and begin with a letter, a digit or _"
+        )
+    return name
+
+
+def check_topic(name: str) -> str:
+    """Return `name` if it may name a topic, else raise InvalidRequest."""
+    if not isinstance(name, str) or not _TOPIC.fullmatch(name) or name in (".", ".."):
+        raise InvalidRequest(
+            f"topic name {name!r} is not usable: use 1 to {TOPIC_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -"
+        )
+    return name
+
+
+def changelog_topic(app: str, store: str) -> str:
+    """`<app>-<store>-changelog`, the name Kafka Streams gives it (ProcessorStateManager.storeChangelogTopic)."""
+    return check_topic(f"{app}-{store}-changelog")

@@ -1,0 +1,450 @@
+"""The durable engine: one RocksDB per task, one column family per store or segment.
+
+    RocksShared(memory_bytes)            one per process: block cache + write-buffer manager charged to it
+      RocksEngine(path, shared=...)      one per task: rows, positions and the task's record in one database
+
+Rules of this file: the only one that imports rocksdict; raw mode always (any other mode unpickles what it
+reads); every error of the binding leaves as one of ours; no file of the directory is moved or removed here.
+It must not know store types, logs or positions.
+
+What the binding taught us, each point held by a test:
+- One live reference to a family keeps the directory's LOCK: `close()` ends scans and drops them all.
+- `close()` of a handle fails as "Already borrowed" while another thread is inside a call on it, and flushes
+  unless background work was cancelled first.
+- A family that is reopened without its options has neither cache nor filter: every open names them all.
+- The rest stands where it matters: scans in rocks_scan.py, files in rocks_files.py, errors in rocks_errors.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import rocksdict
+
+from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, Rows
+from standfast.store.errors import Closed, InternalError, InvalidRequest, StandfastError, UnknownStore
+from standfast.store.rocks_errors import translate
+from standfast.store.rocks_files import CONFIG_FILE, link, refuse_foreign
+from standfast.store.rocks_scan import RocksScan
+
+MEMORY_BYTES_MIN = 1 << 20
+WAL_BYTES_MAX = 32 << 20  # a reopen after a kill replays at most this: 180 MB took 4.5 s, 5 MB 58 ms
+WRITE_BUFFER_BYTES = 16 << 20
+WRITE_BUFFERS_MAX = 3
+ARENA_BLOCK_BYTES = 128 << 10  # a task may have a hundred small segment families, each with a memtable
+OPEN_FILES_MAX = 512
+INFO_LOG_BYTES = 1 << 20
+BLOOM_BITS_PER_KEY = 10
+BLOCK_BYTES = 8 << 10
+CLOSE_WAIT_S = 30.0
+CLOSE_POLL_S = 0.001
+READ_ONLY_ATTEMPTS = 5
+_FAMILY_PROPERTIES = {
+    "sst_bytes": "rocksdb.total-sst-files-size",
+    "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
+    "keys_estimate": "rocksdb.estimate-num-keys",
+    "pending_compaction_bytes": "rocksdb.estimate-pending-compaction-bytes",
+}
+_FAMILY_EXTRAS = ("num-files-at-level0", "mem-table-flush-pending", "compaction-pending", "estimate-table-readers-mem")
+_DATABASE_PROPERTIES = (
+    "block-cache-usage",
+    "block-cache-pinned-usage",
+    "block-cache-capacity",
+    "num-running-flushes",
+    "num-running-compactions",
+    "background-errors",
+    "actual-delayed-write-rate",
+    "is-write-stopped",
+)
+
+
+class RocksShared:
+    """Memory that all tasks of a process share: `memory_bytes` bounds cached blocks and write buffers together.
+
+    Half of it may be write buffers (charged to the cache); the cache may pass the bound while scans pin blocks.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        if memory_bytes < MEMORY_BYTES_MIN:
+            raise InvalidRequest(f"memory of {memory_bytes} bytes is too small: give at least {MEMORY_BYTES_MIN}")
+        self.memory_bytes = memory_bytes
+        self._cache = rocksdict.Cache(memory_bytes)
+        self._buffers = rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(
+            memory_bytes // 2, False, self._cache
+        )
+
+    def usage_bytes(self) -> int:
+        """Bytes in use now: cached blocks, filters, indexes and write buffers."""
+        return self._cache.get_usage()
+
+    def options(self, *, read_only: bool = False) -> rocksdict.Options:
+        """Options of a database and of each of its families; a family opened without them has no cache or filter."""
+        table = rocksdict.BlockBasedOptions()
+        table.set_block_cache(self._cache)
+        table.set_block_size(BLOCK_BYTES)
+        table.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
+        table.set_cache_index_and_filter_blocks(True)
+        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        table.set_format_version(5)
+        table.set_checksum_type(rocksdict.ChecksumType.xxh3())
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(not read_only)
+        options.set_block_based_table_factory(table)
+        options.set_write_buffer_manager(self._buffers)
+        options.set_paranoid_checks(True)
+        options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+        options.set_max_write_buffer_number(WRITE_BUFFERS_MAX)
+        options.set_arena_block_size(ARENA_BLOCK_BYTES)
+        options.set_max_total_wal_size(WAL_BYTES_MAX)
+        options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
+        options.set_level_compaction_dynamic_level_bytes(True)
+        options.set_compression_type(rocksdict.DBCompressionType.lz4())
+        options.set_bottommost_compression_type(rocksdict.DBCompressionType.zstd())
+        options.set_max_background_jobs(2)
+        # A reader keeps all files open: then the owner may delete them without disturbing it.
+        options.set_max_open_files(-1 if read_only else OPEN_FILES_MAX)
+        options.set_keep_log_file_num(2)
+        options.set_max_log_file_size(INFO_LOG_BYTES)
+        options.set_stats_dump_period_sec(0)
+        options.set_stats_persist_period_sec(0)
+        return options
+
+
+class _Family:
+    """Both handles of one family: `rows` reads and maintains it, `column` addresses it in a batch."""
+
+    __slots__ = ("column", "rows")
+
+    def __init__(self, rows: rocksdict.Rdict, column: rocksdict.ColumnFamily) -> None:
+        self.rows = rows
+        self.column = column
+
+
+class RocksEngine:
+    """One task's RocksDB; implements `standfast.store.engine.Engine`.
+
+    `path` is created if absent, unless `read_only`. A read-only engine sees the database as it was when it was
+    opened, takes no lock, leaves the directory untouched and works beside a live owner.
+    Raises Held (another process or engine has it), Corruption, InvalidRequest (not ours) or Unavailable.
+    """
+
+    def __init__(self, path: Path, *, shared: RocksShared, read_only: bool = False) -> None:
+        self._path = Path(path)
+        self._read_only = read_only
+        self._options = shared.options(read_only=read_only)
+        self._lock = threading.Lock()  # guards the family map's replacement, the scan set and closing
+        self._scans: weakref.WeakSet[RocksScan] = weakref.WeakSet()
+        self._families: dict[str, _Family] = {}  # replaced, never changed in place: readers need no lock
+        self._getters: dict[str, Callable[..., bytes | list[bytes | None] | None]] = {}
+        self._scratch: Path | None = None
+        self._closed = False
+        refuse_foreign(self._path)
+        if read_only:
+            self._scratch, self._db = _open_read_only(self._path, self._options)
+        else:
+            self._db = _open(self._path, self._options, rocksdict.AccessType.read_write(), f"opening {self._path}")
+        try:
+            names = _list_families(self._scratch or self._path, self._options)
+            self._set_families({name: self._handle(name) for name in names})
+        except Exception as error:
+            self.close()
+            raise translate(error, f"opening {self._path}") from error
+
+    @property
+    def durable(self) -> bool:
+        """True: rows survive the process."""
+        return True
+
+    def families(self) -> frozenset[str]:
+        """Names of the families that exist, `default` included."""
+        self._check_open()
+        return frozenset(self._families)
+
+    def create_family(self, family: str) -> None:
+        """Create an empty family; one that exists already is left as it is."""
+        self._check_writable()
+        with self._lock:
+            if family in self._families or self._closed:
+                return self._check_open()
+            try:
+                self._db.create_column_family(family, self._options)
+                self._set_families({**self._families, family: self._handle(family)})
+            except Exception as error:
+                raise translate(error, f"creating family {family!r} in {self._path}") from error
+
+    def drop_family(self, family: str) -> None:
+        """Remove a family; its files go at once, or with the last scan that is open on it."""
+        self._check_writable()
+        if family == DEFAULT_FAMILY:
+            raise InvalidRequest(f"family {DEFAULT_FAMILY!r} of {self._path} holds the task's record: it cannot go")
+        with self._lock:
+            self._check_open()
+            if family not in self._families:
+                return
+            try:
+                self._db.drop_column_family(family)
+            except Exception as error:
+                raise translate(error, f"dropping family {family!r} of {self._path}") from error
+            self._set_families({name: kept for name, kept in self._families.items() if name != family})
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The value, or None. Raises UnknownStore for an absent family."""
+        try:
+            return self._getters[family](key)  # type: ignore[return-value]
+        except Exception as error:
+            raise self._error(error, family, "reading") from error
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Values in the order of `keys`."""
+        try:
+            return self._getters[family](list(keys))  # type: ignore[return-value]
+        except Exception as error:
+            raise self._error(error, family, "reading") from error
+
+    def scan(
+        self, family: str, start: bytes | None = None, end: bytes | None = None, *, reverse: bool = False
+    ) -> RocksScan:
+        """Rows with start <= key < end in key order, None meaning open; empty if start >= end."""
+        rows = self._held(family, "scanning")
+        where = f"scanning {family!r} of {self._path}"
+        if start is not None and end is not None and start >= end:
+            scan = RocksScan(None, None, where)
+        else:
+            try:
+                iterator, options = _place(rows, start, end, reverse)
+            except Exception as error:
+                raise self._error(error, family, "scanning") from error
+            scan = RocksScan(iterator, options, where, start=start, end=end, reverse=reverse)
+        with self._lock:
+            if self._closed:
+                scan.close()
+                self._check_open()
+            self._scans.add(scan)
+        return scan
+
+    def write(self, rows: Mapping[str, Rows], ranges: Sequence[KeyRange] = ()) -> None:
+        """Apply range deletions, then rows, as one WriteBatch through the WAL.
+
+        Holds the interpreter for about 1 us a row. Raises UnknownStore and changes nothing if a family is absent.
+        """
+        self._check_writable()
+        families = self._families
+        for family in (*rows, *(item.family for item in ranges)):
+            if family not in families:
+                raise self._error(KeyError(family), family, "writing")
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        family = DEFAULT_FAMILY
+        try:
+            for item in ranges:
+                if item.start < item.end:  # RocksDB stops all writes after a range that ends before it starts
+                    batch.delete_range(item.start, item.end, families[item.family].column)
+            for family, changes in rows.items():
+                _fill(batch, changes, families[family].column)
+            if len(batch):
+                self._db.write(batch)
+        except Exception as error:
+            raise self._error(error, family, "writing") from error
+        finally:
+            del families  # see _error: this frame, too, stays with a traceback
+
+    def approximate_rows(self, family: str) -> int:
+        """RocksDB's estimate: overwritten and deleted keys may count until they are compacted."""
+        return self._property(family, self._held(family, "measuring"), "rocksdb.estimate-num-keys")
+
+    def flush(self) -> None:
+        """Move memtables to files, so that a reopen has no log to replay."""
+        self._check_writable()
+        family = DEFAULT_FAMILY
+        try:
+            for family in self._families:
+                self._held(family, "flushing").flush()
+        except Exception as error:
+            raise self._error(error, family, "flushing") from error
+
+    def compact(self, family: str) -> None:
+        """Bring a family's files into normal shape."""
+        self._check_writable()
+        held = self._held(family, "compacting")
+        try:
+            held.compact_range(None, None)
+        except Exception as error:
+            raise self._error(error, family, "compacting") from error
+
+    def checkpoint(self, directory: Path) -> None:
+        """Write an openable copy to `directory`, which must not exist. Files are linked where the disk allows."""
+        self._check_writable()
+        directory = Path(directory)
+        if directory.exists():
+            raise InvalidRequest(f"checkpoint directory {directory} exists already: name a new one")
+        self.flush()  # with a dirty memtable the copy itself would hold the interpreter for 150 ms and more
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            rocksdict.Checkpoint(self._db).create_checkpoint(str(directory))
+            shutil.copyfile(self._path / CONFIG_FILE, directory / CONFIG_FILE)
+        except Exception as error:
+            raise self._error(error, DEFAULT_FAMILY, f"writing a checkpoint to {directory}") from error
+
+    def statistics(self, family: str | None = None) -> EngineStatistics:
+        """Sizes of one family, or of all; `properties` has what RocksDB says of files, cache and stalls."""
+        self._check_open()
+        names = sorted(self._families) if family is None else [family]
+        totals = dict.fromkeys(_FAMILY_PROPERTIES, 0)
+        properties: dict[str, int] = dict.fromkeys(_FAMILY_EXTRAS, 0)
+        for name in names:
+            rows = self._held(name, "measuring")
+            for field, property_name in _FAMILY_PROPERTIES.items():
+                totals[field] += self._property(name, rows, property_name)
+            for extra in _FAMILY_EXTRAS:
+                properties[extra] += self._property(name, rows, f"rocksdb.{extra}")
+        default = self._held(DEFAULT_FAMILY, "measuring")
+        for extra in _DATABASE_PROPERTIES:
+            properties[extra] = self._property(DEFAULT_FAMILY, default, f"rocksdb.{extra}")
+        return EngineStatistics(**totals, families=len(names), properties=properties)
+
+    def close(self) -> None:
+        """End scans, stop background work and release the directory. Unflushed rows stay in its WAL."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            handles = [held.rows for held in self._families.values()]
+            self._set_families({})
+            scans = list(self._scans)
+            self._scans.clear()
+        for scan in scans:
+            scan.end(Closed(f"the engine of {self._path} was closed during the scan"))
+        try:
+            if not self._read_only:
+                _tolerate_shutdown(lambda: self._db.cancel_all_background(True))
+            for handle in (*handles, self._db):
+                _tolerate_shutdown(handle.close)
+        except Exception as error:
+            raise translate(error, f"closing {self._path}") from error
+        finally:
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _set_families(self, families: dict[str, _Family]) -> None:
+        self._families = families
+        self._getters = {name: held.rows.get for name, held in families.items()}
+
+    def _handle(self, family: str) -> _Family:
+        return _Family(self._db.get_column_family(family), self._db.get_column_family_handle(family))
+
+    def _held(self, family: str, action: str) -> rocksdict.Rdict:
+        held = self._families.get(family)
+        if held is None:
+            raise self._error(KeyError(family), family, action)
+        return held.rows
+
+    def _property(self, family: str, rows: rocksdict.Rdict, name: str) -> int:
+        try:
+            value = rows.property_int_value(name)
+        except Exception as error:
+            raise self._error(error, family, "measuring") from error
+        return -1 if value is None else value
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the engine of {self._path} was closed: open a new one")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._read_only:
+            raise InvalidRequest(f"the engine of {self._path} was opened read-only: open it as its owner to change it")
+
+    def _error(self, error: Exception, family: str, action: str) -> StandfastError:
+        """Our error for one of the binding's; works out afterwards whether the engine or the family was at fault."""
+        # Whoever keeps the error keeps its traceback, whose frames would keep handles, and so the directory's LOCK.
+        traceback.clear_frames(error.__traceback__)
+        if self._closed:
+            return Closed(f"the engine of {self._path} was closed: open a new one")
+        if family not in self._families:
+            known = ", ".join(sorted(self._families)[:10])
+            return UnknownStore(f"no family {family!r} in {self._path}: it has {known}")
+        return translate(error, f"{action} {family!r} of {self._path}")
+
+
+def _place(
+    rows: rocksdict.Rdict, start: bytes | None, end: bytes | None, reverse: bool
+) -> tuple[rocksdict.RdictIter, rocksdict.ReadOptions]:
+    """An iterator at the first row of the range, and the options that it lives on."""
+    options = rocksdict.ReadOptions()
+    if end is not None and not reverse:
+        options.set_iterate_upper_bound(end)
+    iterator = rows.iter(options)
+    if not reverse:
+        iterator.seek(start or b"")
+    elif end is None:
+        iterator.seek_to_last()
+    else:
+        iterator.seek_for_prev(end)
+    return iterator, options
+
+
+def _fill(batch: rocksdict.WriteBatch, changes: Rows, column: rocksdict.ColumnFamily) -> None:
+    put, delete = batch.put, batch.delete
+    for key, value in changes.items():
+        if value is None:
+            delete(key, column)
+        else:
+            put(key, value, column)
+
+
+def _list_families(path: Path, options: rocksdict.Options) -> list[str]:
+    return rocksdict.Rdict.list_cf(str(path), options)
+
+
+def _open(path: Path, options: rocksdict.Options, access: rocksdict.AccessType, where: str) -> rocksdict.Rdict:
+    """Open with full options for every family that exists; a family left out would lose cache and filter."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        names = _list_families(path, options) if (path / "CURRENT").exists() else [DEFAULT_FAMILY]
+        return rocksdict.Rdict(str(path), options, dict.fromkeys(names, options), access)
+    except Exception as error:
+        raise translate(error, where, lock=path / "LOCK") from error
+
+
+def _open_read_only(path: Path, options: rocksdict.Options) -> tuple[Path, rocksdict.Rdict]:
+    """Open through a scratch directory of links, since an open writes into the directory that it is given."""
+    if not (path / "CURRENT").exists():
+        raise InvalidRequest(f"{path} holds no database: name a task's directory or a checkpoint")
+    where = f"opening {path} read-only"
+    attempt = 1
+    while True:
+        scratch = Path(tempfile.mkdtemp(prefix="standfast-read-"))
+        try:
+            link(path, scratch)
+            return scratch, _open(scratch, options, rocksdict.AccessType.read_only(False), where)
+        except (StandfastError, OSError) as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            # A live owner may remove a file between listing and opening; then the next look finds its successor.
+            if attempt >= READ_ONLY_ATTEMPTS or "No such file" not in str(error):
+                raise translate(error, where) from error
+            attempt += 1
+
+
+def _tolerate_shutdown(action: Callable[[], None]) -> None:
+    """Run a step of closing: background work that was cancelled says so, and calls of other threads may end first."""
+    waited = threading.Event()
+    for _ in range(int(CLOSE_WAIT_S / CLOSE_POLL_S)):
+        try:
+            action()
+        except rocksdict.DbClosedError:
+            pass
+        except RuntimeError as error:
+            if "borrowed" not in str(error):
+                raise
+            waited.wait(CLOSE_POLL_S)
+            continue
+        except Exception as error:
+            if "Shutdown in progress" not in str(error):
+                raise
+        return
+    raise InternalError(f"a call on the engine did not end within {CLOSE_WAIT_S:.0f} s of its closing")

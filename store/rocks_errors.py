@@ -1,0 +1,46 @@
+"""What RocksDB's and the binding's errors mean to a caller.
+
+Rules of this file: imports nothing of rocksdict. The binding has one class of error, so the kinds are told apart by
+their texts, here and nowhere else; an error whose text is unknown is an InternalError, never passed over.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from standfast.store.errors import Closed, Corruption, Held, InternalError, InvalidRequest, StandfastError, Unavailable
+
+
+def translate(error: Exception, where: str, lock: Path | None = None) -> StandfastError:
+    """Our error for the binding's, which has one class and tells the kinds apart by their texts only."""
+    if isinstance(error, StandfastError):
+        return error
+    text = str(error).strip()
+    if type(error).__name__ == "DbClosedError" or "mutably borrowed" in text or text.startswith("Shutdown in"):
+        return Closed(f"{where}: it was closed meanwhile: open a new one")
+    if "raw mode only support bytes" in text or isinstance(error, TypeError):
+        return InvalidRequest(f"{where}: keys and values must be bytes ({text})")
+    if "IO error" in text and "LOCK" in text and ("lock hold" in text or "While lock file" in text):
+        holder = "another process or engine" if lock is None else lock_holder(lock)
+        return Held(f"{where}: {holder} holds it: stop that one first, or open read-only")
+    lost_file = "No such file" in text and any(mark in text for mark in (".sst", "MANIFEST"))
+    if "Corruption" in text or "checksum mismatch" in text or lost_file:
+        return Corruption(f"{where}: stored bytes are damaged ({text}): restore this task from its log")
+    if "comparator" in text:
+        return InvalidRequest(f"{where}: not a database of standfast ({text}): choose another directory")
+    if isinstance(error, OSError) or any(mark in text for mark in ("IO error", "Busy", "Incomplete", "timed out")):
+        return Unavailable(f"{where}: the file system did not do it ({text}): check space and rights, then retry")
+    return InternalError(f"{where}: {type(error).__name__}: {text}")
+
+
+def lock_holder(lock: Path) -> str:
+    """Who holds RocksDB's LOCK file, as far as Linux tells."""
+    try:
+        inode = str(lock.stat().st_ino)
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            fields = line.split()
+            if len(fields) > 5 and fields[5].rpartition(":")[2] == inode:
+                return f"process {fields[4]}"
+    except OSError:
+        pass
+    return "another process or engine"

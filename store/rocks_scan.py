@@ -1,0 +1,163 @@
+"""A consistent scan over one live RocksDB iterator.
+
+Rules of this file: it is given an iterator that has been placed, and imports nothing of rocksdict: only
+`standfast.store.rocks` does. Three facts of the binding shape it, each held by the contract suite:
+- `items()` ends silently at a damaged block; so the iterator is stepped here and asked for its `status()` at the end.
+- The read options own the bytes of the iterator's upper bound; freed early, it stops at random. They are kept.
+- Backwards, the iterator ignores its lower bound; so each key is compared.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Protocol
+
+from standfast.store.engine import Row
+from standfast.store.errors import Closed, StandfastError
+from standfast.store.rocks_errors import translate
+
+SCAN_ROWS_FIRST = 16  # most scans are short; a long one soon reads in full chunks
+SCAN_ROWS_MAX = 256
+
+
+class Cursor(Protocol):
+    """What a scan needs of the binding's iterator. `key()` is None where there is no row."""
+
+    def key(self) -> bytes | None: ...
+
+    def value(self) -> bytes: ...
+
+    def next(self) -> None: ...
+
+    def prev(self) -> None: ...
+
+    def status(self) -> None: ...
+
+
+class RocksScan:
+    """A consistent scan over one live iterator; see `standfast.store.engine.RowScan`.
+
+    Rows are drained in chunks. `close()` and `end()` empty the chunk, so nothing is served after them.
+    """
+
+    __slots__ = (
+        "__weakref__", "_ahead", "_chunk", "_chunk_rows", "_end", "_failure", "_iterator", "_lock", "_options",
+        "_reverse", "_start", "_where",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        iterator: Cursor | None,
+        options: object,
+        where: str,
+        *,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        reverse: bool = False,
+    ) -> None:
+        """`iterator` stands at the first row; None is an empty range. `options` is what it was made with."""
+        self._iterator = iterator
+        self._options = options
+        self._where = where
+        self._start = start or b""
+        self._end = end
+        self._reverse = reverse
+        self._lock = threading.Lock()  # a close from another thread waits for the chunk being read
+        self._chunk: list[Row] = []
+        self._ahead: Iterator[Row] = iter(self._chunk)
+        self._chunk_rows = SCAN_ROWS_FIRST
+        self._failure: StandfastError | None = None
+
+    def __iter__(self) -> Iterator[Row]:
+        while True:
+            yield from self._ahead
+            if not self._refill():
+                return
+
+    def __next__(self) -> Row:
+        while True:
+            for row in self._ahead:
+                return row
+            if not self._refill():
+                raise StopIteration
+
+    def __enter__(self) -> RocksScan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the iterator. A later next() raises Closed."""
+        self.end(Closed(f"the scan was closed ({self._where}): begin a new one"))
+
+    def end(self, failure: StandfastError) -> None:
+        """Release the iterator; every later next() raises `failure`."""
+        with self._lock:
+            self._failure = self._failure or failure
+            self._release()
+
+    def _release(self) -> None:
+        self._chunk.clear()
+        self._iterator = None  # before its options: they own the memory of its bound
+        self._options = None
+
+    def _refill(self) -> bool:
+        """Read the next chunk; False at the true end of the range. A damaged block raises Corruption, every time."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self._iterator is None:
+                return False
+            try:
+                if self._reverse:
+                    chunk, more = _drain_back(self._iterator, self._chunk_rows, self._start, self._end)
+                else:
+                    chunk, more = _drain(self._iterator, self._chunk_rows)
+                if not more:
+                    self._iterator.status()
+            except Exception as error:
+                traceback.clear_frames(error.__traceback__)  # they hold the iterator, and it the directory
+                self._failure = translate(error, self._where)
+                self._release()
+                raise self._failure from error
+            if not more:
+                self._release()
+            self._chunk, self._ahead = chunk, iter(chunk)
+            self._chunk_rows = min(self._chunk_rows * 4, SCAN_ROWS_MAX)
+            return bool(chunk)
+
+
+def _drain(iterator: Cursor, rows_max: int) -> tuple[list[Row], bool]:
+    """Up to `rows_max` rows forwards, and whether more may follow; the iterator itself stops at the end bound."""
+    key, value, step = iterator.key, iterator.value, iterator.next
+    chunk: list[Row] = []
+    append = chunk.append
+    for _ in range(rows_max):
+        found = key()
+        if found is None:
+            return chunk, False
+        append((found, value()))
+        step()
+    return chunk, True
+
+
+def _drain_back(iterator: Cursor, rows_max: int, start: bytes, end: bytes | None) -> tuple[list[Row], bool]:
+    """As `_drain`, backwards: skips the excluded end, and stops below the start (the iterator would not)."""
+    key, value, step = iterator.key, iterator.value, iterator.prev
+    chunk: list[Row] = []
+    for _ in range(rows_max):
+        found = key()
+        if found is not None and found == end:
+            step()
+            found = key()
+        if found is None or found < start:
+            return chunk, False
+        chunk.append((found, value()))
+        step()
+    return chunk, True

@@ -1,0 +1,204 @@
+"""The rows of one store: caching, change-logging and metering, wrapped once around any store type.
+
+    store type (codec)  put / get / scan in its own bytes
+    StoreRows           limits, counters, write buffer, change log, iterators that close with the store
+    Engine              ordered bytes in families
+
+Rules of this file: it knows no store type. A type is a codec over this class and gets caching, logging, metering,
+limits and bounded iterators by using it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from standfast.store.buffer import ENTRY_OVERHEAD_BYTES, WriteBuffer, merge_pending
+from standfast.store.engine import Engine, Row
+from standfast.store.errors import Closed, InvalidRequest
+
+T = TypeVar("T")
+
+KEY_MAX_BYTES = 64 << 10
+VALUE_MAX_BYTES = 1_000_000  # with key and framing this stays within Kafka's default message.max.bytes
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """Plain numbers that the store adds to and the metrics collector reads. Nothing per key."""
+
+    put: int = 0
+    get: int = 0
+    delete: int = 0
+    scan: int = 0
+    logged_records: int = 0
+    logged_bytes: int = 0
+    late_dropped: int = 0
+    segments_expired: int = 0
+    corruptions: int = 0
+
+
+@dataclass(slots=True)
+class RowLimits:
+    """Largest key and value a store accepts, in bytes."""
+
+    key_bytes: int = KEY_MAX_BYTES
+    value_bytes: int = VALUE_MAX_BYTES
+
+
+class StoreIterator(Generic[T]):
+    """Results of a range read: an iterator and context manager that closes with the store and then raises Closed."""
+
+    __slots__ = ("_closed", "_items", "_rows")
+
+    def __init__(self, rows: StoreRows, items: Iterator[T]) -> None:
+        self._rows = rows
+        self._items = items
+        self._closed = False
+        rows.iterators.add(self)
+
+    def __iter__(self) -> StoreIterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._closed:
+            raise Closed(f"iterator of store {self._rows.name!r} is closed: open a new one")
+        try:
+            return next(self._items)
+        except StopIteration:
+            self._rows.iterators.discard(self)
+            raise
+
+    def close(self) -> None:
+        """Release the scan; calling it twice is fine."""
+        self._closed = True
+        self._rows.iterators.discard(self)
+        close = getattr(self._items, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> StoreIterator[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(slots=True, eq=False)
+class StoreRows:
+    """What a store type stands on. Written by one thread at a time, the task's owner."""
+
+    name: str
+    engine: Engine
+    buffer: WriteBuffer
+    now_ms: Callable[[], int]
+    caching: bool = True
+    logging: bool = True
+    read_only: bool = False
+    limits: RowLimits = field(default_factory=RowLimits)
+    counters: StoreCounters = field(default_factory=StoreCounters)
+    iterators: set[StoreIterator[Any]] = field(default_factory=set)
+    observed_ms: int = -1
+    sequence: int = 0
+    closed: bool = False
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        """The row as this task sees it: buffered first, then stored."""
+        if self.closed:
+            self._refuse_closed()
+        self.counters.get += 1
+        rows = self.buffer.rows.get(family)
+        if rows is not None and key in rows:
+            return rows[key]
+        return self.engine.get(family, key)
+
+    def get_if_present(self, family: str, key: bytes) -> bytes | None:
+        """As `get`, for a family that no commit may have made yet."""
+        rows = self.buffer.rows.get(family)
+        if (rows is not None and key in rows) or family in self.engine.families():
+            return self.get(family, key)
+        return None
+
+    def check(self, key: bytes, value: bytes | None) -> None:
+        """Refuse what may not be written, before anything changed."""
+        if self.closed:
+            self._refuse_closed()
+        if self.read_only:
+            raise InvalidRequest(f"store {self.name!r} is open for reading only: only the active task writes")
+        size = len(value) if value is not None else 0
+        if len(key) > self.limits.key_bytes:
+            raise InvalidRequest(
+                f"store {self.name!r}: key of {len(key)} bytes is over the limit of {self.limits.key_bytes} bytes"
+            )
+        if size > self.limits.value_bytes:
+            raise InvalidRequest(
+                f"store {self.name!r}: value of {size} bytes is over the limit of {self.limits.value_bytes} bytes: "
+                "split it, or raise value_max_bytes together with the log's own message limit"
+            )
+        buffer = self.buffer
+        if buffer.size_bytes + 2 * size + len(key) + ENTRY_OVERHEAD_BYTES > buffer.refuse_bytes:
+            buffer.check_room(self.cost(key, value))
+
+    @staticmethod
+    def cost(key: bytes, value: bytes | None) -> int:
+        """Bytes that one buffered write is counted for: the row and its change."""
+        return len(key) + 2 * (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
+
+    def put(self, family: str, key: bytes, row: bytes | None) -> None:
+        """Buffer a row; the caller has called `check`."""
+        if row is None:
+            self.counters.delete += 1
+        else:
+            self.counters.put += 1
+        self.buffer.put(family, key, row)
+
+    def log(self, key: bytes, value: bytes | None, timestamp: int) -> None:
+        """Buffer the change for the changelog, if the store is logged."""
+        if self.logging:
+            self.buffer.log(self.name, key, value, timestamp, latest_only=self.caching)
+
+    def scan(
+        self, family: str, start: bytes | None = None, end: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[Row]:
+        """Rows of one family as this task sees them, start <= key < end."""
+        pending = self.buffer.pending(family, start, end, reverse=reverse)
+        if family not in self.engine.families():
+            return ((key, row) for key, row in pending if row is not None)
+        stored = self.engine.scan(family, start, end, reverse=reverse)
+        return merge_pending(iter(stored), pending, reverse=reverse) if pending else iter(stored)
+
+    def scan_all(
+        self, families: list[str], start: bytes | None = None, end: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[Row]:
+        """Rows of several families as one sequence in key order."""
+        scans = [self.scan(family, start, end, reverse=reverse) for family in families]
+        if len(scans) == 1:
+            return scans[0]
+        return heapq.merge(*scans, key=itemgetter(0), reverse=reverse)
+
+    def iterate(self, items: Iterator[T]) -> StoreIterator[T]:
+        """Hand a range result to the user."""
+        if self.closed:
+            self._refuse_closed()
+        self.counters.scan += 1
+        return StoreIterator(self, items)
+
+    def observe(self, timestamp_ms: int) -> None:
+        """Move the store's observed stream time forward; it never goes back."""
+        if timestamp_ms > self.observed_ms:
+            self.observed_ms = timestamp_ms
+
+    def close(self) -> None:
+        """Close the open iterators; later reads and writes raise Closed."""
+        self.closed = True
+        for iterator in list(self.iterators):
+            iterator.close()
+
+    def _refuse_closed(self) -> None:
+        raise Closed(f"store {self.name!r} is closed: its task was revoked, promoted elsewhere or failed")

@@ -1,0 +1,94 @@
+"""Rows of a windowed store spread over one column family per time segment.
+
+    delays@0        rows with 0 <= time < interval
+    delays@3600000  rows with interval <= time < 2 * interval      expiry drops a whole family
+
+Rules of this file: decides which family a row belongs to and which families are live, by the pure rules of
+`standfast.store.segments`; it never reads a row. Families are made by the commit that first writes to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from standfast.store.rows import StoreRows
+from standfast.store.segments import family_name, is_live, parse_family, segment_id
+
+
+class Segments:
+    """The segment families of one store, ascending in time."""
+
+    def __init__(self, rows: StoreRows, retention_ms: int, interval_ms: int) -> None:
+        self.rows = rows
+        self.retention_ms = retention_ms
+        self.interval_ms = interval_ms
+        self._ids: set[int] = set()
+        self._sorted: list[int] | None = []
+        for family in rows.engine.families():
+            parsed = parse_family(family)
+            if parsed is not None and parsed[0] == rows.name:
+                self._add(parsed[1] // interval_ms)
+
+    def family_for(self, time_ms: int) -> str | None:
+        """The family that a row of this time goes to, or None if its segment is dead (the row is late)."""
+        number = segment_id(time_ms, self.interval_ms)
+        if not is_live(number, max(self.rows.observed_ms, time_ms), self.retention_ms, self.interval_ms):
+            return None
+        if number not in self._ids:
+            self._add(number)
+        return self._name(number)
+
+    def families(self, time_from: int | None = None, time_to: int | None = None) -> list[str]:
+        """Families that may hold rows of time_from <= time <= time_to, ascending."""
+        low = None if time_from is None else segment_id(max(time_from, 0), self.interval_ms)
+        high = None if time_to is None else segment_id(max(time_to, 0), self.interval_ms)
+        if self._sorted is None:
+            self._sorted = sorted(self._ids)
+        return [
+            self._name(number)
+            for number in self._sorted
+            if (low is None or number >= low) and (high is None or number <= high)
+        ]
+
+    def expired(self) -> list[str]:
+        """Families whose every row is past retention."""
+        observed = self.rows.observed_ms
+        return [
+            self._name(number)
+            for number in sorted(self._ids)
+            if not is_live(number, observed, self.retention_ms, self.interval_ms)
+        ]
+
+    def forget(self, families: Sequence[str]) -> None:
+        """Called once these families are gone."""
+        gone = {parsed[1] // self.interval_ms for family in families if (parsed := parse_family(family)) is not None}
+        self._ids -= gone
+        self._sorted = None
+        self.rows.counters.segments_expired += len(gone)
+
+    def group(self, timed: Iterable[tuple[int, bytes, bytes | None]]) -> dict[str, dict[bytes, bytes | None]]:
+        """(time, row key, row) by family, leaving out rows whose segment is dead at the observed stream time."""
+        grouped: dict[str, dict[bytes, bytes | None]] = {}
+        by_number: dict[int, dict[bytes, bytes | None] | None] = {}
+        interval_ms = self.interval_ms
+        for time_ms, key, row in timed:
+            number = time_ms // interval_ms
+            if number in by_number:
+                rows = by_number[number]
+            else:
+                family = self.family_for(time_ms)
+                rows = by_number[number] = None if family is None else grouped.setdefault(family, {})
+            if rows is not None:
+                rows[key] = row
+        return grouped
+
+    def visible_from(self) -> int:
+        """Earliest time a read shows: observed - retention + 1 (Kafka Streams: getActualFrom)."""
+        return self.rows.observed_ms - self.retention_ms + 1
+
+    def _add(self, number: int) -> None:
+        self._ids.add(number)
+        self._sorted = None
+
+    def _name(self, number: int) -> str:
+        return family_name(self.rows.name, number * self.interval_ms)

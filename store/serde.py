@@ -1,0 +1,171 @@
+"""Serdes: how a user's keys and values become bytes and back. Public as `standfast.serde`.
+
+    bytes     as they are (bytearray and memoryview are copied to bytes)
+    string    UTF-8
+    int64     8 bytes, big-endian, signed            Kafka's LongSerializer
+    float64   8 bytes, big-endian IEEE 754           Kafka's DoubleSerializer
+    json      UTF-8, no spaces, insertion order, no NaN or Infinity
+    msgpack   bytes and str kept apart, only plain types
+    pair(name, serialize, deserialize)               your own two functions
+
+Rules of this file: a serde is a name and two functions; the same value always gives bytes that read back as it.
+Nothing here runs what it reads. The functions raise plain errors, which the stores turn into
+`serde_error(...)`, so that a call that works costs nothing more.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json as _json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
+
+import msgpack as _msgpack
+
+from standfast.store.errors import Corruption, InvalidRequest, StandfastError
+
+T = TypeVar("T")
+Raw: TypeAlias = builtins.bytes  # `bytes` is a serde in this file
+Part: TypeAlias = Literal["key", "value"]
+Direction: TypeAlias = Literal["serialize", "deserialize"]
+
+_INT64 = struct.Struct(">q")
+_FLOAT64 = struct.Struct(">d")
+
+
+@dataclass(frozen=True, slots=True)
+class Serde(Generic[T]):
+    """A named pair of functions. The name is kept with a store's definition and compared at the next start."""
+
+    name: str
+    serialize: Callable[[T], Raw]
+    deserialize: Callable[[Raw], T]
+
+    def __repr__(self) -> str:
+        return f"serde.{self.name}"
+
+
+def pair(name: str, serialize: Callable[[T], Raw], deserialize: Callable[[Raw], T]) -> Serde[T]:
+    """A serde of your own. Raises InvalidRequest if the name is a built-in one's or a function cannot be called."""
+    if not isinstance(name, str) or not name or name in _BUILT_IN:
+        raise InvalidRequest(
+            f"a serde cannot be named {name!r}: choose a name that is not one of {', '.join(_BUILT_IN)}"
+        )
+    for role, function in (("serialize", serialize), ("deserialize", deserialize)):
+        if not callable(function):
+            raise InvalidRequest(f"serde {name!r}: {role} must be a function, not {type(function).__name__}")
+
+    def checked(value: T) -> Raw:
+        raw = serialize(value)
+        if type(raw) is not Raw:
+            raise TypeError(f"its function returned {type(raw).__name__}, not bytes")
+        return raw
+
+    return Serde(name, checked, deserialize)
+
+
+def by_name(name: str) -> Serde[Any] | None:
+    """The built-in serde of that name, or None."""
+    return _BUILT_IN.get(name)
+
+
+def encode(serde: Serde[T], value: T, *, store: str, part: Part) -> Raw:
+    """Bytes of a key or value. Raises InvalidRequest that names store, part and direction."""
+    try:
+        return serde.serialize(value)
+    except Exception as error:
+        raise serde_error(serde, store, part, "serialize", error) from error
+
+
+def decode(serde: Serde[T], raw: Raw, *, store: str, part: Part) -> T:
+    """The key or value of these bytes. Raises Corruption that names store, part and direction."""
+    try:
+        return serde.deserialize(raw)
+    except Exception as error:
+        raise serde_error(serde, store, part, "deserialize", error) from error
+
+
+def serde_error(serde: Serde[Any], store: str, part: Part, direction: Direction, error: Exception) -> StandfastError:
+    """What to raise for `error` of a serde: InvalidRequest on the way in, Corruption on the way out."""
+    what = f"store {store!r}: the {part} serde {serde.name!r} cannot {direction}"
+    cause = f"{type(error).__name__}: {error}"
+    if direction == "serialize":
+        return InvalidRequest(f"{what} this {part} ({cause}): give it what it takes, or declare the store with another")
+    return Corruption(
+        f"{what} a stored {part} ({cause}): the store was written with another serde, or its bytes are damaged"
+    )
+
+
+def _bytes_to_raw(value: Raw | bytearray | memoryview) -> Raw:
+    if type(value) is Raw:
+        return value
+    if isinstance(value, (Raw, bytearray, memoryview)):
+        return Raw(value)
+    raise TypeError(f"it takes bytes, not {type(value).__name__}")
+
+
+def _same(raw: Raw) -> Raw:
+    return raw
+
+
+def _refuse_bool(value: object) -> None:
+    if isinstance(value, bool):  # it would come back as a number
+        raise TypeError("it takes numbers, not bool")
+
+
+def _int64_to_raw(value: int) -> Raw:
+    _refuse_bool(value)
+    return _INT64.pack(value)
+
+
+def _raw_to_int64(raw: Raw) -> int:
+    number: int = _INT64.unpack(raw)[0]
+    return number
+
+
+def _float64_to_raw(value: float) -> Raw:
+    _refuse_bool(value)
+    return _FLOAT64.pack(value)
+
+
+def _raw_to_float64(raw: Raw) -> float:
+    number: float = _FLOAT64.unpack(raw)[0]
+    return number
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+_JSON_ENCODER = _json.JSONEncoder(separators=(",", ":"), sort_keys=False, allow_nan=False, ensure_ascii=False)
+_JSON_DECODER = _json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _json_to_raw(value: Any) -> Raw:
+    return _JSON_ENCODER.encode(value).encode()
+
+
+def _raw_to_json(raw: Raw) -> Any:
+    return _JSON_DECODER.decode(raw.decode())
+
+
+def _msgpack_to_raw(value: Any) -> Raw:
+    raw = _msgpack.packb(value, use_bin_type=True, strict_types=True)
+    assert raw is not None
+    return raw
+
+
+def _raw_to_msgpack(raw: Raw) -> Any:
+    return _msgpack.unpackb(raw, raw=False, strict_map_key=False)  # integer keys were written, so they are read
+
+
+bytes: Serde[Raw] = Serde("bytes", _bytes_to_raw, _same)
+string: Serde[str] = Serde("string", str.encode, Raw.decode)
+int64: Serde[int] = Serde("int64", _int64_to_raw, _raw_to_int64)
+float64: Serde[float] = Serde("float64", _float64_to_raw, _raw_to_float64)
+json: Serde[Any] = Serde("json", _json_to_raw, _raw_to_json)
+msgpack: Serde[Any] = Serde("msgpack", _msgpack_to_raw, _raw_to_msgpack)
+
+_BUILT_IN: dict[str, Serde[Any]] = {serde.name: serde for serde in (bytes, string, int64, float64, json, msgpack)}

@@ -1,0 +1,153 @@
+"""Store definitions: what a user declares, and what is kept beside the data to recognise a change.
+
+Rules of this file: plain frozen data, checked on construction, so an invalid definition cannot exist. A new
+store type is one class here, one module with its codec, one line in `standfast.store.kinds`.
+Source of the limits: Kafka Streams' Stores and WindowBytesStoreSupplier checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from standfast.store.errors import BadConfig
+from standfast.store.names import check_name
+from standfast.store.serde import Serde
+
+EngineKind = Literal["rocksdb", "memory"]
+
+# Settings of a definition that may change between runs: they do not alter the stored bytes.
+CHANGEABLE = frozenset({"engine", "caching", "changelog"})
+
+
+@dataclass(frozen=True)
+class StoreSpec:
+    """What every store declares. `changelog` overrides settings of its topic by the log's own names."""
+
+    kind: ClassVar[str]
+
+    name: str
+    key: Serde[Any]
+    value: Serde[Any]
+    timestamped: bool = field(default=True, kw_only=True)
+    engine: EngineKind = field(default="rocksdb", kw_only=True)
+    caching: bool = field(default=True, kw_only=True)
+    logging: bool = field(default=True, kw_only=True)
+    changelog: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_name("store", self.name)
+        problems = list(self._problems())
+        if problems:
+            raise BadConfig([f"store {self.name!r}: {problem}" for problem in problems])
+
+    def _problems(self) -> list[str]:
+        problems = []
+        for part in ("key", "value"):
+            if not isinstance(getattr(self, part), Serde):
+                problems.append(f"{part} must be a serde such as standfast.serde.string, not {getattr(self, part)!r}")
+        if self.engine not in ("rocksdb", "memory"):
+            problems.append(f'engine must be "rocksdb" or "memory", not {self.engine!r}')
+        return problems
+
+    def _times(self, *names: str) -> list[str]:
+        return [
+            f"{name} must be a whole number of milliseconds above 0, not {getattr(self, name)!r}"
+            for name in names
+            if not isinstance(getattr(self, name), int) or getattr(self, name) <= 0
+        ]
+
+    def definition(self) -> dict[str, Any]:
+        """What is kept beside the data: every setting that the stored bytes depend on, as JSON values."""
+        return {
+            "kind": self.kind,
+            "key": self.key.name,
+            "value": self.value.name,
+            "timestamped": self.timestamped,
+            "logging": self.logging,
+        }
+
+
+@dataclass(frozen=True)
+class KeyValueStore(StoreSpec):
+    """Key to value; with `timestamped` each value carries the timestamp of its newest input."""
+
+    kind: ClassVar[str] = "keyvalue"
+
+
+@dataclass(frozen=True)
+class WindowStore(StoreSpec):
+    """(key, window start) to value, kept for `retention_ms` of observed stream time."""
+
+    kind: ClassVar[str] = "window"
+
+    window_size_ms: int = field(kw_only=True)
+    retention_ms: int = field(kw_only=True)
+    retain_duplicates: bool = field(default=False, kw_only=True)
+
+    def _problems(self) -> list[str]:
+        problems = super()._problems() + self._times("window_size_ms", "retention_ms")
+        if not problems and self.retention_ms < self.window_size_ms:
+            problems.append(
+                f"retention_ms {self.retention_ms} is below window_size_ms {self.window_size_ms}: a window would "
+                "expire while it is still open; retention must be at least window size plus grace"
+            )
+        return problems
+
+    def definition(self) -> dict[str, Any]:
+        return super().definition() | {
+            "window_size_ms": self.window_size_ms,
+            "retention_ms": self.retention_ms,
+            "retain_duplicates": self.retain_duplicates,
+        }
+
+
+@dataclass(frozen=True)
+class SessionStore(StoreSpec):
+    """(key, session start, session end) to value. Session values carry no timestamp of their own."""
+
+    kind: ClassVar[str] = "session"
+
+    timestamped: bool = field(default=False, kw_only=True)
+    retention_ms: int = field(kw_only=True)
+
+    def _problems(self) -> list[str]:
+        problems = super()._problems() + self._times("retention_ms")
+        if self.timestamped:
+            problems.append("a session store keeps no timestamps: its key holds start and end; leave timestamped out")
+        return problems
+
+    def definition(self) -> dict[str, Any]:
+        return super().definition() | {"retention_ms": self.retention_ms}
+
+
+@dataclass(frozen=True)
+class VersionedStore(StoreSpec):
+    """Key to a history of values, each valid from its timestamp, kept for `history_retention_ms`."""
+
+    kind: ClassVar[str] = "versioned"
+
+    # Each version must reach the changelog, so a versioned store is never cached (as in Kafka Streams).
+    caching: bool = field(default=False, kw_only=True)
+    history_retention_ms: int = field(kw_only=True)
+
+    def _problems(self) -> list[str]:
+        problems = super()._problems() + self._times("history_retention_ms")
+        if self.caching:
+            problems.append("a versioned store cannot be cached: every version is logged; leave caching out")
+        if not self.timestamped:
+            problems.append("a versioned store always keeps timestamps; leave timestamped out")
+        return problems
+
+    def definition(self) -> dict[str, Any]:
+        return super().definition() | {"history_retention_ms": self.history_retention_ms}
+
+
+def definition_changes(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
+    """What differs between a kept definition and the declared one, as `name: old -> new`."""
+    return [
+        f"{name}: {stored.get(name)!r} -> {declared.get(name)!r}"
+        for name in sorted({*stored, *declared})
+        if stored.get(name) != declared.get(name)
+    ]

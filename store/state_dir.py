@@ -1,0 +1,151 @@
+"""The state directory of one application on one machine.
+
+    <state_dir>/<app>/LOCK           flock of the process that owns it, with its pid inside
+                      INSTANCE       stable instance id, kept over restarts
+                      0_3/           one task: its RocksDB and STANDFAST, the format marker
+                      .aside/        directories set aside, until the task that replaces them is whole
+
+Rules of this file: directories and markers only; it never opens a database. Nothing is deleted that was not set
+aside by this library, and only once the caller says that its replacement is whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from standfast.store.errors import Held, InvalidRequest
+from standfast.store.names import check_name
+
+MARKER = "STANDFAST"
+MARKER_FORMAT = 1
+
+
+class StateDir:
+    """Owns `<state_dir>/<app>` until closed; a second owner gets Held, naming the first."""
+
+    def __init__(self, root: str | Path, app: str) -> None:
+        self.app = check_name("application", app)
+        self.path = Path(root).absolute() / app
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = self._acquire()
+        try:
+            check_marker(self.path, app, task=None)
+            write_marker(self.path, app, task=None)
+            self.instance_id = self._instance_id()
+        except BaseException:
+            self.close()
+            raise
+
+    def task_path(self, task: str) -> Path:
+        """Directory of one task, e.g. `0_3`."""
+        return self.path / task
+
+    def tasks(self) -> list[str]:
+        """Tasks that have a directory here."""
+        return sorted(path.name for path in self.path.iterdir() if (path / MARKER).is_file())
+
+    def set_aside(self, task: str, reason: str) -> Path | None:
+        """Move a task's directory out of the way, whole; None if there is none."""
+        source = self.task_path(task)
+        if not source.exists():
+            return None
+        aside = self.path / ".aside"
+        aside.mkdir(mode=0o700, exist_ok=True)
+        target = aside / f"{task}.{reason}.{uuid.uuid4().hex[:8]}"
+        source.rename(target)
+        return target
+
+    def aside(self, task: str) -> list[Path]:
+        """Directories set aside for a task."""
+        return sorted((self.path / ".aside").glob(f"{task}.*"))
+
+    def drop_aside(self, task: str) -> list[Path]:
+        """Delete what was set aside for a task: its replacement is whole now."""
+        dropped = self.aside(task)
+        for path in dropped:
+            shutil.rmtree(path)
+        return dropped
+
+    def close(self) -> None:
+        """Release the lock. Closing twice is fine."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _acquire(self) -> int:
+        path = self.path / "LOCK"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "an unknown process"
+            os.close(handle)
+            raise Held(
+                f"state directory {self.path} is held by {holder}: stop that process, or give this one another "
+                "state_dir"
+            ) from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"pid {os.getpid()}\n".encode(), 0)
+        return handle
+
+    def _instance_id(self) -> str:
+        path = self.path / "INSTANCE"
+        if path.exists():
+            return path.read_text(encoding="ascii").strip()
+        instance_id = uuid.uuid4().hex[:12]
+        write_atomically(path, instance_id + "\n")
+        return instance_id
+
+
+def check_marker(directory: Path, app: str, task: str | None) -> bool:
+    """Whether `directory` bears our marker; InvalidRequest if it is another's, of a newer format, or unmarked data."""
+    marker = directory / MARKER
+    if not marker.exists():
+        if (directory / "CURRENT").exists():
+            raise InvalidRequest(
+                f"{directory} holds a RocksDB that standfast did not make (it has no {MARKER} marker): "
+                "choose another state_dir"
+            )
+        return False
+    try:
+        fields = json.loads(marker.read_text(encoding="utf-8"))
+        found_format, found_app, found_task = int(fields["format"]), fields["app"], fields["task"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"{marker} is not readable ({error}): restore it or choose another state_dir") from error
+    if found_format > MARKER_FORMAT:
+        raise InvalidRequest(
+            f"{directory} has format {found_format}, this version of standfast knows up to {MARKER_FORMAT}: "
+            "run the version that wrote it, or choose another state_dir and restore from the log"
+        )
+    if (found_app, found_task) != (app, task):
+        found = f"application {found_app!r}" + ("" if found_task is None else f", task {found_task}")
+        wanted = f"application {app!r}" + ("" if task is None else f", task {task}")
+        raise InvalidRequest(f"{directory} belongs to {found}, not to {wanted}: choose another state_dir")
+    return True
+
+
+def write_marker(directory: Path, app: str, task: str | None) -> None:
+    """Put the format marker, before the first byte of data."""
+    if not (directory / MARKER).exists():
+        fields = {"format": MARKER_FORMAT, "app": app, "task": task}
+        write_atomically(directory / MARKER, json.dumps(fields) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small file so that a crash leaves the old one or the new one, never half of it."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,280 @@
+"""All stores of one task: one database, one write buffer, one cut.
+
+    commit        buffered rows + cut  ── one WriteBatch ──>  RocksDB         (memory stores beside it)
+    apply         restored rows + cut  ── one WriteBatch ──>  RocksDB
+
+Rules of this file: every write carries the cut that belongs to it. It knows nothing of logs: positions and offsets
+are numbers that the caller gives. A failed write poisons the task until it is opened again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from standfast.store.buffer import BOUND_DEFAULT_BYTES, WriteBuffer
+from standfast.store.cut import CUT_KEY, STORES_KEY, Cut, StoreTimes, decode_record, encode_definitions
+from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange
+from standfast.store.errors import Closed, InvalidRequest, StandfastError, UnknownStore
+from standfast.store.kinds import open_store
+from standfast.store.memory import MemoryEngine
+from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rows import RowLimits, StoreRows
+from standfast.store.segments import parse_family
+from standfast.store.specs import StoreSpec, definition_changes
+from standfast.store.state_dir import check_marker, write_marker
+from standfast.store.typed import FamilyRows, LoggedRecord, TypedStore
+
+AnyStore = TypedStore[Any, Any, Any]
+
+
+class TaskStores:
+    """Stores of one task. Owned by one thread at a time; committed rows may be read from others."""
+
+    def __init__(
+        self,
+        directory: Path,
+        app: str,
+        task: str,
+        specs: Sequence[StoreSpec],
+        shared: RocksShared,
+        *,
+        now_ms: Callable[[], int],
+        buffer_bytes: int = BOUND_DEFAULT_BYTES,
+        limits: RowLimits | None = None,
+    ) -> None:
+        self.directory = directory
+        self.task = task
+        self.specs = {spec.name: spec for spec in specs}
+        self.buffer = WriteBuffer(buffer_bytes)
+        self.poisoned: BaseException | None = None
+        self.closed = False
+        self._now_ms = now_ms
+        self._limits = limits or RowLimits()
+        self.memory = MemoryEngine()
+        self.engine: Engine = self._open_engine(app, shared)
+        try:
+            self.cut = self._load()
+            self.stores: dict[str, AnyStore] = {spec.name: self._open_store(spec, self.buffer) for spec in specs}
+        except BaseException:
+            self.engine.close()
+            raise
+
+    def store(self, name: str) -> AnyStore:
+        """A store by name."""
+        try:
+            return self.stores[name]
+        except KeyError:
+            raise UnknownStore(
+                f"task {self.task} has no store {name!r}: it declares {', '.join(sorted(self.stores)) or 'none'}"
+            ) from None
+
+    def bind_clock(self, now_ms: Callable[[], int]) -> None:
+        """Take default timestamps from here on from `now_ms` (the record in hand)."""
+        self._now_ms = now_ms
+        for store in self.stores.values():
+            store.rows.now_ms = now_ms
+
+    def committed_view(self, name: str) -> AnyStore:
+        """A read-only view of a store's committed rows; other threads may use it. Closed with the task."""
+        self.store(name)
+        view = self._open_store(self.specs[name], WriteBuffer(0), read_only=True)
+        return view
+
+    def commit(self, cut: Cut) -> None:
+        """Write buffered rows together with `cut`, then forget the buffer and drop what expired."""
+        self._check_usable()
+        expired = self._expired()
+        for families in expired.values():
+            for family in families:
+                self.buffer.drop_family(family)
+        self._write(self.buffer.rows, cut)
+        self.buffer.clear()
+        self._drop(expired)
+
+    def apply(self, records: Mapping[str, Sequence[LoggedRecord]], cut: Cut) -> None:
+        """Write what changelog records of these stores amount to, together with `cut`."""
+        self._check_usable()
+        rows: FamilyRows = {}
+        for name, batch in records.items():
+            for family, family_rows in self.stores[name].restore(batch).items():
+                rows.setdefault(family, {}).update(family_rows)
+        self._write(rows, cut)
+        self._drop(self._expired())
+
+    def discard(self) -> None:
+        """Forget everything uncommitted."""
+        self.buffer.clear()
+        for name, store in self.stores.items():
+            times = self.cut.stores.get(name, StoreTimes())
+            store.rows.observed_ms, store.rows.sequence = times
+
+    def has_rows(self, name: str) -> bool:
+        """Whether the store holds at least one committed row."""
+        engine = self._engine_of(name)
+        for family in self.store(name).families():
+            with engine.scan(family) as scan:
+                if next(iter(scan), None) is not None:
+                    return True
+        return False
+
+    def statistics(self, name: str) -> EngineStatistics:
+        """Sizes of one store."""
+        engine = self._engine_of(name)
+        parts = [engine.statistics(family) for family in self.store(name).families()]
+        return EngineStatistics(
+            sst_bytes=sum(part.sst_bytes for part in parts),
+            memtable_bytes=sum(part.memtable_bytes for part in parts),
+            keys_estimate=sum(part.keys_estimate for part in parts),
+            pending_compaction_bytes=sum(part.pending_compaction_bytes for part in parts),
+            families=len(parts),
+        )
+
+    def flush(self) -> None:
+        """Move memtables to files, so that the next open has no WAL to replay."""
+        self.engine.flush()
+
+    def close(self) -> None:
+        """Close iterators and the database; buffered rows are forgotten. Closing twice is fine."""
+        if self.closed:
+            return
+        self.closed = True
+        for store in self.stores.values():
+            store.rows.close()
+        self.buffer.clear()
+        self.engine.close()
+        self.memory.close()
+
+    def _open_engine(self, app: str, shared: RocksShared) -> Engine:
+        if all(spec.engine == "memory" for spec in self.specs.values()):
+            return MemoryEngine()
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_marker(self.directory, app, self.task)
+        write_marker(self.directory, app, self.task)
+        return RocksEngine(self.directory, shared=shared)
+
+    def _load(self) -> Cut:
+        where = str(self.directory)
+        raw_cut = self.engine.get(DEFAULT_FAMILY, CUT_KEY)
+        raw_stores = self.engine.get(DEFAULT_FAMILY, STORES_KEY)
+        cut = Cut.decode(raw_cut, where) if raw_cut is not None else Cut()
+        stored = decode_record(raw_stores, where) if raw_stores is not None else {}
+        declared = {spec.name: spec.definition() | {"engine": spec.engine} for spec in self.specs.values()}
+        self._refuse_changed(stored, declared)
+        gone = {
+            name for name, old in stored.items() if name not in declared or old["engine"] != declared[name]["engine"]
+        }
+        # Memory stores keep no rows over a restart, so no position of theirs may count.
+        gone |= {name for name, spec in self.specs.items() if spec.engine == "memory"}
+        cut = replace(
+            cut,
+            positions={name: at for name, at in cut.positions.items() if name not in gone},
+            stores={name: times for name, times in cut.stores.items() if name not in gone},
+        )
+        if stored != declared:
+            # The record goes first: a crash after it leaves families without a position, which restore refills.
+            record = {CUT_KEY: cut.encode(), STORES_KEY: encode_definitions(declared)}
+            self.engine.write({DEFAULT_FAMILY: record})
+        for family in self.engine.families():
+            owner = _owner(family)
+            if owner is not None and (owner in gone or owner not in declared):
+                self.engine.drop_family(family)
+        return cut
+
+    def _refuse_changed(self, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
+        for name, definition in declared.items():
+            if name not in stored:
+                continue
+            changes = definition_changes(
+                {key: value for key, value in stored[name].items() if key != "engine"},
+                {key: value for key, value in definition.items() if key != "engine"},
+            )
+            if changes:
+                raise InvalidRequest(
+                    f"store {name!r} in {self.directory} was made with another definition ({'; '.join(changes)}): "
+                    "declare it as it was, or give the changed store a new name and drop the old one"
+                )
+
+    def _open_store(self, spec: StoreSpec, buffer: WriteBuffer, *, read_only: bool = False) -> AnyStore:
+        engine = self._engine_of(spec.name)
+        if spec.kind in ("keyvalue", "versioned"):
+            engine.create_family(spec.name)
+        times = self.cut.stores.get(spec.name, StoreTimes())
+        rows = StoreRows(
+            name=spec.name,
+            engine=engine,
+            buffer=buffer,
+            now_ms=self._now_ms,
+            caching=spec.caching,
+            logging=spec.logging,
+            read_only=read_only,
+            limits=self._limits,
+            observed_ms=times.observed_ms,
+            sequence=times.sequence,
+        )
+        return open_store(spec, rows)
+
+    def _engine_of(self, name: str) -> Engine:
+        return self.memory if self.specs[name].engine == "memory" else self.engine
+
+    def _write(self, rows: FamilyRows, cut: Cut) -> None:
+        times = {name: StoreTimes(store.rows.observed_ms, store.rows.sequence) for name, store in self.stores.items()}
+        cut = replace(cut, stores=times)
+        kept: FamilyRows = {DEFAULT_FAMILY: {CUT_KEY: cut.encode()}}
+        volatile: FamilyRows = {}
+        for family, family_rows in rows.items():
+            in_memory = self.specs[_owner(family) or ""].engine == "memory"
+            (volatile if in_memory else kept)[family] = family_rows
+        try:
+            self._make_families(kept, volatile)
+            self.engine.write(kept)
+            self.memory.write(volatile)
+        except BaseException as error:
+            self.poisoned = error
+            raise
+        self.cut = cut
+
+    def _make_families(self, kept: FamilyRows, volatile: FamilyRows) -> None:
+        for engine, rows in ((self.engine, kept), (self.memory, volatile)):
+            present = engine.families()
+            for family in rows:
+                if family not in present:
+                    engine.create_family(family)
+
+    def _expired(self) -> dict[str, list[str]]:
+        return {name: families for name, store in self.stores.items() if (families := store.expired_families())}
+
+    def _drop(self, expired: Mapping[str, Sequence[str]]) -> None:
+        for name, families in expired.items():
+            engine = self._engine_of(name)
+            for family in families:
+                engine.drop_family(family)
+            self.stores[name].forget_families(families)
+        for name, store in self.stores.items():
+            ranges: list[KeyRange] = store.expired_ranges()
+            if ranges:
+                self._engine_of(name).write({}, ranges)
+
+    def _check_usable(self) -> None:
+        if self.closed:
+            raise Closed(f"task {self.task} is closed")
+        if self.poisoned is not None:
+            raise StateUnusable(self.task, self.poisoned)
+
+
+class StateUnusable(Closed):
+    """A write failed earlier; the task must be opened again before it may write."""
+
+    def __init__(self, task: str, cause: BaseException) -> None:
+        kind = type(cause).__name__ if not isinstance(cause, StandfastError) else "an earlier failure"
+        super().__init__(f"task {task} failed to write ({kind}: {cause}) and takes no more writes: reopen it")
+
+
+def _owner(family: str) -> str | None:
+    """The store that a family belongs to; None for the default family."""
+    if family == DEFAULT_FAMILY:
+        return None
+    parsed = parse_family(family)
+    return parsed[0] if parsed is not None else family

@@ -1,0 +1,125 @@
+"""What the four store types share: serdes with good errors, and the replication side of a store.
+
+    user      put / get / fetch ...      through the serdes, into StoreRows
+    log       restore(records)           records of the changelog as rows to write
+    verify    logical_rows()             (log key, timestamp, raw value) as the changelog would fold to
+
+Rules of this file: knows no concrete type. A type says how its log records become rows and back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from standfast.store.engine import KeyRange
+from standfast.store.errors import Corruption, InvalidRequest
+from standfast.store.rows import StoreRows
+from standfast.store.serde import serde_error
+from standfast.store.specs import StoreSpec
+from standfast.store.value_timestamp import TIMESTAMP
+
+K = TypeVar("K")
+V = TypeVar("V")
+S = TypeVar("S", bound=StoreSpec)
+
+# (offset, timestamp, key, value, headers), the shape of a record of the log port
+LoggedRecord: TypeAlias = tuple[int, int, bytes | None, bytes | None, Any]
+FamilyRows: TypeAlias = dict[str, dict[bytes, bytes | None]]
+LogicalRow: TypeAlias = tuple[bytes, int, bytes]
+
+# Timestamp of a logical row whose store keeps none (plain stores, sessions).
+NO_TIMESTAMP = -1
+
+
+class TypedStore(ABC, Generic[K, V, S]):
+    """One store of one task."""
+
+    def __init__(self, spec: S, rows: StoreRows) -> None:
+        self.spec = spec
+        self.rows = rows
+        self._write_key = spec.key.serialize
+        self._write_value = spec.value.serialize
+        self._read_key = spec.key.deserialize
+        self._read_value = spec.value.deserialize
+        self._skip = 8 if spec.timestamped else 0
+
+    @property
+    def name(self) -> str:
+        """The store's name."""
+        return self.spec.name
+
+    @abstractmethod
+    def restore(self, records: Sequence[LoggedRecord]) -> FamilyRows:
+        """Rows that applying these changelog records (in offset order) writes; moves the observed stream time."""
+
+    @abstractmethod
+    def logical_rows(self) -> Iterator[LogicalRow]:
+        """Committed rows within retention as the changelog holds them."""
+
+    @abstractmethod
+    def families(self) -> list[str]:
+        """Column families that belong to this store."""
+
+    def expired_families(self) -> list[str]:
+        """Families whose every row is past retention."""
+        return []
+
+    def forget_families(self, families: Sequence[str]) -> None:
+        """Called once expired families are gone."""
+
+    def expired_ranges(self) -> list[KeyRange]:
+        """Key ranges whose every row is past retention, in stores that expire within one family."""
+        return []
+
+    def _encode_key(self, key: K) -> bytes:
+        if key is None:
+            raise InvalidRequest(f"store {self.name!r}: the key is None; a row needs a key, drop or re-key the record")
+        try:
+            return self._write_key(key)
+        except Exception as error:
+            raise serde_error(self.spec.key, self.name, "key", "serialize", error) from error
+
+    def _encode_value(self, value: V) -> bytes:
+        try:
+            return self._write_value(value)
+        except Exception as error:
+            raise serde_error(self.spec.value, self.name, "value", "serialize", error) from error
+
+    def _decode_key(self, raw: bytes) -> K:
+        try:
+            return self._read_key(raw)  # type: ignore[no-any-return]
+        except Exception as error:
+            raise serde_error(self.spec.key, self.name, "key", "deserialize", error) from error
+
+    def _decode_value(self, raw: bytes) -> V:
+        try:
+            return self._read_value(raw)  # type: ignore[no-any-return]
+        except Exception as error:
+            raise serde_error(self.spec.value, self.name, "value", "deserialize", error) from error
+
+    def _timestamp(self, timestamp: int | None) -> int:
+        """The given timestamp, else that of the record in hand (wall clock outside a record)."""
+        return self.rows.now_ms() if timestamp is None else self._time("timestamp", timestamp)
+
+    def _time(self, what: str, value: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise InvalidRequest(
+                f"store {self.name!r}: {what} must be whole milliseconds since the epoch, 0 or later, not {value!r}"
+            )
+        return value
+
+    def _pack(self, timestamp: int, raw: bytes) -> bytes:
+        return TIMESTAMP.pack(timestamp) + raw if self._skip else raw
+
+
+def require_key(record: LoggedRecord, store: str) -> bytes:
+    """The key of a changelog record; a record without one cannot have been written by a store."""
+    key = record[2]
+    if key is None:
+        raise Corruption(
+            f"changelog of store {store!r}: the record at offset {record[0]} has no key, so no store wrote it; "
+            "find who else writes to this topic"
+        )
+    return key

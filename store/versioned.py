@@ -1,0 +1,187 @@
+"""The versioned store.
+
+    row     ff*8 | key -> timestamp 8 | value        latest version
+            segment id 8 | key -> several versions   ended versions, filed by when they ended
+    log     key -> value, record timestamp = valid_from; every version, tombstones too
+
+Rules of this file: semantics of Kafka Streams' VersionedKeyValueStore. History reaches back `history_retention_ms`
+from the observed stream time and is readable after a reopen, because segments are found by time, not by a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from standfast.store.engine import Engine, KeyRange
+from standfast.store.results import PUT_NOT_VALID, VALID_TO_UNDEFINED, VersionedRecord
+from standfast.store.rows import StoreIterator, StoreRows
+from standfast.store.segments import versioned_segment_interval_ms
+from standfast.store.specs import VersionedStore
+from standfast.store.typed import FamilyRows, LoggedRecord, LogicalRow, TypedStore, require_key
+from standfast.store.versioned_put import History, put_version
+from standfast.store.versioned_row import (
+    LATEST_PREFIX,
+    SegmentRow,
+    latest_key,
+    segment_key,
+    segment_prefix,
+    unpack_latest,
+)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class _BufferedSpace:
+    """Rows of the store through the task's write buffer."""
+
+    def __init__(self, rows: StoreRows) -> None:
+        self._rows = rows
+
+    def get(self, row_key: bytes) -> bytes | None:
+        return self._rows.get(self._rows.name, row_key)
+
+    def put(self, row_key: bytes, row: bytes | None) -> None:
+        self._rows.put(self._rows.name, row_key, row)
+
+
+class _OverlaySpace:
+    """Rows that a restore has computed but not yet written, over the stored ones."""
+
+    def __init__(self, engine: Engine, family: str) -> None:
+        self._engine = engine
+        self._family = family
+        self.rows: dict[bytes, bytes | None] = {}
+
+    def get(self, row_key: bytes) -> bytes | None:
+        return self.rows[row_key] if row_key in self.rows else self._engine.get(self._family, row_key)
+
+    def put(self, row_key: bytes, row: bytes | None) -> None:
+        self.rows[row_key] = row
+
+
+class VersionedState(TypedStore[K, V, VersionedStore]):
+    """A task's versioned store."""
+
+    def __init__(self, spec: VersionedStore, rows: StoreRows) -> None:
+        super().__init__(spec, rows)
+        self._interval_ms = versioned_segment_interval_ms(spec.history_retention_ms)
+        self._space = _BufferedSpace(rows)
+        self._cleaned_to = 0
+
+    def put(self, key: K, value: V | None, timestamp: int | None = None) -> int:
+        """Insert a version valid from `timestamp`; None is a tombstone.
+
+        Returns the timestamp at which it is followed by another version, VALID_TO_UNDEFINED (-1) for the latest, or
+        PUT_NOT_VALID if it is older than the history retention: then it changes nothing and counts as late.
+        """
+        raw_key = self._encode_key(key)
+        raw = None if value is None else self._encode_value(value)
+        stamp = self._timestamp(timestamp)
+        self.rows.check(raw_key, raw)
+        valid_to = PUT_NOT_VALID
+        if stamp >= self._history_from():
+            self.rows.observe(stamp)
+            valid_to = put_version(self._space, self._history(), raw_key, raw, stamp)
+        if valid_to == PUT_NOT_VALID:
+            self.rows.counters.late_dropped += 1
+        else:
+            self.rows.log(raw_key, raw, stamp)
+        return valid_to
+
+    def delete(self, key: K, timestamp: int | None = None) -> VersionedRecord[V] | None:
+        """Insert a tombstone; returns the version that was valid at that time."""
+        stamp = self._timestamp(timestamp)
+        old = self.get(key, as_of=stamp)
+        return None if self.put(key, None, stamp) == PUT_NOT_VALID else old
+
+    def get(self, key: K, as_of: int | None = None) -> VersionedRecord[V] | None:
+        """The latest version, or the one valid at `as_of`; None if there was none or history no longer reaches it."""
+        raw_key = self._encode_key(key)
+        raw_latest = self._space.get(latest_key(raw_key))
+        if raw_latest is not None:
+            value, latest_ts = unpack_latest(raw_latest)
+            if as_of is None or latest_ts <= as_of:
+                return VersionedRecord(self._decode_value(value), latest_ts, VALID_TO_UNDEFINED)
+        if as_of is None or self._time("as_of", as_of) < self._history_from():
+            return None
+        for segment in self._history().newest_first(as_of):
+            raw = self._space.get(segment_key(segment, raw_key))
+            if raw is None:
+                continue
+            row = SegmentRow.parse(raw)
+            if row.next_ts <= as_of:
+                return None
+            if row.min_ts <= as_of:
+                _, found, valid_from, valid_to = row.find(as_of)
+                if found is None:
+                    return None
+                return VersionedRecord(self._decode_value(found), valid_from, valid_to)
+        return None
+
+    def range(
+        self, key: K, time_from: int, time_to: int, *, ascending: bool = False
+    ) -> StoreIterator[VersionedRecord[V]]:
+        """Versions valid at any time of time_from <= t <= time_to, newest first unless `ascending`."""
+        raw_key = self._encode_key(key)
+        found = [
+            VersionedRecord(self._decode_value(value), valid_from, valid_to)
+            for value, valid_from, valid_to in self._versions(raw_key, max(time_from, 0))
+            if valid_from <= time_to and (valid_to == VALID_TO_UNDEFINED or valid_to > time_from)
+        ]
+        return self.rows.iterate(iter(found[::-1] if ascending else found))
+
+    def restore(self, records: Sequence[LoggedRecord]) -> FamilyRows:
+        space = _OverlaySpace(self.rows.engine, self.name)
+        for record in records:
+            key, stamp = require_key(record, self.name), record[1]
+            if stamp >= self._history_from():
+                self.rows.observe(stamp)
+                put_version(space, self._history(), key, record[3], stamp)
+        return {self.name: space.rows}
+
+    def logical_rows(self) -> Iterator[LogicalRow]:
+        kept_after = self._history_from()
+        for row_key, raw in self.rows.engine.scan(self.name):
+            key = row_key[8:]
+            if row_key.startswith(LATEST_PREFIX):
+                value, valid_from = unpack_latest(raw)
+                yield key, valid_from, value
+                continue
+            for version, valid_from, valid_to in SegmentRow.parse(raw).versions():
+                if version is not None and valid_to > kept_after:
+                    yield key, valid_from, version
+
+    def families(self) -> list[str]:
+        return [self.name]
+
+    def expired_ranges(self) -> list[KeyRange]:
+        first = self._history().first
+        if first <= self._cleaned_to:
+            return []
+        expired = KeyRange(self.name, segment_prefix(self._cleaned_to), segment_prefix(first))
+        self._cleaned_to = first
+        return [expired]
+
+    def _versions(self, raw_key: bytes, time_from: int) -> Iterator[tuple[bytes, int, int]]:
+        raw_latest = self._space.get(latest_key(raw_key))
+        if raw_latest is not None:
+            value, latest_ts = unpack_latest(raw_latest)
+            yield value, latest_ts, VALID_TO_UNDEFINED
+        kept_after = self._history_from()
+        for segment in self._history().newest_first(time_from):
+            raw = self._space.get(segment_key(segment, raw_key))
+            if raw is None:
+                continue
+            for version, valid_from, valid_to in SegmentRow.parse(raw).versions():
+                if version is not None and valid_to > kept_after:
+                    yield version, valid_from, valid_to
+
+    def _history_from(self) -> int:
+        """Earliest time that can still be asked for, and earliest timestamp a put may have."""
+        return self.rows.observed_ms - self.spec.history_retention_ms
+
+    def _history(self) -> History:
+        interval_ms = self._interval_ms
+        return History(interval_ms, max(self._history_from(), 0) // interval_ms, self.rows.observed_ms // interval_ms)

@@ -1,0 +1,173 @@
+"""The window store.
+
+    row     key | start 8 | seq 4  ->  [timestamp 8] value      one family per segment of window starts
+    log     the same key           ->  value                    compacted and deleted by retention
+
+Rules of this file: semantics of Kafka Streams' WindowStore. Rows hide as soon as start <= observed - retention,
+a late row of a dead segment is refused and counted. Range results come in raw key order over all segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from standfast.store import window_key
+from standfast.store.engine import Row
+from standfast.store.errors import InvalidRequest
+from standfast.store.results import ValueAndTimestamp, Windowed
+from standfast.store.rows import StoreIterator, StoreRows
+from standfast.store.segmented import Segments
+from standfast.store.segments import segment_interval_ms
+from standfast.store.specs import WindowStore
+from standfast.store.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow, TypedStore, require_key
+from standfast.store.value_timestamp import TIMESTAMP
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+SEQUENCE_MASK = 0x7FFFFFFF
+TIME_MAX = 2**63 - 1
+
+
+class WindowState(TypedStore[K, V, WindowStore]):
+    """A task's window store."""
+
+    def __init__(self, spec: WindowStore, rows: StoreRows) -> None:
+        super().__init__(spec, rows)
+        self.segments = Segments(rows, spec.retention_ms, segment_interval_ms(spec.retention_ms))
+
+    def put(self, key: K, value: V | None, window_start: int, timestamp: int | None = None) -> None:
+        """Set the value of (key, window start); None deletes. With retain_duplicates every put is kept beside the others.
+
+        A row whose segment is already dead is refused: it changes nothing and counts as late.
+        """
+        raw_key = self._encode_key(key)
+        raw = None if value is None else self._encode_value(value)
+        start = self._time("window_start", window_start)
+        stamp = self._timestamp(timestamp)
+        duplicates = self.spec.retain_duplicates
+        if duplicates and raw is None:
+            return  # nothing identifies which duplicate to delete (Kafka Streams skips it too)
+        rows = self.rows
+        row_key = window_key.pack(raw_key, start, (rows.sequence + 1) & SEQUENCE_MASK if duplicates else 0)
+        rows.check(row_key, raw)
+        family = self.segments.family_for(start)
+        if family is None:
+            rows.counters.late_dropped += 1
+            return
+        rows.observe(start)
+        if duplicates:
+            rows.sequence = (rows.sequence + 1) & SEQUENCE_MASK
+        rows.put(family, row_key, None if raw is None else self._pack(stamp, raw))
+        rows.log(row_key, raw, stamp)
+
+    def fetch(self, key: K, window_start: int) -> V | None:
+        """The value of one window, or None."""
+        row = self._fetch_row(key, window_start)
+        return None if row is None else self._decode_value(row[self._skip :])
+
+    def fetch_with_timestamp(self, key: K, window_start: int) -> ValueAndTimestamp[V] | None:
+        """Value and timestamp of one window; InvalidRequest for a store declared with timestamped=False."""
+        if not self._skip:
+            raise InvalidRequest(f"store {self.name!r} keeps no timestamps: declare it with timestamped=True")
+        row = self._fetch_row(key, window_start)
+        if row is None:
+            return None
+        return ValueAndTimestamp(self._decode_value(row[8:]), TIMESTAMP.unpack_from(row)[0])
+
+    def fetch_range(
+        self, key: K, time_from: int, time_to: int, *, reverse: bool = False
+    ) -> StoreIterator[tuple[int, V]]:
+        """(window start, value) of one key with time_from <= start <= time_to, in time order."""
+        raw_key = self._encode_key(key)
+        first = max(time_from, 0, self.segments.visible_from())
+        if first > time_to:
+            return self.rows.iterate(iter(()))
+        low, high = window_key.key_bounds(raw_key, first, time_to)
+        scan = self._scan(self.segments.families(first, time_to), low, high, reverse)
+        return self.rows.iterate(self._of_key(scan, raw_key, first, time_to))
+
+    def fetch_key_range(
+        self, key_from: K | None, key_to: K | None, time_from: int, time_to: int, *, reverse: bool = False
+    ) -> StoreIterator[tuple[Windowed[K], V]]:
+        """Rows with key_from <= key <= key_to and time_from <= start <= time_to; a None key is open."""
+        low_key = None if key_from is None else self._encode_key(key_from)
+        high_key = None if key_to is None else self._encode_key(key_to)
+        first = max(time_from, 0, self.segments.visible_from())
+        if first > time_to or (low_key is not None and high_key is not None and low_key > high_key):
+            return self.rows.iterate(iter(()))
+        low, high = window_key.range_bounds(low_key, high_key, first, time_to)
+        scan = self._scan(self.segments.families(first, time_to), low, high, reverse)
+        return self.rows.iterate(self._of_range(scan, low_key, high_key, first, time_to))
+
+    def fetch_all(self, time_from: int, time_to: int, *, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
+        """Every row with time_from <= start <= time_to."""
+        return self.fetch_key_range(None, None, time_from, time_to, reverse=reverse)
+
+    def all(self, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
+        """Every row within retention."""
+        return self.fetch_key_range(None, None, 0, TIME_MAX, reverse=reverse)
+
+    def restore(self, records: Sequence[LoggedRecord]) -> FamilyRows:
+        rows = self.rows
+        keys = [require_key(record, self.name) for record in records]
+        starts = [window_key.start_of(key) for key in keys]
+        rows.observe(max(starts, default=-1))
+        if self.spec.retain_duplicates:
+            rows.sequence = max([rows.sequence, *map(window_key.sequence_of, keys)])
+        pack, skip = TIMESTAMP.pack, self._skip
+        return self.segments.group(
+            (start, key, None if record[3] is None else (pack(record[1]) + record[3] if skip else record[3]))
+            for start, key, record in zip(starts, keys, records, strict=True)
+        )
+
+    def logical_rows(self) -> Iterator[LogicalRow]:
+        skip, visible_from = self._skip, self.segments.visible_from()
+        for family in self.families():
+            for key, row in self.rows.engine.scan(family):
+                if window_key.start_of(key) >= visible_from:
+                    yield key, TIMESTAMP.unpack_from(row)[0] if skip else NO_TIMESTAMP, row[skip:]
+
+    def families(self) -> list[str]:
+        present = self.rows.engine.families()
+        return [family for family in self.segments.families() if family in present]
+
+    def expired_families(self) -> list[str]:
+        return self.segments.expired()
+
+    def forget_families(self, families: Sequence[str]) -> None:
+        self.segments.forget(families)
+
+    def _fetch_row(self, key: K, window_start: int) -> bytes | None:
+        if self.spec.retain_duplicates:
+            raise InvalidRequest(
+                f"store {self.name!r} retains duplicates, so one window has several rows: use fetch_range"
+            )
+        raw_key = self._encode_key(key)
+        start = self._time("window_start", window_start)
+        families = self.segments.families(start, start)
+        if start < self.segments.visible_from() or not families:
+            return None
+        return self.rows.get_if_present(families[0], window_key.pack(raw_key, start, 0))
+
+    def _scan(self, families: list[str], low: bytes, high: bytes | None, reverse: bool) -> Iterator[Row]:
+        return self.rows.scan_all(families, low, high, reverse=reverse)
+
+    def _of_key(self, scan: Iterator[Row], raw_key: bytes, first: int, last: int) -> Iterator[tuple[int, V]]:
+        # Between two rows of a key there may be rows of longer keys that begin with it.
+        length = len(raw_key) + window_key.SUFFIX_BYTES
+        for key, row in scan:
+            if len(key) == length and key.startswith(raw_key):
+                start = window_key.start_of(key)
+                if first <= start <= last:
+                    yield start, self._decode_value(row[self._skip :])
+
+    def _of_range(
+        self, scan: Iterator[Row], low: bytes | None, high: bytes | None, first: int, last: int
+    ) -> Iterator[tuple[Windowed[K], V]]:
+        size = self.spec.window_size_ms
+        for row_key, row in scan:
+            key, start, _ = window_key.unpack(row_key)
+            if first <= start <= last and (low is None or key >= low) and (high is None or key <= high):
+                yield Windowed(self._decode_key(key), start, start + size), self._decode_value(row[self._skip :])

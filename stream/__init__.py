@@ -1,0 +1,4 @@
+"""Processing: session, task, context, loop.
+
+Imports restore, replication and store.
+"""

@@ -1,0 +1,357 @@
+"""All tasks of one process: opened, restored, promoted, given up.
+
+    assign / take over ──> opener ──> restorer ──> RUNNING            standby ──> tailer ──> promote ──┐
+                             ^                                                                          │
+                             └──────────────── reinitialise (state lost, corrupt) <── failed <──────────┘
+
+Rules of this file: driven by `poll_once` under the session's lock, by one thread at a time; it owns no thread. What
+to take over, when a gate opens and what to restore are decided by pure code; this carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from standfast.replication.listeners import Listener
+from standfast.replication.log import Group, GroupView, Log
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tailer import Tailer
+from standfast.replication.takeover import MemberPlan, decide, plans, standby_wanted
+from standfast.restore.gate import Gate
+from standfast.restore.gate import Policy as GatePolicy
+from standfast.restore.restorer import Restorer
+from standfast.store.clock import Clock
+from standfast.store.errors import Corruption, Fenced, Held, InternalError, InvalidRequest, StandfastError, StateLost
+from standfast.store.log import logger
+from standfast.stream.opener import Opened, Ranges, TaskOpener
+from standfast.stream.statistics import SessionCounters
+from standfast.stream.task import Task, TaskState
+
+TAKE_OVER_TICK_MS = 100
+STANDBY_TICK_MS = 500
+
+
+class Instance:
+    """The tasks of one process and what drives them."""
+
+    def __init__(
+        self,
+        log: Log,
+        group: Group,
+        opener: TaskOpener,
+        *,
+        member: str,
+        clock: Clock,
+        listener: Listener,
+        counters: SessionCounters,
+        gate_policy: GatePolicy,
+        lease_ms: int,
+        take_over: bool,
+        standby_replicas: int,
+        all_tasks: frozenset[TaskId] | None,
+    ) -> None:
+        self.log = log
+        self.member = member
+        self.tasks: dict[TaskId, Task] = {}
+        self.gate = Gate(gate_policy)
+        self.restorer = Restorer(log, listener)
+        self.tailer = Tailer(log, listener)
+        self.counters = counters
+        self.view: GroupView | None = None
+        self.standbys_missing = 0
+        self.partitions = 0
+        self._group = group
+        self._opener = opener
+        self._clock = clock
+        self._listener = listener
+        self._lease_ms = lease_ms
+        self._take_over_allowed = take_over
+        self._standby_replicas = standby_replicas
+        self._all_tasks = all_tasks  # the tasks to share out by take-over; None: the caller assigns
+        self._since: dict[TaskId, tuple[int, str]] = {}
+        self._local_counts: dict[TaskId, bool] = {}
+        self._gated: set[TaskId] = set()
+        self._gate_shut_ms = -1
+        self._next_take_over_ms = 0
+        self._next_standby_ms = 0
+
+    def assign(self, active: Iterable[TaskId], standby: Iterable[TaskId]) -> None:
+        """Make exactly these the tasks of the process; what is missing is closed, what is there stays as it is."""
+        wanted_active, wanted_standby = frozenset(active), frozenset(standby)
+        both = wanted_active & wanted_standby
+        if both:
+            raise InvalidRequest(f"task {min(both)} cannot be active and standby on one instance: choose one")
+        for task in [task for task in self.tasks if task not in wanted_active | wanted_standby]:
+            self.revoke(task)
+        for task in sorted(wanted_active - self._active()):
+            if task in self.tasks:
+                self._promote(task, if_free=False)
+            else:
+                self._open_active(task, if_free=False)
+        for task in sorted(wanted_standby):
+            if task in self._active():
+                self.revoke(task)
+            if task not in self.tasks:
+                self._open_standby(task)
+        self.publish()
+
+    def revoke(self, task_id: TaskId) -> None:
+        """Close a task cleanly: what is uncommitted is forgotten, files are flushed for a quick reopen."""
+        task = self.tasks.pop(task_id)
+        self.restorer.remove(task_id, "revoked")
+        self.tailer.remove(task_id, "revoked")
+        if task.role == "active":
+            self._forget_gate(task_id)
+        if task.state is not TaskState.FAILED:
+            task.stores.flush()
+        task.close()
+
+    def reopen(self, task_id: TaskId) -> None:
+        """Open a failed task again; what the log holds beyond its stored position is replayed."""
+        task = self.tasks.pop(task_id)
+        self._forget_gate(task_id)
+        task.close()
+        self._open_active(task_id, if_free=False)
+
+    def poll_once(self) -> int:
+        """One round of restore, standby and take-over work; returns how many records were applied."""
+        now_ms = self._clock.monotonic_ms()
+        self._look_after_failed()
+        restored = self.restorer.poll_once(now_ms)
+        for task_id in restored.restored:
+            self._activate(task_id)
+        for task_id, error in restored.failed.items():
+            self._reinitialise(task_id, error)
+        # A standby is given nothing while an active task of this instance is still restoring.
+        self.tailer.allow(not self.restorer.tasks)
+        tailed = self.tailer.poll_once(self._clock.wall_ms())
+        for task_id, error in tailed.failed.items():
+            self._reinitialise(task_id, error)
+        if now_ms >= self._next_standby_ms:
+            self._next_standby_ms = now_ms + STANDBY_TICK_MS
+            self.tailer.commit_tick(self._clock.wall_ms())
+            self.tailer.refresh_ends()
+        if now_ms >= self._next_take_over_ms:
+            self._next_take_over_ms = now_ms + TAKE_OVER_TICK_MS
+            self._take_over()
+        return restored.applied + tailed.applied
+
+    def join(self) -> None:
+        """Become a member of the application's group, with the tasks held now."""
+        self.view = self._group.join(self.member, self._plan().to_json(), lease_ms=self._lease_ms)
+
+    def publish(self) -> None:
+        """Tell the group which tasks are held here."""
+        self.join()
+
+    def heartbeat(self, group: Group) -> None:
+        """Renew the lease; a lease that ran out is taken again (tasks lost meanwhile are fenced at the log)."""
+        try:
+            self.view = group.heartbeat(self.member)
+        except Fenced:
+            logger.warning("lease of %s ran out: joining again", self.member)
+            self.view = group.join(self.member, self._plan().to_json(), lease_ms=self._lease_ms)
+
+    def close(self) -> None:
+        """Close every task and leave the group, so that others may take over at once."""
+        for task_id in list(self.tasks):
+            self.revoke(task_id)
+        self._group.leave(self.member)
+        self.restorer.close()
+        self.tailer.close()
+        self._opener.close()
+
+    def _plan(self) -> MemberPlan:
+        active = self._active()
+        return MemberPlan(
+            active=frozenset(active),
+            standby=frozenset(task for task in self.tasks if task not in active),
+            takes_any=self._all_tasks is not None,
+        )
+
+    def _active(self) -> set[TaskId]:
+        return {task_id for task_id, task in self.tasks.items() if task.role == "active"}
+
+    def _writer_id(self, task_id: TaskId) -> str:
+        return f"{self._opener.app}-{task_id.group}-{task_id.partition}"
+
+    def _open_active(self, task_id: TaskId, *, if_free: bool) -> None:
+        started_ms = self._clock.monotonic_ms()
+        writer = self.log.writer(self._writer_id(task_id), group=self._opener.app, owner=self.member, if_free=if_free)
+        try:
+            opened = self._opener.open(task_id, self.partitions)
+        except BaseException:
+            writer.close()
+            raise
+        self._started(opened)
+        opened.task.open_writer(writer)
+        self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, "assign")
+
+    def _open_standby(self, task_id: TaskId) -> None:
+        opened = self._opener.open(task_id, self.partitions)
+        self._started(opened)
+        opened.task.move(TaskState.STANDBY)
+        self.tailer.add(opened.task.applier)
+
+    def _started(self, opened: Opened) -> None:
+        self.tasks[opened.task.id] = opened.task
+        if opened.lost is not None:
+            self.counters.wipes[opened.lost] += 1
+
+    def _promote(self, task_id: TaskId, *, if_free: bool) -> None:
+        started_ms = self._clock.monotonic_ms()
+        writer = self.log.writer(self._writer_id(task_id), group=self._opener.app, owner=self.member, if_free=if_free)
+        task = self.tasks[task_id]
+        self.tailer.remove(task_id, "promoted")
+        task.open_writer(writer)
+        planned = self._opener.plan_again(task)
+        if isinstance(planned, str):
+            self._start_over(task_id, planned, started_ms)
+            return
+        ranges, local_counts = planned
+        self._restore(task, ranges, local_counts, started_ms, "promote")
+
+    def _restore(self, task: Task, ranges: Ranges, local_counts: bool, started_ms: int, why: str) -> None:
+        task.move(TaskState.RESTORING)
+        if self._gate_shut_ms < 0:
+            self._gate_shut_ms = started_ms
+        self.gate.assigned([task.id])
+        self._gated.add(task.id)
+        self._since[task.id] = (started_ms, why)
+        self._local_counts[task.id] = local_counts
+        self.restorer.add(task.applier, ranges, self._clock.monotonic_ms())
+
+    def _activate(self, task_id: TaskId) -> None:
+        task = self.tasks[task_id]
+        task.resume_from_log(local_counts=self._local_counts.pop(task_id))
+        task.move(TaskState.RUNNING)
+        self._opener.state_dir.drop_aside(str(task_id))
+        now_ms = self._clock.monotonic_ms()
+        started_ms, why = self._since.pop(task_id)
+        self.counters.restore_seconds.observe((now_ms - started_ms) / 1_000)
+        if why == "promote":
+            self.counters.promotions["completed"] += 1
+            self.counters.promotion_seconds.observe((now_ms - started_ms) / 1_000)
+            self.counters.promotion_last_ms = now_ms - started_ms
+        self.gate.restored(task_id)
+        self._note_gate()
+
+    def _note_gate(self) -> None:
+        if self._gate_shut_ms >= 0 and not self.gate.missing():
+            waited_ms = self._clock.monotonic_ms() - self._gate_shut_ms
+            self.counters.gate_wait_seconds.observe(waited_ms / 1_000)
+            self.counters.gate_last_wait_ms = waited_ms
+            self._gate_shut_ms = -1
+
+    def _forget_gate(self, task_id: TaskId) -> None:
+        if task_id in self._gated:
+            self._gated.remove(task_id)
+            self.gate.revoked([task_id])
+        self._since.pop(task_id, None)
+        self._local_counts.pop(task_id, None)
+        self._note_gate()
+
+    def _look_after_failed(self) -> None:
+        for task_id, task in list(self.tasks.items()):
+            if task.state is not TaskState.FAILED:
+                continue
+            if isinstance(task.error, Fenced):
+                self._give_up(task_id)
+            elif isinstance(task.error, (Corruption, StateLost)):
+                self._reinitialise(task_id, task.error)
+
+    def _give_up(self, task_id: TaskId) -> None:
+        """A newer owner has the task: close it, and stand by for it again where tasks are shared out."""
+        logger.warning("task %s was taken over by a newer owner: closing it here", task_id)
+        self.counters.fenced += 1
+        task = self.tasks.pop(task_id)
+        self._forget_gate(task_id)
+        task.close()
+        self.publish()
+
+    def _reinitialise(self, task_id: TaskId, error: StandfastError) -> None:
+        """State that does not fit the log, or is damaged, is set aside and read again from the log."""
+        if not isinstance(error, (Corruption, StateLost)):
+            self.restorer.remove(task_id, "failed")
+            self.tailer.remove(task_id, "failed")
+            self.tasks[task_id].fail(error)
+            logger.error("task %s failed: %s", task_id, error)
+            return
+        reason = error.reason if isinstance(error, StateLost) else "corrupt"
+        logger.warning("task %s: state set aside (%s): %s", task_id, reason, error)
+        self._start_over(task_id, reason, self._clock.monotonic_ms())
+
+    def _start_over(self, task_id: TaskId, reason: str, started_ms: int) -> None:
+        task = self.tasks.pop(task_id)
+        was_active = task.role == "active" and task.writer is not None
+        self.restorer.remove(task_id, reason)
+        self.tailer.remove(task_id, reason)
+        if was_active:
+            self._forget_gate(task_id)
+        task.close()
+        if not was_active:
+            opened = self._opener.reopen(task_id, self.partitions, reason)
+            self._started(opened)
+            opened.task.move(TaskState.STANDBY)
+            self.tailer.add(opened.task.applier)
+            return
+        writer = self.log.writer(self._writer_id(task_id), group=self._opener.app, owner=self.member)
+        opened = self._opener.reopen(task_id, self.partitions, reason)
+        self._started(opened)
+        opened.task.open_writer(writer)
+        self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, "assign")
+
+    def _take_over(self) -> None:
+        if not self._take_over_allowed:
+            return
+        view = self._group.view()
+        self.view = view
+        members = plans(view)
+        if self.member not in members:
+            return
+        candidates = self._all_tasks if self._all_tasks is not None else frozenset(self.tasks)
+        owners = self._owners(candidates)
+        for task_id in self._active() & owners.keys():
+            if owners[task_id] != self.member and self.tasks[task_id].state is not TaskState.FAILED:
+                self.tasks[task_id].fail(Fenced(f"{owners[task_id]} owns task {task_id} now"))
+        for task_id in sorted(decide(self.member, members, owners, candidates)):
+            self._take(task_id)
+        self._stand_by(frozenset(members), self._owners(candidates), candidates)
+
+    def _take(self, task_id: TaskId) -> None:
+        if task_id in self._active():
+            return
+        try:
+            if task_id in self.tasks:
+                self._promote(task_id, if_free=True)
+            else:
+                self._open_active(task_id, if_free=True)
+        except Held as held:
+            logger.info("task %s: %s", task_id, held)
+            return
+        self.publish()
+
+    def _stand_by(self, members: frozenset[str], owners: dict[TaskId, str], candidates: frozenset[TaskId]) -> None:
+        """Where tasks are shared out, stand by for what others own, as far as replicas are asked for."""
+        if self._all_tasks is None:
+            return
+        self.standbys_missing = max(self._standby_replicas - (len(members) - 1), 0) * len(candidates)
+        changed = False
+        for task_id in sorted(candidates - frozenset(self.tasks)):
+            if standby_wanted(self.member, members, owners.get(task_id), self._standby_replicas):
+                self._open_standby(task_id)
+                changed = True
+        if changed:
+            self.publish()
+
+    def _owners(self, candidates: frozenset[TaskId]) -> dict[TaskId, str]:
+        names = {self._writer_id(task_id): task_id for task_id in candidates}
+        return {names[name]: owner for name, owner in self._group.owners().items() if name in names}
+
+
+def changelog_of(task: Task, store: str) -> TopicPartition:
+    """The changelog of a store of a task."""
+    try:
+        return task.applier.changelogs[store]
+    except KeyError:
+        raise InternalError(f"store {store!r} of task {task.id} has no changelog") from None

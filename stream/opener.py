@@ -1,0 +1,236 @@
+"""Opens tasks: stores, changelogs and the restore plan, and what must happen before the first record.
+
+    active    writer (fences older owners) -> stores -> plan against the log's bounds -> ranges to restore
+    standby                                  stores -> plan against the log's bounds -> tail
+
+Rules of this file: the plan is pure (`standfast.restore.plan`); here it is carried out. State that does not fit the
+log is set aside whole, never deleted, and the reason is told; a plan that is refused changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from standfast.replication.applier import ChangelogApplier
+from standfast.replication.changelog import ensure_changelogs
+from standfast.replication.listeners import Listener
+from standfast.replication.log import Group, Log, TopicInfo
+from standfast.replication.offsets import Bounds, TaskId, TopicPartition
+from standfast.restore.plan import (
+    LocalPosition,
+    LogState,
+    Plan,
+    Refuse,
+    Reinitialise,
+    UpToDate,
+    plan_changelog,
+)
+from standfast.store.clock import Clock
+from standfast.store.errors import Corruption, StateLost
+from standfast.store.rocks import RocksShared
+from standfast.store.rows import RowLimits
+from standfast.store.specs import StoreSpec
+from standfast.store.state_dir import StateDir
+from standfast.store.task_stores import TaskStores
+from standfast.stream.task import Guarantee, Task
+
+Ranges = dict[TopicPartition, tuple[int, int, str]]
+
+
+@dataclass(slots=True)
+class Opened:
+    """A task with what it still has to restore."""
+
+    task: Task
+    ranges: Ranges
+    local_counts: bool
+    lost: str | None = None
+
+
+class TaskOpener:
+    """What every task of a session is opened with."""
+
+    def __init__(
+        self,
+        app: str,
+        log: Log,
+        group: Group,
+        state_dir: StateDir,
+        specs: Sequence[StoreSpec],
+        shared: RocksShared,
+        *,
+        clock: Clock,
+        listener: Listener,
+        guarantee: Guarantee,
+        limits: RowLimits,
+        accept_empty_log: bool,
+        accept_missing_history: bool,
+        buffer_bytes: Callable[[], int],
+    ) -> None:
+        self.app = app
+        self.log = log
+        self.specs = tuple(specs)
+        self.state_dir = state_dir
+        self._group = group
+        self._shared = shared
+        self._clock = clock
+        self._listener = listener
+        self._guarantee = guarantee
+        self._limits = limits
+        self._accept_empty_log = accept_empty_log
+        self._accept_missing_history = accept_missing_history
+        self._buffer_bytes = buffer_bytes
+        self._reader = log.reader()
+
+    def topics(self, partitions: int) -> Mapping[str, TopicInfo]:
+        """The changelogs, created where missing and checked where not."""
+        return ensure_changelogs(self.log.admin, self.app, self.specs, partitions)
+
+    def open(self, task: TaskId, partitions: int) -> Opened:
+        """Open the stores of a task and plan its restore; a directory that does not fit the log is set aside."""
+        topics = self.topics(partitions)
+        lost: str | None = None
+        try:
+            stores = self._stores(task)
+        except Corruption:
+            lost = "corrupt"
+            self.state_dir.set_aside(str(task), lost)
+            stores = self._stores(task)
+        return self._planned(task, topics, stores, lost)
+
+    def reopen(self, task: TaskId, partitions: int, reason: str) -> Opened:
+        """Set the directory of a task aside and open it from nothing; the caller has closed it."""
+        self.state_dir.set_aside(str(task), reason)
+        topics = self.topics(partitions)
+        return self._planned(task, topics, self._stores(task), reason)
+
+    def plan_again(self, task: Task) -> tuple[Ranges, bool] | str:
+        """Plan a promoted standby: what is left to restore, or the reason why its state is lost."""
+        plans = self._plans(task.stores, task.applier, self._topic_infos(task.applier))
+        lost = _lost_reason(plans)
+        if lost is not None:
+            return lost
+        _refuse(task.id, plans)
+        return _ranges(plans, None), _all_at_end(plans)
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._reader.close()
+
+    def _planned(self, task: TaskId, topics: Mapping[str, TopicInfo], stores: TaskStores, lost: str | None) -> Opened:
+        try:
+            applier = ChangelogApplier(task, stores, topics, self._clock)
+            plans = self._plans(stores, applier, topics)
+            _refuse(task, plans)
+            reason = _lost_reason(plans)
+            if reason is not None:
+                stores.close()
+                self.state_dir.set_aside(str(task), reason)
+                lost = reason
+                stores = self._stores(task)
+                applier = ChangelogApplier(task, stores, topics, self._clock)
+                plans = self._plans(stores, applier, topics)
+                _refuse(task, plans)
+            opened = Task(
+                task,
+                stores,
+                applier,
+                self._group,
+                app=self.app,
+                guarantee=self._guarantee,
+                clock=self._clock,
+                listener=self._listener,
+            )
+        except BaseException:
+            stores.close()
+            raise
+        stores.bind_clock(opened.now_ms)
+        if lost is not None:
+            self._listener.on_state_lost(task, lost)
+        return Opened(opened, _ranges(plans, lost), _all_at_end(plans), lost)
+
+    def _stores(self, task: TaskId) -> TaskStores:
+        return TaskStores(
+            self.state_dir.task_path(str(task)),
+            self.app,
+            str(task),
+            self.specs,
+            self._shared,
+            now_ms=self._clock.wall_ms,
+            buffer_bytes=self._buffer_bytes(),
+            limits=self._limits,
+        )
+
+    def _topic_infos(self, applier: ChangelogApplier) -> Mapping[str, TopicInfo]:
+        infos = {}
+        for name, changelog in applier.changelogs.items():
+            info = self.log.admin.describe_topic(changelog.topic)
+            if info is None:
+                raise StateLost(
+                    f"changelog {changelog.topic} of store {name!r} no longer exists", reason="topic-deleted"
+                )
+            infos[name] = info
+        return infos
+
+    def _plans(
+        self, stores: TaskStores, applier: ChangelogApplier, topics: Mapping[str, TopicInfo]
+    ) -> dict[TopicPartition, Plan]:
+        bounds = self._reader.bounds(applier.store_of)
+        now_ms = self._clock.wall_ms()
+        plans: dict[TopicPartition, Plan] = {}
+        for changelog, name in applier.store_of.items():
+            log_state = _log_state(changelog, topics[name], bounds[changelog])
+            local = _local(stores, applier, changelog, name)
+            plans[changelog] = plan_changelog(
+                local,
+                log_state,
+                now_ms=now_ms,
+                accept_empty_log=self._accept_empty_log,
+                accept_missing_history=self._accept_missing_history,
+            )
+        return plans
+
+
+def _log_state(changelog: TopicPartition, info: TopicInfo, bounds: Bounds) -> LogState:
+    return LogState(
+        topic_partition=changelog,
+        topic_id=info.topic_id,
+        begin=bounds.begin,
+        end=bounds.end,
+        cleanup=info.policy.cleanup,
+        retention_ms=info.policy.retention_ms,
+        delete_retention_ms=info.policy.delete_retention_ms,
+        diverged_at=None,
+    )
+
+
+def _local(stores: TaskStores, applier: ChangelogApplier, changelog: TopicPartition, name: str) -> LocalPosition | None:
+    stored = applier.position(changelog)
+    if stored is None:
+        return None
+    return LocalPosition(
+        position=stored.offset,
+        topic_id=stored.topic_id,
+        leader_epoch=stored.leader_epoch,
+        at_ms=stored.at_ms,
+        rows=stores.has_rows(name),
+    )
+
+
+def _refuse(task: TaskId, plans: Mapping[TopicPartition, Plan]) -> None:
+    refused = [plan for plan in plans.values() if isinstance(plan, Refuse)]
+    if refused:
+        raise StateLost(f"task {task}: " + "; ".join(plan.message for plan in refused), reason=refused[0].reason)
+
+
+def _lost_reason(plans: Mapping[TopicPartition, Plan]) -> str | None:
+    return next((plan.reason for plan in plans.values() if isinstance(plan, Reinitialise)), None)
+
+
+def _all_at_end(plans: Mapping[TopicPartition, Plan]) -> bool:
+    return all(isinstance(plan, UpToDate) for plan in plans.values())
+
+
+def _ranges(plans: Mapping[TopicPartition, Plan], lost: str | None) -> Ranges:
+    return {changelog: (plan.position, plan.end, lost or plan.reason) for changelog, plan in plans.items()}

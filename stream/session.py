@@ -1,0 +1,469 @@
+"""The session: durable state under the application's own loop.
+
+    session = Session(app=..., log=..., state_dir=..., stores=[...])
+    session.assign(active=[0, 1], standby=[2, 3]); session.wait_ready(30)
+    task = session.task(0); task.store("aircraft").put(...); task.commit(source_offsets={("flights", 0): 4712})
+
+Rules of this file: the public face, its lock and its two threads (restore and standby work; the lease). Tasks that
+run are the application's; everything else is the background thread's. What goes wrong there is raised at the next
+call, never lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from standfast.replication.listeners import Listener, Listeners
+from standfast.replication.offsets import TaskId
+from standfast.replication.open_log import open_log
+from standfast.restore.gate import Policy as GatePolicy
+from standfast.store.clock import Clock, SystemClock
+from standfast.store.errors import (
+    BadConfig,
+    Closed,
+    InvalidRequest,
+    NotReady,
+    StandfastError,
+    Unavailable,
+)
+from standfast.store.log import logger
+from standfast.store.names import check_name
+from standfast.store.rocks import MEMORY_BYTES_MIN, RocksShared
+from standfast.store.rows import VALUE_MAX_BYTES, RowLimits
+from standfast.store.specs import StoreSpec
+from standfast.store.state_dir import StateDir
+from standfast.store.task_stores import AnyStore
+from standfast.stream.instance import Instance, changelog_of
+from standfast.stream.opener import TaskOpener
+from standfast.stream.snapshot import session_statistics
+from standfast.stream.statistics import SessionCounters, SessionStatistics
+from standfast.stream.task import Guarantee, Task, TaskState
+
+IDLE_WAIT_S = 0.01
+RETRY_WAIT_S = 0.2
+CACHE_BYTES_MIN = 64 << 10
+MEMORY_DEFAULT_BYTES = 256 << 20
+CACHE_DEFAULT_BYTES = 10 << 20
+LEASE_DEFAULT_MS = 3_000
+
+
+class ReadView(NamedTuple):
+    """A read-only view of committed rows, with what it lacks: records of the changelog not applied here yet."""
+
+    store: AnyStore
+    role: str
+    lag_records: int
+
+
+class Session:
+    """Stores of one application on one instance, logged, restored and stood by for.
+
+    `log` is an address (`sqlite:///path`), `partitions` the number of tasks (default: one above the largest assigned,
+    or what the changelogs have). `placement="static"` leaves assigning to the caller; `"shared"` shares the tasks
+    out among the live instances by take-over. `memory_bytes` bounds block cache and write buffers of all stores,
+    `cache_max_bytes` the record caches of all tasks (0: every put is logged). Raises BadConfig with every problem,
+    Held if another process has the state directory.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        *,
+        log: str,
+        state_dir: str | Path,
+        stores: Sequence[StoreSpec],
+        guarantee: Guarantee = "exactly_once",
+        standby_replicas: int = 0,
+        partitions: int | None = None,
+        placement: str = "static",
+        gate: GatePolicy = "all",
+        memory_bytes: int = MEMORY_DEFAULT_BYTES,
+        cache_max_bytes: int = CACHE_DEFAULT_BYTES,
+        value_max_bytes: int = VALUE_MAX_BYTES,
+        lease_ms: int = LEASE_DEFAULT_MS,
+        take_over: bool = True,
+        accept_empty_log: bool = False,
+        accept_missing_history: bool = False,
+        clock: Clock | None = None,
+        background: bool = True,
+        listeners: Iterable[Listener] = (),
+    ) -> None:
+        _check_settings(
+            app=app,
+            stores=stores,
+            guarantee=guarantee,
+            standby_replicas=standby_replicas,
+            partitions=partitions,
+            placement=placement,
+            gate=gate,
+            memory_bytes=memory_bytes,
+            cache_max_bytes=cache_max_bytes,
+            value_max_bytes=value_max_bytes,
+            lease_ms=lease_ms,
+        )
+        self.app = app
+        self.clock: Clock = clock or SystemClock()
+        self.listeners = Listeners()
+        for listener in listeners:
+            self.listeners.add(listener)
+        self.counters = SessionCounters()
+        self.specs = tuple(stores)
+        self._partitions = partitions
+        self._cache_max_bytes = cache_max_bytes
+        self._lease_ms = lease_ms
+        self._lock = threading.RLock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._fatal: BaseException | None = None
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        caching = cache_max_bytes > 0
+        specs = self.specs if caching else tuple(_uncached(spec) for spec in self.specs)
+        self._state = StateDir(state_dir, app)
+        try:
+            self.log = open_log(log, clock=self.clock)
+            self._group = self.log.group(app)
+            self._lease_group = self.log.group(app)
+            opener = TaskOpener(
+                app,
+                self.log,
+                self._group,
+                self._state,
+                specs,
+                RocksShared(memory_bytes),
+                clock=self.clock,
+                listener=self.listeners,
+                guarantee=guarantee,
+                limits=RowLimits(value_bytes=value_max_bytes),
+                accept_empty_log=accept_empty_log,
+                accept_missing_history=accept_missing_history,
+                buffer_bytes=self._buffer_bytes,
+            )
+            shared = placement == "shared"
+            self._instance = Instance(
+                self.log,
+                self._group,
+                opener,
+                member=self._state.instance_id,
+                clock=self.clock,
+                listener=self.listeners,
+                counters=self.counters,
+                gate_policy=gate,
+                lease_ms=lease_ms,
+                take_over=take_over,
+                standby_replicas=standby_replicas,
+                all_tasks=frozenset(TaskId(0, number) for number in range(partitions or 0)) if shared else None,
+            )
+            self._instance.partitions = partitions or 0
+            self._statistics_reader = self.log.reader()
+            if partitions is not None:
+                opener.topics(partitions)
+            self._instance.join()
+        except BaseException:
+            self._state.close()
+            raise
+        if background:
+            self._start("standfast-replication", self._run)
+            self._start("standfast-lease", self._run_lease)
+
+    @property
+    def instance_id(self) -> str:
+        """Stable id of this instance, kept in the state directory."""
+        return self._state.instance_id
+
+    @property
+    def state_path(self) -> Path:
+        """`<state_dir>/<app>`."""
+        return self._state.path
+
+    def assign(self, active: Iterable[int] = (), standby: Iterable[int] = ()) -> None:
+        """Make exactly these partitions the tasks of this instance; repeating it changes nothing.
+
+        Active tasks take the task from whoever had it (an older owner is fenced) and restore behind the gate;
+        standbys begin once every active task is restored.
+        """
+        active, standby = self._checked(active), self._checked(standby)
+        with self._usable():
+            if self._partitions is None:
+                largest = max([*active, *standby], default=-1)
+                self._instance.partitions = self._known_partitions() or max(largest + 1, self._instance.partitions)
+            self._instance.assign([TaskId(0, number) for number in active], [TaskId(0, number) for number in standby])
+        self._wake.set()
+
+    def on_assign(self, _consumer: object, partitions: Iterable[Any]) -> None:
+        """For a consumer's own callback: these source partitions (objects with `.partition`) are now active here."""
+        with self._usable():
+            tasks = self._instance.tasks
+            standby = [task.partition for task, one in tasks.items() if one.role == "standby"]
+            added = {one.partition for one in partitions}
+            active = {task.partition for task, one in tasks.items() if one.role == "active"} | added
+            self.assign(active, [number for number in standby if number not in added])
+
+    def on_revoke(self, _consumer: object, partitions: Iterable[Any]) -> None:
+        """For a consumer's own callback: these source partitions left; what is uncommitted is forgotten."""
+        with self._usable():
+            for number in {one.partition for one in partitions}:
+                if TaskId(0, number) in self._instance.tasks:
+                    self._instance.revoke(TaskId(0, number))
+            self._instance.publish()
+
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Block until the restore gate is open; NotReady says who is missing and how far it is."""
+        deadline_ms = None if timeout_s is None else self.clock.monotonic_ms() + timeout_s * 1_000
+        while True:
+            if not self._threads:
+                self.poll_once()
+            with self._usable():
+                missing = self._instance.gate.missing()
+            if not missing:
+                return
+            if deadline_ms is not None and self.clock.monotonic_ms() >= deadline_ms:
+                raise NotReady(f"the restore gate is shut after {timeout_s} s: {'; '.join(self.missing())}")
+            self.clock.sleep_ms(2)
+
+    def missing(self) -> tuple[str, ...]:
+        """Who keeps the gate shut, and how far it is; empty when it is open."""
+        with self._lock:
+            progress = {
+                at.task: (one, at)
+                for one, at in self._instance.restorer.progress(self.clock.monotonic_ms())
+                if not at.done
+            }
+            lines = []
+            for task_id in self._instance.gate.missing():
+                task = self._instance.tasks.get(task_id)
+                far = progress.get(task_id)
+                if task is not None and task.state is TaskState.FAILED:
+                    lines.append(f"task {task_id} failed: {task.error}")
+                elif far is not None:
+                    one, at = far
+                    lines.append(f"task {task_id}: store {one.store!r} at {at.position} of {at.end} ({one.reason})")
+                else:
+                    lines.append(f"task {task_id}: waiting")
+            return tuple(lines)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the restore gate is open (no assignment is ready)."""
+        with self._usable():
+            return not self._instance.gate.missing()
+
+    def task(self, partition: int) -> Task:
+        """The active task of a partition; NotReady while the gate is shut, InvalidRequest if it is not held here."""
+        with self._usable():
+            task = self._instance.tasks.get(TaskId(0, partition))
+            if task is None:
+                held = ", ".join(str(task_id.partition) for task_id in sorted(self._instance.tasks)) or "none"
+                raise InvalidRequest(f"partition {partition} is not assigned to this instance (it holds: {held})")
+            if task.state is TaskState.FAILED or task.role == "standby":
+                task.store("")  # raises what the task's state calls for
+            if not self._instance.gate.is_open(task.id):
+                raise NotReady(f"the restore gate is shut: {'; '.join(self.missing())}")
+            return task
+
+    def tasks(self) -> dict[int, Task]:
+        """Tasks held here by partition, standbys included."""
+        with self._usable():
+            return {task_id.partition: task for task_id, task in self._instance.tasks.items()}
+
+    def read(self, store: str, partition: int, *, allow_stale: bool = False) -> ReadView:
+        """Committed rows of a store, from any thread. A restoring or standby store only with `allow_stale`."""
+        with self._usable():
+            task = self._instance.tasks.get(TaskId(0, partition))
+            if task is None:
+                raise InvalidRequest(f"partition {partition} is not assigned to this instance")
+            running = task.state is TaskState.RUNNING
+            if not running and not allow_stale:
+                raise NotReady(
+                    f"store {store!r} of partition {partition} is {task.state.value} here: ask with allow_stale=True "
+                    "for what it holds so far, or ask the active instance"
+                )
+            view = task.stores.committed_view(store)
+            lag = 0
+            if task.stores.specs[store].logging:
+                stored = task.stores.cut.positions.get(store)
+                changelog = changelog_of(task, store)
+                bounds = self._statistics_reader.bounds([changelog])[changelog]
+                lag = 0 if running else bounds.end - (stored.offset if stored is not None else bounds.begin)
+            return ReadView(view, task.role, lag)
+
+    def reopen(self, partition: int) -> None:
+        """Open a failed task again: it restores the tail of the log and runs."""
+        with self._usable():
+            self._instance.reopen(TaskId(0, partition))
+        self._wake.set()
+
+    def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
+        """Commit every active task, each with the offsets of its own partition. Stops at the first that fails."""
+        for partition, task in sorted(self.tasks().items()):
+            if task.state is TaskState.RUNNING:
+                own = {at: offset for at, offset in source_offsets.items() if at[1] == partition}
+                self.commit_task(task, own)
+
+    def commit_task(self, task: Task, source_offsets: Mapping[tuple[str, int], int]) -> None:
+        """Commit one task, measured."""
+        started_ms = self.clock.monotonic_ms()
+        try:
+            task.commit(source_offsets)
+        except StandfastError:
+            self.counters.commits["failed"] += 1
+            raise
+        self.counters.commits["committed"] += 1
+        self.counters.commit_seconds.observe((self.clock.monotonic_ms() - started_ms) / 1_000)
+
+    def poll_once(self) -> int:
+        """One round of background work, for callers that run without the background thread."""
+        with self._usable():
+            return self._instance.poll_once()
+
+    def statistics(self) -> SessionStatistics:
+        """An immutable snapshot of everything, for metrics and status."""
+        with self._usable():
+            return session_statistics(self, self._instance, self._statistics_reader)
+
+    def close(self) -> None:
+        """Stop the threads, close tasks cleanly, leave the group, release the directory. Closing twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._stop.set()
+        self._wake.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        with self._lock:
+            try:
+                self._instance.close()
+                self._statistics_reader.close()
+                self._group.close()
+                self._lease_group.close()
+                self.log.close()
+            finally:
+                self._state.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _usable(self) -> threading.RLock:
+        """The lock, after checking that the session is open and its background work is well."""
+        if self._closed:
+            raise Closed(f"session of application {self.app!r} is closed")
+        if self._fatal is not None:
+            raise Unavailable(f"background work of {self.app!r} stopped: {self._fatal}") from self._fatal
+        return self._lock
+
+    def _start(self, name: str, run: Callable[[], None]) -> None:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            wait_s = IDLE_WAIT_S
+            try:
+                with self._lock:
+                    if self._instance.poll_once():
+                        wait_s = 0.0
+            except Unavailable as error:
+                logger.warning("background work will be tried again: %s", error)
+                wait_s = RETRY_WAIT_S
+            except BaseException as error:  # noqa: BLE001 - raised again at the next call
+                logger.exception("background work stopped")
+                self._fatal = error
+                return
+            if wait_s:
+                self._wake.wait(wait_s)
+                self._wake.clear()
+
+    def _run_lease(self) -> None:
+        # A thread of its own, so that a long batch of the other one never costs the membership.
+        interval_s = self._lease_ms / 1_000 / 5
+        while not self._stop.wait(interval_s):
+            try:
+                self._instance.heartbeat(self._lease_group)
+            except StandfastError as error:
+                logger.warning("heartbeat failed, trying again: %s", error)
+
+    def _buffer_bytes(self) -> int:
+        total = self._cache_max_bytes or CACHE_DEFAULT_BYTES
+        return max(total // max(len(self._instance.tasks), 1), CACHE_BYTES_MIN)
+
+    def _known_partitions(self) -> int:
+        for spec in self.specs:
+            if spec.logging:
+                info = self.log.admin.describe_topic(f"{self.app}-{spec.name}-changelog")
+                if info is not None:
+                    return info.partitions
+        return 0
+
+    def _checked(self, partitions: Iterable[int]) -> list[int]:
+        checked = sorted(set(partitions))
+        limit = self._partitions
+        for number in checked:
+            if not isinstance(number, int) or number < 0 or (limit is not None and number >= limit):
+                upper = "" if limit is None else f" below {limit}"
+                raise InvalidRequest(f"partition {number!r} does not exist: give whole numbers from 0{upper}")
+        return checked
+
+
+def _uncached(spec: StoreSpec) -> StoreSpec:
+    return replace(spec, caching=False)
+
+
+def _check_settings(
+    *,
+    app: str,
+    stores: Sequence[StoreSpec],
+    guarantee: str,
+    standby_replicas: int,
+    partitions: int | None,
+    placement: str,
+    gate: str,
+    memory_bytes: int,
+    cache_max_bytes: int,
+    value_max_bytes: int,
+    lease_ms: int,
+) -> None:
+    problems = []
+    try:
+        check_name("application", app)
+    except InvalidRequest as error:
+        problems.append(str(error))
+    names = [getattr(spec, "name", None) for spec in stores]
+    if not all(isinstance(spec, StoreSpec) for spec in stores):
+        problems.append("stores must be definitions such as standfast.KeyValueStore(...)")
+    problems += [f"store {name!r} is declared {names.count(name)} times" for name in {*names} if names.count(name) > 1]
+    choices = (
+        ("guarantee", guarantee, ("exactly_once", "at_least_once")),
+        ("placement", placement, ("static", "shared")),
+        ("gate", gate, ("all", "task")),
+    )
+    for setting, value, allowed in choices:
+        if value not in allowed:
+            problems.append(f"{setting} must be one of {', '.join(allowed)}, not {value!r}")
+    numbers = (
+        ("standby_replicas", standby_replicas, 0),
+        ("memory_bytes", memory_bytes, MEMORY_BYTES_MIN),
+        ("cache_max_bytes", cache_max_bytes, 0),
+        ("value_max_bytes", value_max_bytes, 1),
+        ("lease_ms", lease_ms, 100),
+        ("partitions", 1 if partitions is None else partitions, 1),
+    )
+    for setting, number, least in numbers:
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            problems.append(f"{setting} must be a whole number of at least {least}, not {number!r}")
+    if placement == "shared" and partitions is None:
+        problems.append('placement="shared" needs partitions: the number of tasks to share out')
+    if problems:
+        raise BadConfig(problems)

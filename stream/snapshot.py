@@ -1,0 +1,110 @@
+"""Builds the immutable snapshot of a session.
+
+Rules of this file: reads only; called under the session's lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from standfast.replication.log import LogReader
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.store.cut import Position
+from standfast.stream.instance import Instance
+from standfast.stream.statistics import RestoreStatistics, SessionStatistics, StoreStatistics, TaskStatistics
+from standfast.stream.task import Task, TaskState
+
+if TYPE_CHECKING:
+    from standfast.stream.session import Session
+
+
+def session_statistics(session: Session, instance: Instance, reader: LogReader) -> SessionStatistics:
+    """Everything a session knows of itself now."""
+    view = instance.view
+    return SessionStatistics(
+        app=session.app,
+        instance=session.instance_id,
+        ready=not instance.gate.missing(),
+        missing=session.missing(),
+        members=tuple(member.member_id for member in view.members) if view is not None else (),
+        standbys_missing=instance.standbys_missing,
+        tasks=tuple(_task(task, instance, reader) for _, task in sorted(instance.tasks.items())),
+        restores=_restores(instance, session.clock.monotonic_ms()),
+        counters=session.counters,
+    )
+
+
+def _restores(instance: Instance, now_ms: int) -> tuple[RestoreStatistics, ...]:
+    return tuple(
+        RestoreStatistics(
+            task=str(at.task),
+            store=one.store,
+            partition=at.changelog.partition,
+            reason=one.reason,
+            start=at.start,
+            position=at.position,
+            end=at.end,
+            records=at.records,
+            payload_bytes=at.bytes,
+            remaining=at.remaining,
+            fraction=at.fraction,
+            rate=at.records_per_second,
+            seconds_left=at.seconds_left,
+            stuck=at.stuck,
+        )
+        for one, at in instance.restorer.progress(now_ms)
+    )
+
+
+def _task(task: Task, instance: Instance, reader: LogReader) -> TaskStatistics:
+    usable = task.state not in (TaskState.FAILED, TaskState.CLOSED)
+    bounds = reader.bounds(task.applier.store_of) if usable else {}
+    return TaskStatistics(
+        task=str(task.id),
+        partition=task.id.partition,
+        role=task.role,
+        state=task.state.value,
+        epoch=task.epoch,
+        error=str(task.error or ""),
+        buffer_bytes=task.stores.buffer.size_bytes,
+        sources=dict(task.stores.cut.sources),
+        stream_times=dict(task.stream_times),
+        stores=tuple(_store(task, name, instance, bounds) for name in task.stores.stores) if usable else (),
+    )
+
+
+def _store(task: Task, name: str, instance: Instance, bounds: dict[TopicPartition, Bounds]) -> StoreStatistics:
+    store = task.stores.stores[name]
+    sizes = task.stores.statistics(name)
+    counters = store.rows.counters
+    changelog = task.applier.changelogs.get(name)
+    begin, end = bounds.get(changelog, Bounds(0, 0)) if changelog is not None else Bounds(0, 0)
+    stored = task.stores.cut.positions.get(name, Position(begin))
+    tailed = instance.tailer.changelogs.get(changelog) if changelog is not None else None
+    return StoreStatistics(
+        store=name,
+        kind=store.spec.kind,
+        partition=task.id.partition,
+        position=stored.offset,
+        position_at_ms=stored.at_ms,
+        begin=begin,
+        end=end,
+        lag=max(end - stored.offset, 0),
+        observed_ms=store.rows.observed_ms,
+        sst_bytes=sizes.sst_bytes,
+        memtable_bytes=sizes.memtable_bytes,
+        keys_estimate=sizes.keys_estimate,
+        pending_compaction_bytes=sizes.pending_compaction_bytes,
+        segments=sizes.families,
+        open_iterators=len(store.rows.iterators),
+        ops={"put": counters.put, "get": counters.get, "delete": counters.delete, "scan": counters.scan},
+        logged_records=counters.logged_records,
+        logged_bytes=counters.logged_bytes,
+        late_dropped=counters.late_dropped,
+        segments_expired=counters.segments_expired,
+        corruptions=counters.corruptions,
+        limit=tailed.machine.limit if tailed is not None else None,
+        paused=tailed.paused if tailed is not None else False,
+        caught_up_ms=tailed.caught_up_ms if tailed is not None else -1,
+        record_timestamp_ms=tailed.record_timestamp_ms if tailed is not None else -1,
+    )

@@ -1,0 +1,131 @@
+"""What a session tells of itself: immutable snapshots for metrics, status and the curious.
+
+Rules of this file: plain data and the few counters that hot paths add to; no metrics library. Times in milliseconds
+or seconds as named, sizes in bytes, offsets next to read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+COMMIT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+RESTORE_BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
+
+
+class Histogram:
+    """Counts per bucket; `bounds` are upper bounds in seconds, a last bucket takes the rest."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total += seconds
+
+
+@dataclass(slots=True)
+class SessionCounters:
+    """Numbers that only grow, added to by the session's threads under its lock (commits: by the task's owner)."""
+
+    commits: Counter[str] = field(default_factory=Counter)  # outcome
+    commit_seconds: Histogram = field(default_factory=lambda: Histogram(COMMIT_BUCKETS_S))
+    gate_wait_seconds: Histogram = field(default_factory=lambda: Histogram(RESTORE_BUCKETS_S))
+    promotion_seconds: Histogram = field(default_factory=lambda: Histogram(RESTORE_BUCKETS_S))
+    restore_seconds: Histogram = field(default_factory=lambda: Histogram(RESTORE_BUCKETS_S))
+    promotions: Counter[str] = field(default_factory=Counter)  # outcome
+    wipes: Counter[str] = field(default_factory=Counter)  # reason
+    restored_records: Counter[tuple[str, int, str]] = field(default_factory=Counter)  # store, partition, reason
+    restored_bytes: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    fenced: int = 0
+    standby_records: Counter[tuple[str, int]] = field(default_factory=Counter)  # store, partition
+    gate_last_wait_ms: int = -1
+    promotion_last_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """One store of one task."""
+
+    store: str
+    kind: str
+    partition: int
+    position: int
+    position_at_ms: int
+    begin: int
+    end: int
+    lag: int
+    observed_ms: int
+    sst_bytes: int
+    memtable_bytes: int
+    keys_estimate: int
+    pending_compaction_bytes: int
+    segments: int
+    open_iterators: int
+    ops: dict[str, int]
+    logged_records: int
+    logged_bytes: int
+    late_dropped: int
+    segments_expired: int
+    corruptions: int
+    limit: int | None = None
+    paused: bool = False
+    caught_up_ms: int = -1
+    record_timestamp_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatistics:
+    """One task: role `active` or `standby`, state as in stream/task.py."""
+
+    task: str
+    partition: int
+    role: str
+    state: str
+    epoch: int
+    error: str
+    buffer_bytes: int
+    sources: dict[str, int]
+    stream_times: dict[str, int]
+    stores: tuple[StoreStatistics, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreStatistics:
+    """One changelog on its way to the end; rate in records per second, seconds_left None while nothing moves."""
+
+    task: str
+    store: str
+    partition: int
+    reason: str
+    start: int
+    position: int
+    end: int
+    records: int
+    payload_bytes: int
+    remaining: int
+    fraction: float
+    rate: float
+    seconds_left: float | None
+    stuck: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatistics:
+    """A session at one moment."""
+
+    app: str
+    instance: str
+    ready: bool
+    missing: tuple[str, ...]
+    members: tuple[str, ...]
+    standbys_missing: int
+    tasks: tuple[TaskStatistics, ...]
+    restores: tuple[RestoreStatistics, ...]
+    counters: SessionCounters

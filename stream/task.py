@@ -1,0 +1,295 @@
+"""One task: the stores of one partition, their changelogs, and the commit that keeps everything one cut.
+
+         assign              restored            revoke
+    CREATED ──> RESTORING ──────────> RUNNING ──────────> CLOSED
+       │            ^                    │ error
+       └─> STANDBY ─┘ promote            └──> FAILED ───> CLOSED
+
+    commit, exactly once     log transaction (changelogs, outputs, source offsets) -> one local batch
+    commit, at least once    log append (changelogs, outputs) -> one local batch -> source offsets
+
+Rules of this file: the order above is the order of durability; a crash between two steps leaves the log ahead of
+the local state, never behind. A commit that fails leaves the task FAILED until it is opened again.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any, Literal
+
+from standfast.replication.applier import ChangelogApplier
+from standfast.replication.commit_metadata import CommitMetadata
+from standfast.replication.listeners import Listener
+from standfast.replication.log import Batches, Committed, Group, GroupCommit, LogWriter, Outgoing
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.clock import Clock
+from standfast.store.cut import Cut, parse_source_key, source_key
+from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, NotReady, StandfastError
+from standfast.store.names import check_topic
+from standfast.store.task_stores import AnyStore, TaskStores
+
+Guarantee = Literal["exactly_once", "at_least_once"]
+
+
+class TaskState(Enum):
+    """Where a task is in its life."""
+
+    CREATED = "created"
+    RESTORING = "restoring"
+    RUNNING = "running"
+    STANDBY = "standby"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+ALLOWED = {
+    TaskState.CREATED: {TaskState.RESTORING, TaskState.STANDBY, TaskState.FAILED, TaskState.CLOSED},
+    TaskState.RESTORING: {TaskState.RUNNING, TaskState.FAILED, TaskState.CLOSED},
+    TaskState.RUNNING: {TaskState.FAILED, TaskState.CLOSED},
+    TaskState.STANDBY: {TaskState.RESTORING, TaskState.FAILED, TaskState.CLOSED},
+    TaskState.FAILED: {TaskState.CLOSED},
+    TaskState.CLOSED: set(),
+}
+
+
+class Task:
+    """Stores and commit of one partition. An active task is used by one thread at a time: the application's."""
+
+    def __init__(
+        self,
+        task: TaskId,
+        stores: TaskStores,
+        applier: ChangelogApplier,
+        group: Group,
+        *,
+        app: str,
+        guarantee: Guarantee,
+        clock: Clock,
+        listener: Listener,
+    ) -> None:
+        self.id = task
+        self.app = app
+        self.guarantee = guarantee
+        self.stores = stores
+        self.applier = applier
+        self.state = TaskState.CREATED
+        self.error: BaseException | None = None
+        self.writer: LogWriter | None = None
+        self.record_timestamp: int | None = None
+        self.stream_times: dict[str, int] = {}
+        self.progress: dict[str, int] = {}
+        self.commit_requested = False
+        self._group = group
+        self._clock = clock
+        self._listener = listener
+        self._sources: dict[TopicPartition, int] = {}
+        self._outputs: dict[TopicPartition, list[Outgoing]] = {}
+
+    @property
+    def role(self) -> str:
+        """`active` or `standby`."""
+        return "standby" if self.state is TaskState.STANDBY else "active"
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the task's writer; 0 for a standby."""
+        return self.writer.epoch if self.writer is not None else 0
+
+    def move(self, state: TaskState) -> None:
+        """Enter a state; one that does not follow from the present one is our bug and changes nothing."""
+        if state not in ALLOWED[self.state]:
+            raise InternalError(f"task {self.id} cannot go from {self.state.value} to {state.value}")
+        self.state = state
+        self._listener.on_state_changed(self.id, self.role, state.value)
+
+    def now_ms(self) -> int:
+        """Timestamp of the record in hand, or the wall clock outside a record."""
+        return self.record_timestamp if self.record_timestamp is not None else self._clock.wall_ms()
+
+    def store(self, name: str) -> AnyStore:
+        """A store of this task; NotReady until the task runs."""
+        self._check_running()
+        return self.stores.store(name)
+
+    def source_offsets(self) -> dict[TopicPartition, int]:
+        """Where the application must read on: next offset per source partition; absent where nothing was committed."""
+        self._check_running()
+        return dict(self._sources)
+
+    def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp: int | None = None,
+        *,
+        partition: int | None = None,
+        partitions: int = 1,
+    ) -> None:
+        """Add a record to an output topic; it is written with the next commit, in the same transaction if there is one.
+
+        Without `partition` the key's CRC-32 over `partitions` chooses it (librdkafka's `consistent` partitioner).
+        """
+        self._check_running()
+        check_topic(topic)
+        if partition is None:
+            partition = zlib.crc32(key) % partitions if key else 0
+        self.stores.buffer.check_room(len(key or b"") + len(value or b""))
+        stamp = self.now_ms() if timestamp is None else timestamp
+        self._outputs.setdefault(TopicPartition(topic, partition), []).append(Outgoing(key, value, stamp))
+        self.stores.buffer.size_bytes += len(key or b"") + len(value or b"")
+
+    def observe(self, topic: str, partition: int, timestamp_ms: int) -> None:
+        """Note the timestamp of a record read; a partition's stream time never goes back."""
+        key = source_key(topic, partition)
+        if timestamp_ms > self.stream_times.get(key, -1):
+            self.stream_times[key] = timestamp_ms
+
+    def commit(self, source_offsets: Mapping[tuple[str, int], int] | None = None) -> None:
+        """Make everything since the last commit durable, in the log and locally, as one cut.
+
+        `source_offsets` maps (topic, partition) to the next offset to process. When this returns, the state survives
+        the kill of any process; when it raises, the task takes no more writes until it is opened again.
+        """
+        self._check_running()
+        offsets = self._checked_offsets(source_offsets or {})
+        changes = self.stores.buffer.take_changes()
+        batches: dict[TopicPartition, Sequence[Outgoing]] = dict(self._outputs)
+        for name, store_changes in changes.items():
+            batches[self.applier.changelogs[name]] = store_changes  # type: ignore[assignment]
+        if not batches and not offsets and not self.stores.buffer.rows:
+            self.commit_requested = False
+            return
+        metadata = CommitMetadata(
+            epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
+        ).to_text()
+        commit = GroupCommit(self.app, {at: Committed(offset, metadata) for at, offset in offsets.items()})
+        try:
+            self._make_durable(batches, commit)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self._sources.update(offsets)
+        self._outputs = {}
+        self.commit_requested = False
+        self._count(changes)
+        self._listener.on_commit(self.id, offsets)
+
+    def discard(self) -> None:
+        """Forget everything since the last commit."""
+        self.stores.discard()
+        self._outputs = {}
+
+    def fail(self, error: BaseException) -> None:
+        """The task cannot go on; it takes no reads or writes until it is opened again."""
+        self.error = error
+        if self.state not in (TaskState.FAILED, TaskState.CLOSED):
+            self.move(TaskState.FAILED)
+
+    def open_writer(self, writer: LogWriter) -> None:
+        """Own the task in the log from now on."""
+        self.writer = writer
+
+    def resume_from_log(self, *, local_counts: bool) -> None:
+        """Decide where sources and clocks go on; called once, when every store is whole.
+
+        The group's commit is atomic with the log under exactly once, so it wins. At least once, the local offsets may
+        be ahead of it, and count only if every changelog stood at its end when the task was opened (`local_counts`).
+        """
+        committed = {at: found for at, found in self._group.committed().items() if at.partition == self.id.partition}
+        cut = self.stores.cut
+        local = {TopicPartition(*parse_source_key(key)): offset for key, offset in cut.sources.items()}
+        self._sources = {at: found.offset for at, found in committed.items()}
+        for at, offset in local.items():
+            if local_counts and (at not in committed or self.guarantee == "at_least_once"):
+                self._sources[at] = max(offset, self._sources.get(at, 0))
+        self.stream_times = dict(cut.stream_times)
+        self.progress = dict(cut.progress)
+        for found in committed.values():
+            metadata = CommitMetadata.from_text(found.metadata)
+            if metadata is not None:
+                self._take_over_times(metadata)
+
+    def close(self) -> None:
+        """Flush nothing, forget what is uncommitted, release log and directory. Closing twice is fine."""
+        if self.state is not TaskState.CLOSED:
+            self.move(TaskState.CLOSED)
+        if self.writer is not None:
+            self.writer.close()
+        self.stores.close()
+
+    def _take_over_times(self, metadata: CommitMetadata) -> None:
+        for key, stamp in metadata.stream_times.items():
+            self.stream_times[key] = max(stamp, self.stream_times.get(key, -1))
+        for key, value in metadata.progress.items():
+            self.progress[key] = max(value, self.progress.get(key, value))
+        for name, stamp in metadata.observed.items():
+            if name in self.stores.stores:
+                self.stores.stores[name].rows.observe(stamp)
+
+    def _make_durable(self, batches: Batches, commit: GroupCommit) -> None:
+        writer = self.writer
+        if writer is None:
+            raise InternalError(f"task {self.id} runs without a writer")
+        if self.guarantee == "exactly_once":
+            acknowledged = (
+                writer.transact(batches, commit if commit.offsets else None) if batches or commit.offsets else {}
+            )
+        else:
+            acknowledged = writer.append(batches) if batches else {}
+        sources = dict(self.stores.cut.sources)
+        sources.update({source_key(*at): committed.offset for at, committed in commit.offsets.items()})
+        cut = replace(
+            self.stores.cut,
+            positions=self.applier.advanced(acknowledged),
+            sources=sources,
+            stream_times=dict(self.stream_times),
+            progress=dict(self.progress),
+            epoch=writer.epoch,
+        )
+        self._write_local(cut)
+        if self.guarantee == "at_least_once" and commit.offsets:
+            self._group.commit(commit.offsets)
+
+    def _write_local(self, cut: Cut) -> None:
+        self.stores.commit(cut)
+
+    def _observed(self) -> dict[str, int]:
+        return {
+            name: store.rows.observed_ms for name, store in self.stores.stores.items() if store.rows.observed_ms >= 0
+        }
+
+    def _count(self, changes: Mapping[str, Sequence[Any]]) -> None:
+        for name, store_changes in changes.items():
+            counters = self.stores.stores[name].rows.counters
+            counters.logged_records += len(store_changes)
+            counters.logged_bytes += sum(len(change[0]) + len(change[1] or b"") for change in store_changes)
+
+    def _checked_offsets(self, given: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
+        offsets = {}
+        for (topic, partition), offset in given.items():
+            check_topic(topic)
+            if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+                raise InvalidRequest(
+                    f"task {self.id}: source offset of {topic}-{partition} is {offset!r}: give the next offset to "
+                    "process, a whole number from 0"
+                )
+            offsets[TopicPartition(topic, partition)] = offset
+        return offsets
+
+    def _check_running(self) -> None:
+        if self.state is TaskState.RUNNING:
+            return
+        if self.state is TaskState.FAILED:
+            if isinstance(self.error, Fenced):
+                raise Fenced(f"task {self.id} was taken over by a newer owner: {self.error}")
+            kind = type(self.error).__name__ if isinstance(self.error, StandfastError) else repr(type(self.error))
+            raise Closed(f"task {self.id} failed ({kind}: {self.error}): it must be opened again")
+        if self.state is TaskState.CLOSED:
+            raise Closed(f"task {self.id} is closed")
+        if self.state is TaskState.STANDBY:
+            raise NotReady(f"task {self.id} is a standby here: only the active task is read and written this way")
+        raise NotReady(f"task {self.id} is {self.state.value}: wait_ready() tells when the restore gate opens")

@@ -1,0 +1,61 @@
+"""What several test files need: hypothesis profiles, a clock, the repository's own files.
+
+Rules of this file: fixtures only, each of a few lines; parts under test are the real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from standfast.store.clock import ManualClock
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_OURS = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+
+# The same examples every time: a red run is red for everybody. No deadline: the machine may be busy.
+settings.register_profile(
+    "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.register_profile(
+    "thorough", parent=settings.get_profile("default"), derandomize=False, max_examples=1_000, print_blob=True
+)
+settings.load_profile(os.environ.get("STANDFAST_HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock at 2013-01-01T00:00:00Z that moves only when told to."""
+    return ManualClock(1_356_998_400_000)
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+def _listed_by_git() -> list[str] | None:
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None  # no git, or a copy that is not a checkout
+    return [name for name in listing.stdout.split("\0") if name]
+
+
+@pytest.fixture(scope="session")
+def repo_files() -> list[str]:
+    """Relative paths of the repository's files: tracked, or new and not ignored. `.typing` is left out."""
+    names = _listed_by_git()
+    if names is None:
+        found = (path.relative_to(ROOT) for path in ROOT.rglob("*"))
+        names = [
+            str(path) for path in found if not any(fnmatch(part, skip) for part in path.parts for skip in NOT_OURS)
+        ]
+    return sorted(name for name in names if (ROOT / name).is_file() and not name.startswith(".typing/"))

@@ -1,0 +1,56 @@
+"""The front door: every public name is there, and nothing is loaded before it is used."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import standfast
+from standfast.store import errors
+
+
+@pytest.mark.parametrize("name", standfast.__all__)
+def test_public_name_is_importable_from_the_front_door(name: str) -> None:
+    assert getattr(standfast, name) is not None
+
+
+def test_names_homes_and_type_checker_imports_agree(repo_root: Path) -> None:
+    tree = ast.parse((repo_root / "standfast/__init__.py").read_text(encoding="utf-8"))
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    seen: dict[str, str] = {}
+    for node in guarded.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            seen[alias.name] = f"{node.module}:{alias.name}"
+    seen["serde"] = "standfast.store.serde"  # a module, not a name in one
+    assert seen == standfast._HOMES
+    assert set(standfast.__all__) == {"__version__", *standfast._HOMES}
+    assert len(standfast.__all__) == len(set(standfast.__all__))
+
+
+def test_every_error_of_the_tree_is_public() -> None:
+    tree = {name for name, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__}
+    assert tree <= set(standfast.__all__)
+
+
+def test_unknown_name_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        standfast.no_such_name  # noqa: B018
+
+
+def test_front_door_has_a_version() -> None:
+    assert standfast.__version__ == import_module("standfast._version").__version__
+
+
+@pytest.mark.slow
+def test_importing_the_front_door_and_the_command_line_loads_no_outside_library() -> None:
+    heavy = ("rocksdict", "confluent_kafka", "prometheus_client", "rich", "sqlite3", "pyspark")
+    script = f"import sys, standfast, standfast.ops.cli; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

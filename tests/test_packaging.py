@@ -1,0 +1,137 @@
+"""The package as a user gets it: built from the files of the repository alone, installed in an environment of its own.
+
+Rules of this file: nothing here may see the checkout: the archives are built from a copy, and the wheel is tried by a
+Python that has the wheel and its dependencies, not the sources.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.packaging]
+
+
+def run(command: list[str | Path], cwd: Path) -> str:
+    """Output of a command in an environment that does not point at the checkout."""
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def packages(repo_root: Path) -> list[str]:
+    settings = tomllib.loads((repo_root / "pyproject.toml").read_text(encoding="utf-8"))
+    return list(settings["tool"]["setuptools"]["packages"])
+
+
+@pytest.fixture(scope="module")
+def archives(repo_root: Path, repo_files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the source archive, and the wheel built from that archive."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in repo_files:
+        target = copy / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(repo_root / name, target)
+    shutil.copytree(repo_root / ".typing", copy / ".typing", symlinks=True)
+    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", copy / "dist", copy], copy)
+    return copy / "dist"
+
+
+@pytest.fixture(scope="module")
+def wheel_names(archives: Path) -> list[str]:
+    (wheel,) = archives.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+@pytest.fixture(scope="module")
+def installed(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of a new environment with the wheel; the dependencies are those of the environment that runs the tests."""
+    home = tmp_path_factory.mktemp("clean")
+    venv.create(home, with_pip=True)
+    python = home / "bin/python"
+    (wheel,) = archives.glob("*.whl")
+    run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], home)
+    # A line of a .pth file adds a folder and does not run the .pth files in it: the editable checkout stays out.
+    site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], home).strip())
+    (site / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+    return python
+
+
+def test_wheel_holds_exactly_the_modules_on_disk(
+    repo_files: list[str], packages: list[str], wheel_names: list[str]
+) -> None:
+    folders = {name.removeprefix("standfast.") for name in packages}
+    wanted = {
+        name if name.startswith("standfast/") else f"standfast/{name}"
+        for name in repo_files
+        if name.partition("/")[0] in folders and (name.endswith((".py", "py.typed")) or name.startswith("ops/data/"))
+    }
+    assert {name for name in wheel_names if ".dist-info/" not in name} == wanted
+
+
+def test_wheel_holds_types_data_and_licence_and_no_tests(packages: list[str], wheel_names: list[str]) -> None:
+    for package in packages:
+        assert f"{package.replace('.', '/')}/py.typed" in wheel_names
+    assert "standfast/ops/data/flights-2013-01.csv.gz" in wheel_names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_names)
+    assert [name for name in wheel_names if ".typing" in name or "tests/" in name or "benchmarks/" in name] == []
+
+
+def test_source_archive_holds_no_links_and_no_tests(archives: Path) -> None:
+    (archive,) = archives.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        members = opened.getmembers()
+    assert [member.name for member in members if member.issym() or member.islnk()] == []
+    inner = [member.name.partition("/")[2] for member in members]
+    assert [name for name in inner if name.startswith((".typing", "tests", "benchmarks", "examples"))] == []
+    assert {"LICENSE", "README.md", "pyproject.toml", "store/errors.py"} <= set(inner)
+
+
+def test_installed_command_tells_its_version(installed: Path, archives: Path) -> None:
+    (wheel,) = archives.glob("*.whl")
+    version = wheel.name.split("-")[1]
+    assert run([installed.parent / "standfast", "--version"], archives).strip() == f"standfast {version}"
+
+
+def test_every_package_and_public_name_imports_from_the_wheel(
+    installed: Path, archives: Path, packages: list[str]
+) -> None:
+    script = (
+        "import importlib, standfast\n"
+        f"for name in {packages!r}: print(importlib.import_module(name).__file__)\n"
+        "for name in standfast.__all__: getattr(standfast, name)\n"
+    )
+    lines = run([installed, "-c", script], archives).splitlines()
+    assert len(lines) == len(packages)
+    home = str(installed.parent.parent)
+    assert [line for line in lines if not line.startswith(home)] == []
+
+
+def test_every_module_of_the_wheel_imports(installed: Path, archives: Path, wheel_names: list[str]) -> None:
+    optional = ("standfast.restore.spark_",)  # needs an extra
+    names = [name.removesuffix(".py").replace("/", ".") for name in wheel_names if name.endswith(".py")]
+    modules = sorted({name.removesuffix(".__init__") for name in names if not name.startswith(optional)})
+    run([installed, "-c", f"import importlib\nfor name in {modules!r}: importlib.import_module(name)"], archives)
+
+
+def test_sample_data_is_readable_from_the_wheel(installed: Path, archives: Path) -> None:
+    script = (
+        "import gzip, importlib.resources as r\n"
+        "data = (r.files('standfast.ops') / 'data/flights-2013-01.csv.gz').read_bytes()\n"
+        "print(len(gzip.decompress(data).splitlines()))"
+    )
+    assert run([installed, "-c", script], archives).strip() == "27005"

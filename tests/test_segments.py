@@ -1,0 +1,86 @@
+"""Segments of time: lengths and liveness as Kafka Streams has them, and family names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from standfast.store import segments
+from standfast.store.errors import InvalidRequest
+
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("retention_ms", "interval_ms"),
+    [(1, MINUTE_MS), (2 * MINUTE_MS, MINUTE_MS), (120_002, 60_001), (120_003, 60_001), (DAY_MS, DAY_MS // 2)],
+)
+def test_a_segment_is_half_the_retention_and_at_least_a_minute(retention_ms: int, interval_ms: int) -> None:
+    assert segments.segment_interval_ms(retention_ms) == interval_ms
+
+
+@pytest.mark.parametrize(
+    ("history_ms", "interval_ms"),
+    [
+        (1, 2_000),
+        (6_000, 2_000),
+        (6_003, 2_001),
+        (60_000, 20_000),
+        (60_001, 20_000),
+        (100_005, 20_001),
+        (300_000, 60_000),
+        (300_001, 60_000),
+        (720_012, 60_001),
+        (HOUR_MS, 300_000),
+        (HOUR_MS + 1, 300_000),
+        (2 * HOUR_MS, 300_000),
+        (7_200_024, 300_001),
+        (DAY_MS, HOUR_MS),
+    ],
+)
+def test_versioned_segments_grow_with_the_history(history_ms: int, interval_ms: int) -> None:
+    assert segments.versioned_segment_interval_ms(history_ms) == interval_ms
+
+
+@pytest.mark.parametrize("value_ms", [0, -1])
+def test_an_empty_retention_is_refused(value_ms: int) -> None:
+    with pytest.raises(InvalidRequest):
+        segments.segment_interval_ms(value_ms)
+    with pytest.raises(InvalidRequest):
+        segments.versioned_segment_interval_ms(value_ms)
+
+
+def test_a_segment_dies_when_all_its_times_are_past_retention() -> None:
+    interval_ms, retention_ms = 100, 200
+    assert segments.is_live(0, -1, retention_ms, interval_ms)
+    assert segments.is_live(0, 299, retention_ms, interval_ms)  # 299 - 200 = 99 is still in segment 0
+    assert not segments.is_live(0, 300, retention_ms, interval_ms)
+    assert segments.is_live(1, 300, retention_ms, interval_ms)
+
+
+def test_rows_hide_before_their_segment_dies() -> None:
+    assert segments.earliest_visible_ms(250, 200) == 51
+    assert segments.earliest_visible_ms(-1, 200) == -200
+
+
+@given(st.integers(0, 2**50), st.integers(-1, 2**50), st.integers(1, 2**40))
+def test_every_visible_time_lies_in_a_live_segment(time_ms: int, observed_ms: int, retention_ms: int) -> None:
+    interval_ms = segments.segment_interval_ms(retention_ms)
+    number = segments.segment_id(time_ms, interval_ms)
+    start_ms = segments.segment_start_ms(number, interval_ms)
+    assert start_ms <= time_ms < start_ms + interval_ms
+    if time_ms >= segments.earliest_visible_ms(observed_ms, retention_ms):
+        assert segments.is_live(number, observed_ms, retention_ms, interval_ms)
+
+
+@given(st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,20}", fullmatch=True), st.integers(0, 2**62))
+def test_family_names_come_back(store: str, start_ms: int) -> None:
+    assert segments.parse_family(segments.family_name(store, start_ms)) == (store, start_ms)
+
+
+@pytest.mark.parametrize(
+    "family", ["delays", "default", "delays@", "@5", "delays@-5", "delays@05", "delays@5x", "a@b@5", ""]
+)
+def test_other_families_are_no_segments(family: str) -> None:
+    assert segments.parse_family(family) is None
