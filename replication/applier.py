@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from standfast.replication.log import Record, TopicInfo
+from standfast.replication.log import Log, LogReader, Record, TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.cut import Position
@@ -37,6 +37,16 @@ class ChangelogApplier:
     def topic_id(self, changelog: TopicPartition) -> str:
         """Identity of the topic that the stored positions count in."""
         return self._topic_ids[self._store(changelog)]
+
+    def lost_reason(self, log: Log, reader: LogReader, changelog: TopicPartition, position: int) -> str | None:
+        """Why a position no longer fits the log, or None if it does."""
+        info = log.admin.describe_topic(changelog.topic)
+        if info is None or info.topic_id != self.topic_id(changelog):
+            return "topic-recreated"
+        begin, end = reader.bounds([changelog])[changelog]
+        if position < begin:
+            return "truncated"
+        return "position-ahead" if position > end else None
 
     def apply(self, changelog: TopicPartition, records: Sequence[Record], next_offset: int) -> None:
         """Apply records (in offset order) and move the position to `next_offset`, in one batch."""

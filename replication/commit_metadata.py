@@ -1,6 +1,6 @@
 """The text attached to a source commit, so that the cut is in the log too: epoch, stream times, emit progress.
 
-    {"standfast":1,"epoch":3,"stream_times":{"flights-0":1357020000000},"observed":{"delays":1357020000000},"progress":{"delays":1357016400000}}
+    {"standfast":1,"epoch":3,"stream_times":{"flights/0":1357020000000},"observed":{"delays":1357020000000},"progress":{"delays":1357016400000}}
 
     standfast     format of this text; never renumber
     epoch         fencing epoch of the writer that committed
@@ -12,7 +12,7 @@
 
 Rules of this file: pure text in and out. Text that is not ours (empty, Kafka Streams' base64, another program's) is
 None, because a group may have been used by something else before; ours but newer or damaged is an error.
-"""  # noqa: E501  the picture shows the text as it is
+"""
 
 from __future__ import annotations
 

@@ -252,16 +252,23 @@ class Care:
         freed = 0
         while True:
             with self._db.read() as run:
-                free = run.execute("PRAGMA freelist_count").fetchone()[0]
-                total = run.execute("PRAGMA page_count").fetchone()[0]
-            if free <= VACUUM_KEEP_PAGES or free * 4 <= total:
+                free, before = self._pages(run)
+            if free <= VACUUM_KEEP_PAGES or free * 4 <= before:
                 break
             with self._db.write() as run:
-                run.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
-            freed += VACUUM_PAGES
+                for _ in range(VACUUM_PAGES):  # Python steps this statement once, which frees one page whatever N is
+                    run.execute("PRAGMA incremental_vacuum(1)")
+                _, after = self._pages(run)
+            if after >= before:
+                break  # another process appends as fast as this gives back: next time
+            freed += before - after
         if freed:
             self._db.checkpoint()  # the file itself shrinks when the WAL is moved into it
         return freed
+
+    def _pages(self, run: Transaction) -> tuple[int, int]:
+        """Free pages, all pages."""
+        return run.execute("PRAGMA freelist_count").fetchone()[0], run.execute("PRAGMA page_count").fetchone()[0]
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from standfast.replication.embedded_db import Database, Transaction
-from standfast.replication.embedded_topics import partition_by_name
 from standfast.replication.log import Committed, GroupView, Member
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
@@ -193,9 +192,11 @@ def check_commit(group: str, offsets: Mapping[TopicPartition, Committed]) -> Non
 
 
 def store_commit(run: Transaction, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
-    """Write checked offsets within a transaction. Raises UnknownStore for an absent partition."""
+    """Write checked offsets within a transaction.
+
+    Whether the partitions exist is not asked: under the user's own loop the source may be another log.
+    """
     for source, (offset, metadata) in offsets.items():
-        partition_by_name(run, source)
         run.execute(
             "INSERT INTO committed (group_name, topic, partition, position, metadata) VALUES (?1, ?2, ?3, ?4, ?5) "
             "ON CONFLICT (group_name, topic, partition) DO UPDATE SET position = ?4, metadata = ?5",

@@ -160,7 +160,7 @@ def _unknown(run: Transaction, topic: str, number: int) -> UnknownStore:
     near = difflib.get_close_matches(str(topic), names, 1)
     shown = ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if names[_NAMED_MAX:] else "")
     return UnknownStore(
-        f"there is no topic {topic!r}" + (f", did you mean {near[0]!r}?" if near else "") + f" The log has: {shown}"
+        f"there is no topic {topic!r}" + (f", did you mean {near[0]!r}?" if near else ".") + f" The log has: {shown}"
     )
 
 

@@ -162,7 +162,7 @@ class Standby:
         return Reinitialise(reason, self._position, dropped)
 
     def begin_again(self, position: int) -> Kept:
-        """Tail from `position` of the rebuilt store. Nothing to write: the step only says seek, and resume if paused."""
+        """Tail from `position` of the rebuilt store. Nothing to write: seek, and resume if it was paused."""
         self._check("begin_again")
         if position < 0:
             raise InvalidRequest(f"standby: position {position} is negative: positions are offsets of the log")

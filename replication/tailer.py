@@ -9,14 +9,16 @@ task of the instance is still restoring) are not given a single record.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from standfast.replication.applier import ChangelogApplier
 from standfast.replication.listeners import Listener
-from standfast.replication.log import Fetched, Log, LogReader
+from standfast.replication.log import Fetched, Group, Log, LogReader
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.standby import Standby, Step
-from standfast.store.errors import InternalError, StandfastError, StateLost
+from standfast.store.errors import InternalError, StandfastError, StateLost, UnknownStore
+from standfast.store.failpoint import reach
 
 FETCH_RECORDS_MAX = 5_000
 
@@ -53,21 +55,26 @@ class TailResult:
 class Tailer:
     """All standbys of one process."""
 
-    def __init__(self, log: Log, listener: Listener) -> None:
+    def __init__(self, log: Log, group: Group, listener: Listener) -> None:
         self._reader: LogReader = log.reader()
-        self._admin = log.admin
+        self._log = log
+        self._group = group
         self._listener = listener
         self._allowed = False
         self.changelogs: dict[TopicPartition, TailedChangelog] = {}
+        self.applied_records: Counter[tuple[str, int]] = Counter()  # store, partition
 
-    def add(self, applier: ChangelogApplier, limits: dict[TopicPartition, int] | None = None) -> None:
-        """Begin to tail the changelogs of a task from their positions; `limits` bounds those that have one."""
+    def add(self, applier: ChangelogApplier, limited: frozenset[TopicPartition] = frozenset()) -> None:
+        """Begin to tail the changelogs of a task from their positions.
+
+        `limited` are source topics that serve as changelogs: their limit is the group's committed offset (0 while
+        there is none), read now, at every commit tick and at every resume.
+        """
         bounds = self._reader.bounds(applier.store_of)
         for changelog, store in applier.store_of.items():
             stored = applier.position(changelog)
             start = bounds[changelog].begin if stored is None else stored.offset
-            limit = None if limits is None else limits.get(changelog)
-            machine = Standby(start, limit)
+            machine = Standby(start, self._committed(changelog) if changelog in limited else None)
             self.changelogs[changelog] = TailedChangelog(
                 applier.task, store, machine, applier, end=bounds[changelog].end, replayed_from=start
             )
@@ -94,13 +101,12 @@ class Tailer:
         else:
             self._reader.remove(list(self.changelogs))
 
-    def set_limit(self, changelog: TopicPartition, limit: int) -> None:
-        """Raise the limit of a changelog; a smaller one is ignored and counted. What waits is tried at the next tick."""
-        self.changelogs[changelog].machine.set_limit(limit)
-
     def commit_tick(self, now_ms: int) -> None:
-        """Try again what waits beyond a limit."""
+        """Read the limits again, and try again what waits beyond them."""
+        if not self._allowed:
+            return
         for changelog, tailed in self.changelogs.items():
+            self._refresh_limit(changelog, tailed)
             self._carry_out(changelog, tailed, tailed.machine.on_commit_tick(), now_ms)
 
     def poll_once(self, now_ms: int, timeout_ms: int = 0) -> TailResult:
@@ -110,7 +116,7 @@ class Tailer:
         failed: dict[TaskId, StandfastError] = {}
         try:
             fetched = self._reader.fetch(FETCH_RECORDS_MAX, timeout_ms)
-        except StateLost as error:
+        except (StateLost, UnknownStore) as error:
             return TailResult(failed=self._find_lost(error))
         applied = 0
         for batch in fetched:
@@ -157,9 +163,11 @@ class Tailer:
     def _carry_out(self, changelog: TopicPartition, tailed: TailedChangelog, step: Step, now_ms: int) -> int:
         stored = tailed.applier.position(changelog)
         if step.apply or (stored is not None and stored.offset != step.position) or stored is None:
+            reach("standby.apply")
             tailed.applier.apply(changelog, step.apply, step.position)
         if step.apply:
             tailed.records += len(step.apply)
+            self.applied_records[tailed.store, changelog.partition] += len(step.apply)
             tailed.record_timestamp_ms = step.apply[-1].timestamp
             self._listener.on_standby_batch(
                 tailed.task, tailed.store, changelog, step.position, len(step.apply), tailed.end
@@ -170,31 +178,31 @@ class Tailer:
         if step.seek is not None:
             self._reader.seek(changelog, step.seek)
         if step.resume:
+            self._refresh_limit(changelog, tailed)
             self._reader.resume([changelog])
             tailed.paused = False
         if step.position >= tailed.end:
             tailed.caught_up_ms = now_ms
         return len(step.apply)
 
-    def _find_lost(self, cause: StateLost) -> dict[TaskId, StandfastError]:
+    def _refresh_limit(self, changelog: TopicPartition, tailed: TailedChangelog) -> None:
+        if tailed.machine.limit is not None:
+            tailed.machine.set_limit(self._committed(changelog))
+
+    def _committed(self, changelog: TopicPartition) -> int:
+        found = self._group.committed([changelog]).get(changelog)
+        return 0 if found is None else found.offset
+
+    def _find_lost(self, cause: StandfastError) -> dict[TaskId, StandfastError]:
         # The reader's error speaks of one partition; ask the log which of ours no longer fit.
         lost: dict[TaskId, StandfastError] = {}
         for changelog, tailed in self.changelogs.items():
-            reason = self._lost_reason(changelog, tailed)
+            reason = tailed.applier.lost_reason(self._log, self._reader, changelog, tailed.machine.position)
             if reason is not None:
                 lost[tailed.task] = StateLost(f"standby {tailed.task}: {changelog}: {cause}", reason=reason)
         if not lost:
             raise InternalError(f"no standby here is outside its log's bounds, yet it reported: {cause}") from cause
         return lost
-
-    def _lost_reason(self, changelog: TopicPartition, tailed: TailedChangelog) -> str | None:
-        info = self._admin.describe_topic(changelog.topic)
-        if info is None or info.topic_id != tailed.applier.topic_id(changelog):
-            return "topic-recreated"
-        begin, end = self._reader.bounds([changelog])[changelog]
-        if tailed.machine.position < begin:
-            return "truncated"
-        return "position-ahead" if tailed.machine.position > end else None
 
     def _bounds(self) -> dict[TopicPartition, Bounds]:
         return self._reader.bounds(list(self.changelogs))

@@ -1,9 +1,11 @@
 """Who takes over a task whose owner is gone, decided alike by every member from the same view of the group.
 
-    unowned task --- a live member stands by for it ---> the first such member by id
+    lost its owner -- a live member stands by for it --> the first such member by id
         |
-        +----------- nobody does ----------------------> the first live member by id that takes anything
-                                                         (nobody does either: it stays unowned)
+        +------------ nobody does ---------------------> the first live member by id that takes anything
+    never owned -----------------------------------------^   (no member takes anything: it stays unowned)
+
+    A task that nobody ever owned has no lease to run out: who only stands by for it waits for its first owner.
 
     metadata a member joins with, compact JSON, names in this order:
     {"standfast":1,"active":["0_0","0_1"],"standby":["0_2"],"takes_any":false}
@@ -88,7 +90,7 @@ def decide(
         return frozenset()
     running = frozenset().union(*(plan.active for plan in members.values()))
     unowned = (task for task in tasks if owners.get(task) not in members and task not in running)
-    return frozenset(task for task in unowned if _taker(task, members) == me)
+    return frozenset(task for task in unowned if _taker(task, members, lost=task in owners) == me)
 
 
 def standby_wanted(me: str, members: Iterable[str], owner: str | None, replicas: int) -> bool:
@@ -100,7 +102,7 @@ def standby_wanted(me: str, members: Iterable[str], owner: str | None, replicas:
     return owner is not None and me in others[:replicas]
 
 
-def _taker(task: TaskId, members: Mapping[str, MemberPlan]) -> str | None:
-    standing_by = (member for member, plan in members.items() if task in plan.standby)
+def _taker(task: TaskId, members: Mapping[str, MemberPlan], *, lost: bool) -> str | None:
+    standing_by = (member for member, plan in members.items() if task in plan.standby and (lost or plan.takes_any))
     takes_any = (member for member, plan in members.items() if plan.takes_any)
     return min(standing_by, default=None) or min(takes_any, default=None)

@@ -100,8 +100,10 @@ def compare_rows(
     identity = _identity(versioned)
     waiting: dict[Identity, LogicalRow] = {}
     for row in expected:
-        if waiting.setdefault(identity(row), row) is not row:
+        name = identity(row)
+        if name in waiting:
             raise _twice("expected", row)
+        waiting[name] = row
     tally = _Tally(differences_max)
     seen: set[Identity] = set()
     for row in actual:

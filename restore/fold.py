@@ -86,11 +86,11 @@ class LatestFold:
 
     def add(self, records: Sequence[Record]) -> None:
         """Fold a batch; tombstones are remembered until `rows`, because they move the observed time."""
-        self.position = _advance(self.position, records)
-        batch = _by_key(records)
+        position, batch = _advance(self.position, records), _by_key(records)
         if self._time_of is not None:
             self._observed_ms = max(self._observed_ms, max(map(self._time_of, batch), default=NOTHING_OBSERVED))
         self._latest.update(batch)
+        self.position = position
 
     def rows(self, observed_ms: int = NOTHING_OBSERVED) -> Iterator[LogicalRow]:
         """See Fold.rows."""
@@ -117,7 +117,7 @@ class VersionsFold:
 
     def add(self, records: Sequence[Record]) -> None:
         """Fold a batch, record by record; puts older than the history of their moment are counted in `refused`."""
-        self.position = _advance(self.position, records)
+        position = _advance(self.position, records)
         _by_key(records)
         observed_ms = self._observed_ms
         for _, timestamp, key, value, *_ in records:
@@ -128,6 +128,7 @@ class VersionsFold:
             assert key is not None
             _put_version(self._versions.setdefault(key, []), timestamp, value)
         self._observed_ms = observed_ms
+        self.position = position
 
     def versions(self, observed_ms: int = NOTHING_OBSERVED) -> Iterator[tuple[bytes, list[Version]]]:
         """Keys with their kept versions, oldest first, tombstones included."""

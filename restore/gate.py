@@ -10,7 +10,7 @@
     policy "task"   a task is open while it is RESTORED itself
 
 Rules of this file: pure; no store, thread or clock. It knows active tasks only. An illegal event raises InternalError
-and changes nothing, also where it names several tasks. The shell pauses and resumes the sources of what the answer names.
+and changes nothing, also where it names several tasks. The shell pauses and resumes the sources that the answer names.
 """
 
 from __future__ import annotations

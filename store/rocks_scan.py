@@ -3,7 +3,8 @@
 Rules of this file: it is given an iterator that has been placed, and imports nothing of rocksdict: only
 `standfast.store.rocks` does. Three facts of the binding shape it, each held by the contract suite:
 - `items()` ends silently at a damaged block; so the iterator is stepped here and asked for its `status()` at the end.
-- The read options own the bytes of the iterator's upper bound; freed early, it stops at random. They are kept.
+- The iterator points into the bytes of its upper bound, which only its read options keep alive; without them it
+  stops at random. They are kept.
 - Backwards, the iterator ignores its lower bound; so each key is compared.
 """
 
@@ -104,7 +105,7 @@ class RocksScan:
 
     def _release(self) -> None:
         self._chunk.clear()
-        self._iterator = None  # before its options: they own the memory of its bound
+        self._iterator = None  # before its options, which keep its bound
         self._options = None
 
     def _refill(self) -> bool:

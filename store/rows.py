@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from standfast.store.buffer import ENTRY_OVERHEAD_BYTES, WriteBuffer, merge_pending
-from standfast.store.engine import Engine, Row
-from standfast.store.errors import Closed, InvalidRequest
+from standfast.store.engine import Engine, Row, RowScan
+from standfast.store.errors import Closed, Corruption, InvalidRequest
 
 T = TypeVar("T")
 
@@ -106,6 +106,7 @@ class StoreRows:
     iterators: set[StoreIterator[Any]] = field(default_factory=set)
     observed_ms: int = -1
     sequence: int = 0
+    on_damage: Callable[[Corruption], None] = lambda damage: None  # told beside the error that is raised
     closed: bool = False
 
     def get(self, family: str, key: bytes) -> bytes | None:
@@ -116,7 +117,11 @@ class StoreRows:
         rows = self.buffer.rows.get(family)
         if rows is not None and key in rows:
             return rows[key]
-        return self.engine.get(family, key)
+        try:
+            return self.engine.get(family, key)
+        except Corruption as damage:
+            self._report(damage)
+            raise
 
     def get_if_present(self, family: str, key: bytes) -> bytes | None:
         """As `get`, for a family that no commit may have made yet."""
@@ -150,6 +155,29 @@ class StoreRows:
         """Bytes that one buffered write is counted for: the row and its change."""
         return len(key) + 2 * (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
 
+    def write(self, family: str, key: bytes, row: bytes | None, raw: bytes | None, timestamp: int) -> None:
+        """`check`, `put` and `log` in one call, for stores whose row key is also the changelog's key.
+
+        This is the path that runs most, so the usual case is tested in one condition.
+        """
+        size = 0 if raw is None else len(raw)
+        buffer, limits = self.buffer, self.limits
+        if (
+            self.closed
+            or self.read_only
+            or len(key) > limits.key_bytes
+            or size > limits.value_bytes
+            or buffer.size_bytes + 2 * size + len(key) + ENTRY_OVERHEAD_BYTES > buffer.refuse_bytes
+        ):
+            self.check(key, raw)
+        if row is None:
+            self.counters.delete += 1
+        else:
+            self.counters.put += 1
+        buffer.put(family, key, row)
+        if self.logging:
+            buffer.log(self.name, key, raw, timestamp, latest_only=self.caching)
+
     def put(self, family: str, key: bytes, row: bytes | None) -> None:
         """Buffer a row; the caller has called `check`."""
         if row is None:
@@ -170,8 +198,8 @@ class StoreRows:
         pending = self.buffer.pending(family, start, end, reverse=reverse)
         if family not in self.engine.families():
             return ((key, row) for key, row in pending if row is not None)
-        stored = self.engine.scan(family, start, end, reverse=reverse)
-        return merge_pending(iter(stored), pending, reverse=reverse) if pending else iter(stored)
+        stored = self._stored(self.engine.scan(family, start, end, reverse=reverse))
+        return merge_pending(stored, pending, reverse=reverse) if pending else stored
 
     def scan_all(
         self, families: list[str], start: bytes | None = None, end: bytes | None = None, *, reverse: bool = False
@@ -188,6 +216,18 @@ class StoreRows:
             self._refuse_closed()
         self.counters.scan += 1
         return StoreIterator(self, items)
+
+    def _stored(self, scan: RowScan) -> Iterator[Row]:
+        with scan:
+            try:
+                yield from scan
+            except Corruption as damage:
+                self._report(damage)
+                raise
+
+    def _report(self, damage: Corruption) -> None:
+        self.counters.corruptions += 1
+        self.on_damage(damage)
 
     def observe(self, timestamp_ms: int) -> None:
         """Move the store's observed stream time forward; it never goes back."""

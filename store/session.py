@@ -90,7 +90,7 @@ class SessionState(TypedStore[K, V, SessionStore]):
         first = max(0, self.segments.visible_from())
         if low_key is not None and high_key is not None and low_key > high_key:
             return self.rows.iterate(iter(()))
-        low, high = session_key.range_bounds(low_key, high_key, first, TIME_MAX)
+        low, high = session_key.range_bounds(low_key, high_key, first, max(self.rows.observed_ms, first))
         scan = self.rows.scan_all(self.segments.families(first), low, high, reverse=reverse)
         return self.rows.iterate(self._found(scan, low_key, high_key, first, TIME_MAX))
 

@@ -17,7 +17,8 @@ from typing import Any
 from standfast.store.buffer import BOUND_DEFAULT_BYTES, WriteBuffer
 from standfast.store.cut import CUT_KEY, STORES_KEY, Cut, StoreTimes, decode_record, encode_definitions
 from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange
-from standfast.store.errors import Closed, InvalidRequest, StandfastError, UnknownStore
+from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, UnknownStore
+from standfast.store.failpoint import reach
 from standfast.store.kinds import open_store
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks import RocksEngine, RocksShared
@@ -50,6 +51,7 @@ class TaskStores:
         self.specs = {spec.name: spec for spec in specs}
         self.buffer = WriteBuffer(buffer_bytes)
         self.poisoned: BaseException | None = None
+        self.damaged: Corruption | None = None
         self.closed = False
         self._now_ms = now_ms
         self._limits = limits or RowLimits()
@@ -80,8 +82,7 @@ class TaskStores:
     def committed_view(self, name: str) -> AnyStore:
         """A read-only view of a store's committed rows; other threads may use it. Closed with the task."""
         self.store(name)
-        view = self._open_store(self.specs[name], WriteBuffer(0), read_only=True)
-        return view
+        return self._open_store(self.specs[name], WriteBuffer(0), read_only=True)
 
     def commit(self, cut: Cut) -> None:
         """Write buffered rows together with `cut`, then forget the buffer and drop what expired."""
@@ -207,6 +208,7 @@ class TaskStores:
             engine=engine,
             buffer=buffer,
             now_ms=self._now_ms,
+            on_damage=self._note_damage,
             caching=spec.caching,
             logging=spec.logging,
             read_only=read_only,
@@ -215,6 +217,10 @@ class TaskStores:
             sequence=times.sequence,
         )
         return open_store(spec, rows)
+
+    def _note_damage(self, damage: Corruption) -> None:
+        # Any reader may find it first; whoever drives the task sets the directory aside and restores it.
+        self.damaged = damage
 
     def _engine_of(self, name: str) -> Engine:
         return self.memory if self.specs[name].engine == "memory" else self.engine
@@ -229,12 +235,14 @@ class TaskStores:
             (volatile if in_memory else kept)[family] = family_rows
         try:
             self._make_families(kept, volatile)
+            reach("stores.families")
             self.engine.write(kept)
             self.memory.write(volatile)
         except BaseException as error:
             self.poisoned = error
             raise
         self.cut = cut
+        reach("stores.written")
 
     def _make_families(self, kept: FamilyRows, volatile: FamilyRows) -> None:
         for engine, rows in ((self.engine, kept), (self.memory, volatile)):
@@ -251,6 +259,7 @@ class TaskStores:
             engine = self._engine_of(name)
             for family in families:
                 engine.drop_family(family)
+                reach("stores.dropped")
             self.stores[name].forget_families(families)
         for name, store in self.stores.items():
             ranges: list[KeyRange] = store.expired_ranges()

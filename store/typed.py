@@ -101,6 +101,8 @@ class TypedStore(ABC, Generic[K, V, S]):
 
     def _timestamp(self, timestamp: int | None) -> int:
         """The given timestamp, else that of the record in hand (wall clock outside a record)."""
+        if type(timestamp) is int and timestamp >= 0:  # the usual case, at once
+            return timestamp
         return self.rows.now_ms() if timestamp is None else self._time("timestamp", timestamp)
 
     def _time(self, what: str, value: int) -> int:

@@ -38,7 +38,7 @@ class WindowState(TypedStore[K, V, WindowStore]):
         self.segments = Segments(rows, spec.retention_ms, segment_interval_ms(spec.retention_ms))
 
     def put(self, key: K, value: V | None, window_start: int, timestamp: int | None = None) -> None:
-        """Set the value of (key, window start); None deletes. With retain_duplicates every put is kept beside the others.
+        """Set the value of (key, window start); None deletes. With retain_duplicates every put is kept.
 
         A row whose segment is already dead is refused: it changes nothing and counts as late.
         """
@@ -97,7 +97,7 @@ class WindowState(TypedStore[K, V, WindowStore]):
         first = max(time_from, 0, self.segments.visible_from())
         if first > time_to or (low_key is not None and high_key is not None and low_key > high_key):
             return self.rows.iterate(iter(()))
-        low, high = window_key.range_bounds(low_key, high_key, first, time_to)
+        low, high = window_key.range_bounds(low_key, high_key, first, min(time_to, max(self.rows.observed_ms, first)))
         scan = self._scan(self.segments.families(first, time_to), low, high, reverse)
         return self.rows.iterate(self._of_range(scan, low_key, high_key, first, time_to))
 

@@ -29,6 +29,7 @@ from standfast.stream.task import Task, TaskState
 
 TAKE_OVER_TICK_MS = 100
 STANDBY_TICK_MS = 500
+GONE = (TaskState.FAILED, TaskState.CLOSED)
 
 
 class Instance:
@@ -55,8 +56,11 @@ class Instance:
         self.tasks: dict[TaskId, Task] = {}
         self.gate = Gate(gate_policy)
         self.restorer = Restorer(log, listener)
-        self.tailer = Tailer(log, listener)
+        self.tailer = Tailer(log, group, listener)
         self.counters = counters
+        counters.restored_records = self.restorer.restored_records
+        counters.restored_bytes = self.restorer.restored_bytes
+        counters.standby_records = self.tailer.applied_records
         self.view: GroupView | None = None
         self.standbys_missing = 0
         self.partitions = 0
@@ -81,8 +85,9 @@ class Instance:
         both = wanted_active & wanted_standby
         if both:
             raise InvalidRequest(f"task {min(both)} cannot be active and standby on one instance: choose one")
-        for task in [task for task in self.tasks if task not in wanted_active | wanted_standby]:
-            self.revoke(task)
+        for task_id, task in list(self.tasks.items()):
+            if task_id not in wanted_active | wanted_standby or task.state in GONE:
+                self.revoke(task_id)
         for task in sorted(wanted_active - self._active()):
             if task in self.tasks:
                 self._promote(task, if_free=False)
@@ -102,7 +107,7 @@ class Instance:
         self.tailer.remove(task_id, "revoked")
         if task.role == "active":
             self._forget_gate(task_id)
-        if task.state is not TaskState.FAILED:
+        if task.state not in GONE:
             task.stores.flush()
         task.close()
 
@@ -162,10 +167,10 @@ class Instance:
         self._opener.close()
 
     def _plan(self) -> MemberPlan:
-        active = self._active()
+        held = {task_id: task.role for task_id, task in self.tasks.items() if task.state not in GONE}
         return MemberPlan(
-            active=frozenset(active),
-            standby=frozenset(task for task in self.tasks if task not in active),
+            active=frozenset(task_id for task_id, role in held.items() if role == "active"),
+            standby=frozenset(task_id for task_id, role in held.items() if role == "standby"),
             takes_any=self._all_tasks is not None,
         )
 
@@ -194,6 +199,7 @@ class Instance:
         self.tailer.add(opened.task.applier)
 
     def _started(self, opened: Opened) -> None:
+        opened.task.counters = self.counters
         self.tasks[opened.task.id] = opened.task
         if opened.lost is not None:
             self.counters.wipes[opened.lost] += 1
@@ -253,6 +259,8 @@ class Instance:
 
     def _look_after_failed(self) -> None:
         for task_id, task in list(self.tasks.items()):
+            if task.stores.damaged is not None and task.state not in GONE:
+                task.fail(task.stores.damaged)
             if task.state is not TaskState.FAILED:
                 continue
             if isinstance(task.error, Fenced):
@@ -282,24 +290,34 @@ class Instance:
         self._start_over(task_id, reason, self._clock.monotonic_ms())
 
     def _start_over(self, task_id: TaskId, reason: str, started_ms: int) -> None:
-        task = self.tasks.pop(task_id)
-        was_active = task.role == "active" and task.writer is not None
+        """Close a task and open it again: the plan decides anew, and may refuse; damage is always set aside."""
+        old = self.tasks[task_id]
+        active = old.writer is not None
         self.restorer.remove(task_id, reason)
         self.tailer.remove(task_id, reason)
-        if was_active:
-            self._forget_gate(task_id)
-        task.close()
-        if not was_active:
-            opened = self._opener.reopen(task_id, self.partitions, reason)
-            self._started(opened)
+        self._forget_gate(task_id)
+        old.close()
+        try:
+            if active:
+                writer = self.log.writer(self._writer_id(task_id), group=self._opener.app, owner=self.member)
+            damaged = reason == "corrupt"
+            opened = self._opener.open(task_id, self.partitions, set_aside_as=reason if damaged else None)
+        except StandfastError as error:
+            # Refused (the local rows may be the last copy) or out of reach: it stays closed, and says why.
+            old.error = error
+            logger.error("task %s cannot be opened again: %s", task_id, error)
+            if active:
+                self.gate.assigned([task_id])
+                self._gated.add(task_id)
+                self.gate.failed(task_id, str(error))
+            return
+        self._started(opened)
+        if active:
+            opened.task.open_writer(writer)
+            self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, "assign")
+        else:
             opened.task.move(TaskState.STANDBY)
             self.tailer.add(opened.task.applier)
-            return
-        writer = self.log.writer(self._writer_id(task_id), group=self._opener.app, owner=self.member)
-        opened = self._opener.reopen(task_id, self.partitions, reason)
-        self._started(opened)
-        opened.task.open_writer(writer)
-        self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, "assign")
 
     def _take_over(self) -> None:
         if not self._take_over_allowed:
@@ -312,7 +330,7 @@ class Instance:
         candidates = self._all_tasks if self._all_tasks is not None else frozenset(self.tasks)
         owners = self._owners(candidates)
         for task_id in self._active() & owners.keys():
-            if owners[task_id] != self.member and self.tasks[task_id].state is not TaskState.FAILED:
+            if owners[task_id] != self.member and self.tasks[task_id].state not in GONE:
                 self.tasks[task_id].fail(Fenced(f"{owners[task_id]} owns task {task_id} now"))
         for task_id in sorted(decide(self.member, members, owners, candidates)):
             self._take(task_id)
@@ -329,6 +347,10 @@ class Instance:
         except Held as held:
             logger.info("task %s: %s", task_id, held)
             return
+        except StateLost as refused:
+            logger.error("task %s cannot be taken over: %s", task_id, refused)
+            if task_id in self.tasks:
+                self.tasks[task_id].fail(refused)
         self.publish()
 
     def _stand_by(self, members: frozenset[str], owners: dict[TaskId, str], candidates: frozenset[TaskId]) -> None:

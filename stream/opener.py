@@ -87,10 +87,15 @@ class TaskOpener:
         """The changelogs, created where missing and checked where not."""
         return ensure_changelogs(self.log.admin, self.app, self.specs, partitions)
 
-    def open(self, task: TaskId, partitions: int) -> Opened:
-        """Open the stores of a task and plan its restore; a directory that does not fit the log is set aside."""
+    def open(self, task: TaskId, partitions: int, *, set_aside_as: str | None = None) -> Opened:
+        """Open the stores of a task and plan its restore; a directory that does not fit the log is set aside.
+
+        With `set_aside_as` (a reason) the directory is known to be damaged and is set aside first.
+        """
         topics = self.topics(partitions)
-        lost: str | None = None
+        lost = set_aside_as
+        if lost is not None:
+            self.state_dir.set_aside(str(task), lost)
         try:
             stores = self._stores(task)
         except Corruption:
@@ -98,12 +103,6 @@ class TaskOpener:
             self.state_dir.set_aside(str(task), lost)
             stores = self._stores(task)
         return self._planned(task, topics, stores, lost)
-
-    def reopen(self, task: TaskId, partitions: int, reason: str) -> Opened:
-        """Set the directory of a task aside and open it from nothing; the caller has closed it."""
-        self.state_dir.set_aside(str(task), reason)
-        topics = self.topics(partitions)
-        return self._planned(task, topics, self._stores(task), reason)
 
     def plan_again(self, task: Task) -> tuple[Ranges, bool] | str:
         """Plan a promoted standby: what is left to restore, or the reason why its state is lost."""

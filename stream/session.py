@@ -238,7 +238,7 @@ class Session:
             for task_id in self._instance.gate.missing():
                 task = self._instance.tasks.get(task_id)
                 far = progress.get(task_id)
-                if task is not None and task.state is TaskState.FAILED:
+                if task is not None and task.error is not None:
                     lines.append(f"task {task_id} failed: {task.error}")
                 elif far is not None:
                     one, at = far
@@ -260,7 +260,7 @@ class Session:
             if task is None:
                 held = ", ".join(str(task_id.partition) for task_id in sorted(self._instance.tasks)) or "none"
                 raise InvalidRequest(f"partition {partition} is not assigned to this instance (it holds: {held})")
-            if task.state is TaskState.FAILED or task.role == "standby":
+            if task.error is not None or task.role == "standby":
                 task.store("")  # raises what the task's state calls for
             if not self._instance.gate.is_open(task.id):
                 raise NotReady(f"the restore gate is shut: {'; '.join(self.missing())}")
@@ -306,15 +306,8 @@ class Session:
                 self.commit_task(task, own)
 
     def commit_task(self, task: Task, source_offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit one task, measured."""
-        started_ms = self.clock.monotonic_ms()
-        try:
-            task.commit(source_offsets)
-        except StandfastError:
-            self.counters.commits["failed"] += 1
-            raise
-        self.counters.commits["committed"] += 1
-        self.counters.commit_seconds.observe((self.clock.monotonic_ms() - started_ms) / 1_000)
+        """Commit one task."""
+        task.commit(source_offsets)
 
     def poll_once(self) -> int:
         """One round of background work, for callers that run without the background thread."""

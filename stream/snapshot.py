@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.cut import Position
+from standfast.store.errors import UnknownStore
 from standfast.stream.instance import Instance
 from standfast.stream.statistics import RestoreStatistics, SessionStatistics, StoreStatistics, TaskStatistics
 from standfast.stream.task import Task, TaskState
@@ -30,7 +31,7 @@ def session_statistics(session: Session, instance: Instance, reader: LogReader) 
         standbys_missing=instance.standbys_missing,
         tasks=tuple(_task(task, instance, reader) for _, task in sorted(instance.tasks.items())),
         restores=_restores(instance, session.clock.monotonic_ms()),
-        counters=session.counters,
+        counters=session.counters.copy(),
     )
 
 
@@ -58,7 +59,7 @@ def _restores(instance: Instance, now_ms: int) -> tuple[RestoreStatistics, ...]:
 
 def _task(task: Task, instance: Instance, reader: LogReader) -> TaskStatistics:
     usable = task.state not in (TaskState.FAILED, TaskState.CLOSED)
-    bounds = reader.bounds(task.applier.store_of) if usable else {}
+    bounds = _bounds(task, reader) if usable else {}
     return TaskStatistics(
         task=str(task.id),
         partition=task.id.partition,
@@ -71,6 +72,13 @@ def _task(task: Task, instance: Instance, reader: LogReader) -> TaskStatistics:
         stream_times=dict(task.stream_times),
         stores=tuple(_store(task, name, instance, bounds) for name in task.stores.stores) if usable else (),
     )
+
+
+def _bounds(task: Task, reader: LogReader) -> dict[TopicPartition, Bounds]:
+    try:
+        return reader.bounds(task.applier.store_of)
+    except UnknownStore:
+        return {}  # a changelog was deleted under us: the next commit or poll says so, a snapshot must not fail
 
 
 def _store(task: Task, name: str, instance: Instance, bounds: dict[TopicPartition, Bounds]) -> StoreStatistics:

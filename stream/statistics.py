@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 COMMIT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 RESTORE_BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
@@ -29,6 +29,13 @@ class Histogram:
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.total += seconds
 
+    def copy(self) -> Histogram:
+        """What it holds now."""
+        copied = Histogram(self.bounds)
+        copied.counts = list(self.counts)
+        copied.total = self.total
+        return copied
+
 
 @dataclass(slots=True)
 class SessionCounters:
@@ -47,6 +54,13 @@ class SessionCounters:
     standby_records: Counter[tuple[str, int]] = field(default_factory=Counter)  # store, partition
     gate_last_wait_ms: int = -1
     promotion_last_ms: int = -1
+
+    def copy(self) -> SessionCounters:
+        """The numbers now: a snapshot must not move under its reader."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return SessionCounters(
+            **{name: value if isinstance(value, int) else value.copy() for name, value in values.items()}
+        )
 
 
 @dataclass(frozen=True, slots=True)

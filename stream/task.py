@@ -28,8 +28,10 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.cut import Cut, parse_source_key, source_key
 from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, NotReady, StandfastError
+from standfast.store.failpoint import reach
 from standfast.store.names import check_topic
 from standfast.store.task_stores import AnyStore, TaskStores
+from standfast.stream.statistics import SessionCounters
 
 Guarantee = Literal["exactly_once", "at_least_once"]
 
@@ -76,22 +78,19 @@ class Task:
         self.stores = stores
         self.applier = applier
         self.state = TaskState.CREATED
+        self.role = "active"  # or "standby"
         self.error: BaseException | None = None
         self.writer: LogWriter | None = None
         self.record_timestamp: int | None = None
         self.stream_times: dict[str, int] = {}
         self.progress: dict[str, int] = {}
         self.commit_requested = False
+        self.counters = SessionCounters()  # the session's, once it has the task
         self._group = group
         self._clock = clock
         self._listener = listener
         self._sources: dict[TopicPartition, int] = {}
         self._outputs: dict[TopicPartition, list[Outgoing]] = {}
-
-    @property
-    def role(self) -> str:
-        """`active` or `standby`."""
-        return "standby" if self.state is TaskState.STANDBY else "active"
 
     @property
     def epoch(self) -> int:
@@ -103,6 +102,8 @@ class Task:
         if state not in ALLOWED[self.state]:
             raise InternalError(f"task {self.id} cannot go from {self.state.value} to {state.value}")
         self.state = state
+        if state in (TaskState.STANDBY, TaskState.RESTORING):
+            self.role = "standby" if state is TaskState.STANDBY else "active"
         self._listener.on_state_changed(self.id, self.role, state.value)
 
     def now_ms(self) -> int:
@@ -156,6 +157,10 @@ class Task:
         """
         self._check_running()
         offsets = self._checked_offsets(source_offsets or {})
+        # Text that is too long is refused here, while the changes are still in the buffer.
+        metadata = CommitMetadata(
+            epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
+        ).to_text()
         changes = self.stores.buffer.take_changes()
         batches: dict[TopicPartition, Sequence[Outgoing]] = dict(self._outputs)
         for name, store_changes in changes.items():
@@ -163,15 +168,16 @@ class Task:
         if not batches and not offsets and not self.stores.buffer.rows:
             self.commit_requested = False
             return
-        metadata = CommitMetadata(
-            epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
-        ).to_text()
         commit = GroupCommit(self.app, {at: Committed(offset, metadata) for at, offset in offsets.items()})
+        started_ms = self._clock.monotonic_ms()
         try:
             self._make_durable(batches, commit)
         except BaseException as error:
+            self.counters.commits["failed"] += 1
             self.fail(error)
             raise
+        self.counters.commits["committed"] += 1
+        self.counters.commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1_000)
         self._sources.update(offsets)
         self._outputs = {}
         self.commit_requested = False
@@ -240,6 +246,7 @@ class Task:
             )
         else:
             acknowledged = writer.append(batches) if batches else {}
+        reach("commit.logged")
         sources = dict(self.stores.cut.sources)
         sources.update({source_key(*at): committed.offset for at, committed in commit.offsets.items()})
         cut = replace(
@@ -251,6 +258,7 @@ class Task:
             epoch=writer.epoch,
         )
         self._write_local(cut)
+        reach("commit.local")
         if self.guarantee == "at_least_once" and commit.offsets:
             self._group.commit(commit.offsets)
 
@@ -289,7 +297,8 @@ class Task:
             kind = type(self.error).__name__ if isinstance(self.error, StandfastError) else repr(type(self.error))
             raise Closed(f"task {self.id} failed ({kind}: {self.error}): it must be opened again")
         if self.state is TaskState.CLOSED:
-            raise Closed(f"task {self.id} is closed")
+            why = f" and could not be opened again: {self.error}" if self.error is not None else ""
+            raise Closed(f"task {self.id} is closed{why}")
         if self.state is TaskState.STANDBY:
             raise NotReady(f"task {self.id} is a standby here: only the active task is read and written this way")
         raise NotReady(f"task {self.id} is {self.state.value}: wait_ready() tells when the restore gate opens")

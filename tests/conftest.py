@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -14,6 +15,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from standfast.store.clock import ManualClock
+
+# Found by file, not by name: tests have no package.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+pytest_plugins = ["fix_sessions"]
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")

@@ -170,6 +170,14 @@ def test_two_scans_of_one_family_do_not_disturb_each_other(engine: Engine) -> No
     assert all(left == right for left, right in zip(one, other, strict=True))
 
 
+def test_many_scans_at_once_keep_their_own_bounds(engine: Engine) -> None:
+    keys = [index.to_bytes(4, "big") for index in range(200)]
+    put(engine, dict.fromkeys(keys, b"v"))
+    scans = [engine.scan(FAMILY, None, index.to_bytes(4, "big")) for index in range(200)]  # bounds that nobody keeps
+    for number, scan in enumerate(scans):
+        assert [key for key, _ in scan] == keys[:number]
+
+
 def test_next_and_for_share_one_position(engine: Engine) -> None:
     put(engine, {bytes([index]): b"v" for index in range(100)})
     scan = engine.scan(FAMILY)

@@ -1,0 +1,110 @@
+"""The command `standfast demo`: a delay board over real flights, one of its two processes killed on the way.
+
+    standfast demo [--data sample|full] [--dir D] [--json]
+    standfast demo --limit N                                  first N flights, for a quick look and for tests
+
+Exit codes: 0 all rows equal, 1 any row differs, 2 a folder that is not empty, 78 data that is not installed.
+
+Rules of this file: arguments, folder and exit code; heavy modules are imported when the command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from standfast.store.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from standfast.ops.demo_result import DemoResult
+
+EXIT_DIFFERENT = 1
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="a delay board over real flights; the active process is killed, its standby takes over",
+        description="Runs a delay board over real flights of 2013 in two processes, kills the active one with SIGKILL "
+        "half way, lets its standby take over, and compares every row with a plain computation from the file.",
+    )
+    parser.add_argument(
+        "--data", choices=("sample", "full"), default="sample", help="January 2013 (default), or all of 2013"
+    )
+    parser.add_argument("--dir", type=Path, metavar="D", help="keep logs and state here; must be absent or empty")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+    parser.add_argument("--limit", type=_whole, metavar="N", help=argparse.SUPPRESS)
+    parser.set_defaults(handler=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the demo; returns the exit code. Raises StandfastError for what the caller must fix."""
+    try:
+        with _terminated(), _folder(arguments.dir) as folder:
+            result = _run(arguments, folder)
+    except KeyboardInterrupt:
+        print("demo stopped; its processes are gone", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    if arguments.json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        from standfast.ops.demo_card import print_card
+
+        print_card(result, sys.stdout)
+    return EXIT_DIFFERENT if result.problems else 0
+
+
+def _run(arguments: argparse.Namespace, folder: Path) -> DemoResult:
+    from standfast.ops.demo_display import choose_display
+    from standfast.ops.demo_flights import read_flights
+    from standfast.ops.demo_run import run_demo
+    from standfast.store.clock import SystemClock
+
+    data = read_flights(arguments.data, arguments.limit)
+    with choose_display(sys.stderr) as display:
+        return run_demo(folder, data, display, SystemClock(), kept=arguments.dir is not None)
+
+
+@contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    """The folder to work in: the given one, which is kept, or one that goes away afterwards."""
+    if given is None:
+        with tempfile.TemporaryDirectory(prefix="standfast-demo-") as name:
+            yield Path(name)
+        return
+    if given.exists() and (not given.is_dir() or any(given.iterdir())):
+        raise InvalidRequest(f"--dir {given} is not an empty folder: give one that is empty or does not exist yet")
+    given.mkdir(parents=True, exist_ok=True)
+    yield given.absolute()
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM unwinds like an exit, so that the demo's processes and its folder go too."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(EXIT_TERMINATED)
+
+    previous: Any = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("give a whole number of at least 1")
+    return number

@@ -1,0 +1,139 @@
+"""The checks after the demo's processes have stopped: the plain computation, the changelogs, a cold restore.
+
+    state of B ──┬─ rows      against the plain computation from the file
+                 ├─ rows      against its changelogs, folded
+                 ├─ digest    against the state of A, which was killed and came back as standby
+                 └─ digest    against a restore into an empty directory, timed
+    group       ─── offsets   against the number of records
+
+Rules of this file: nobody runs any more; it changes nothing that it checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from standfast.ops.demo_board import APP, PARTITIONS, TOPIC, stores
+from standfast.ops.demo_compare import BoardComparison, compare_state, open_state, state_digests
+from standfast.ops.demo_display import Display
+from standfast.ops.demo_flights import FlightData
+from standfast.ops.demo_plain import plain_board
+from standfast.ops.demo_result import ColdRestore, Offsets, Verified
+from standfast.ops.demo_worker import log_address, state_dir
+from standfast.replication.listeners import Listener
+from standfast.replication.log import Log
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.restore.compare import compare_rows
+from standfast.restore.digest import Digest
+from standfast.restore.fold import fold_for
+from standfast.store.clock import Clock
+from standfast.stream.session import Session
+
+COLD_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the checks found. `a_equal` is whether the stores of A, back as a standby, equal those of B."""
+
+    comparison: BoardComparison
+    offsets: Offsets
+    verified: Verified
+    cold: ColdRestore
+    a_equal: bool
+
+
+class _Counter(Listener):
+    """Records that a restore replays."""
+
+    def __init__(self) -> None:
+        self.records = 0
+
+    def on_batch_restored(
+        self, task: TaskId, store: str, changelog: TopicPartition, position: int, records: int
+    ) -> None:
+        self.records += records
+
+
+def check(
+    folder: Path, log: Log, data: FlightData, retention_ms: int, clock: Clock, display: Display
+) -> Checked:
+    """Run every check over what the demo left in `folder`."""
+    plain = plain_board(data.flights, PARTITIONS, retention_ms)
+    comparison = compare_state(state_dir(folder, "b"), retention_ms, plain, clock)
+    rows = sum(one.expected for one in comparison.stores)
+    display.event(f"{rows:,} rows compared with the plain computation: {comparison.differences} differences")
+    live = {one.store: one.digest for one in comparison.stores}
+    verified = verify_state(folder, log, retention_ms, clock)
+    display.event(f"{verified.rows:,} rows compared with the changelogs: {verified.mismatches} differences")
+    cold, digests = restore_cold(folder, retention_ms, clock)
+    cold_equal = digests == live
+    display.event(f"cold restore of the same state: {cold.records:,} changes in {cold.duration_ms / 1_000:.2f} s")
+    return Checked(
+        comparison=comparison,
+        offsets=committed_offsets(log, plain.records),
+        verified=verified,
+        cold=ColdRestore(cold.records, cold.duration_ms, cold_equal),
+        a_equal=_digests(state_dir(folder, "a"), retention_ms, clock) == live,
+    )
+
+
+def committed_offsets(log: Log, expected: Mapping[int, int]) -> Offsets:
+    """What the group has committed of the flights, by partition; a partition without a flight has no commit."""
+    group = log.group(APP)
+    try:
+        found = {at.partition: one.offset for at, one in group.committed().items() if at.topic == TOPIC}
+    finally:
+        group.close()
+    return Offsets({number: found.get(number, 0) for number in expected}, dict(expected))
+
+
+def verify_state(folder: Path, log: Log, retention_ms: int, clock: Clock) -> Verified:
+    """Fold every changelog to its end and compare with the stores of B."""
+    rows = mismatches = 0
+    reader = log.reader()
+    try:
+        with open_state(state_dir(folder, "b"), retention_ms, clock) as tasks:
+            for partition, task in tasks.items():
+                for name, store in task.stores.items():
+                    fold = fold_for(store.spec.kind, retention_ms=retention_ms)
+                    changelog = TopicPartition(f"{APP}-{name}-changelog", partition)
+                    begin, end = reader.bounds([changelog])[changelog]
+                    reader.assign({changelog: begin})
+                    while reader.assignment()[changelog] < end:
+                        for batch in reader.fetch(5_000):
+                            fold.add(batch.records)
+                    found = compare_rows(fold.rows(store.rows.observed_ms), store.logical_rows())
+                    rows += found.matched + found.mismatches
+                    mismatches += found.mismatches
+    finally:
+        reader.close()
+    return Verified(rows, mismatches)
+
+
+def restore_cold(folder: Path, retention_ms: int, clock: Clock) -> tuple[ColdRestore, dict[str, Digest]]:
+    """Restore every task into an empty directory; the time counts from nothing to an open gate."""
+    counter = _Counter()
+    root = state_dir(folder, "cold")
+    started_ms = clock.monotonic_ms()
+    session = Session(
+        APP,
+        log=log_address(folder),
+        state_dir=root,
+        stores=stores(retention_ms),
+        partitions=PARTITIONS,
+        clock=clock,
+        listeners=[counter],
+    )
+    with session:
+        session.assign(active=range(PARTITIONS))
+        session.wait_ready(COLD_TIMEOUT_S)
+        duration_ms = clock.monotonic_ms() - started_ms
+    return ColdRestore(counter.records, duration_ms, equal=False), _digests(root, retention_ms, clock)
+
+
+def _digests(root: Path, retention_ms: int, clock: Clock) -> dict[str, Digest]:
+    with open_state(root, retention_ms, clock) as tasks:
+        return state_digests(tasks)

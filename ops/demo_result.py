@@ -1,0 +1,198 @@
+"""What the demo found: one frozen value, its JSON form, and whether it is good.
+
+Rules of this file: plain data; times in milliseconds as named, JSON names are a contract ("schema").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from standfast.ops.demo_compare import BoardComparison
+
+SCHEMA = "standfast.demo/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """The data: rows of the file, what was left out of it, and what was fed."""
+
+    data: str
+    source: str
+    rows: int
+    cancelled: int
+    without_aircraft: int
+    records: int
+    out_of_order: int
+    partitions: int
+    retention_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """The kill and what came after it. Times are counted from the SIGKILL."""
+
+    processed_by_a: int
+    committed_by_a: int
+    waiting: int
+    lease_ms: int
+    to_promotion_ms: int
+    to_running_ms: int
+    to_first_record_ms: int
+    tasks: int
+    standby_replayed: int
+    tail_replayed: int
+    gate_waits: int
+    gate_wait_ms: int
+    processed_by_b: int
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """What the windows did."""
+
+    late_dropped: int
+    segments_expired: int
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The killed process after it came back: changelog records it had missed, and whether its stores are equal."""
+
+    standby_replayed: int
+    equal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Committed source offsets against records of the file, by partition."""
+
+    committed: dict[int, int]
+    expected: dict[int, int]
+
+    @property
+    def equal(self) -> bool:
+        """Nothing lost, nothing left over."""
+        return self.committed == self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Stores against their changelogs, all partitions: rows compared and rows that differ."""
+
+    rows: int
+    mismatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class ColdRestore:
+    """The same state restored into an empty directory."""
+
+    records: int
+    duration_ms: int
+    equal: bool
+
+    @property
+    def records_per_s(self) -> int:
+        """Changelog records replayed a second, opening included."""
+        return round(self.records * 1_000 / max(self.duration_ms, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Where a running process served its metrics, and how many samples one answer had."""
+
+    address: str
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """Everything the card shows. `digests` is of the stores that took over, by store."""
+
+    fed: Fed
+    takeover: TakeOver
+    board: Board
+    returned: Returned
+    comparison: BoardComparison
+    offsets: Offsets
+    verified: Verified
+    cold: ColdRestore
+    metrics: Metrics
+    duration_ms: int
+    kept_in: str | None
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digest by store, as text."""
+        return {one.store: one.digest.hex() for one in self.comparison.stores}
+
+    @property
+    def problems(self) -> list[str]:
+        """Every way in which the result is not what it must be; empty if all is well."""
+        found = [example for one in self.comparison.stores for example in one.examples]
+        if self.comparison.differences:
+            found.append(f"{self.comparison.differences} differences to the plain computation")
+        if not self.offsets.equal:
+            found.append(f"committed offsets {self.offsets.committed} are not the records fed {self.offsets.expected}")
+        if self.verified.mismatches:
+            found.append(f"{self.verified.mismatches} rows differ between stores and changelogs")
+        if not self.cold.equal:
+            found.append("the cold restore has other digests than the live stores")
+        if not self.returned.equal:
+            found.append("the stores of A, back as a standby, have other digests than those of B")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that `--json` prints."""
+        comparison = self.comparison
+        return {
+            "schema": SCHEMA,
+            "ok": not self.problems,
+            "problems": self.problems,
+            "fed": _fields(self.fed),
+            "takeover": _fields(self.takeover),
+            "board": _fields(self.board),
+            "returned": _fields(self.returned),
+            "comparison": {
+                "differences": comparison.differences,
+                "stores": {
+                    one.store: {
+                        "rows": one.rows,
+                        "expected": one.expected,
+                        "missing": one.missing,
+                        "extra": one.extra,
+                        "different": one.different,
+                    }
+                    for one in comparison.stores
+                },
+                "flights_counted": comparison.flights_counted,
+                "flights_expected": comparison.flights_expected,
+                "windowed_flights_counted": comparison.windowed_counted,
+                "windowed_flights_expected": comparison.windowed_expected,
+            },
+            "offsets": {
+                "committed": {str(partition): offset for partition, offset in self.offsets.committed.items()},
+                "expected": {str(partition): offset for partition, offset in self.offsets.expected.items()},
+                "equal": self.offsets.equal,
+            },
+            "verify": _fields(self.verified),
+            "cold_restore": _fields(self.cold) | {"records_per_s": self.cold.records_per_s},
+            "digests": self.digests,
+            "metrics": _fields(self.metrics),
+            "left_out": left_out(self.fed.data),
+            "duration_ms": self.duration_ms,
+            "kept_in": self.kept_in,
+        }
+
+
+def left_out(data: str) -> list[str]:
+    """What this run did not show, with what turns it on where something does."""
+    left = ["the Kafka log and verification on Spark: not part of this version"]
+    if data == "sample":
+        left.insert(0, "the other eleven months of 2013: --data full")
+    return left
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}

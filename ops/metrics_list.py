@@ -1,0 +1,99 @@
+"""Every metric of standfast: name, kind, labels, meaning. The README's table is checked against this list.
+
+    python -m standfast.ops.metrics_list        prints the rows of that table
+
+Rules of this file: data only; it knows no metrics library and no session. Names follow Prometheus: base units
+(seconds, bytes), counters end in `_total`, points in time are timestamps, not ages. Never a label by key, host,
+offset or error text. Counters of a store carry its partition, because a sum over partitions would fall when a task
+is revoked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+PREFIX = "standfast_"
+Kind = Literal["counter", "gauge", "histogram"]
+STORE = ("store", "partition")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric; `short` is its name without the prefix."""
+
+    short: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def name(self) -> str:
+        """The name as it is scraped; for a histogram without `_bucket`, `_sum`, `_count`."""
+        return PREFIX + self.short
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("build_info", "gauge", ("version", "python", "rocksdict"), "Always 1; the labels are the versions in use"),
+    Metric("ready", "gauge", (), "1 while the restore gate is open: every active store is whole"),
+    Metric("tasks", "gauge", ("role", "state"), "Tasks held by this instance"),
+    Metric("task_info", "gauge", (*STORE, "role", "state"), "Always 1; role and state of the task a store belongs to"),
+    Metric("standbys_missing", "gauge", (), "Standby replicas asked for that no live instance can hold"),
+    # restore and gate
+    Metric("restore_records_total", "counter", (*STORE, "reason"), "Changelog records applied by restores"),
+    Metric("restore_bytes_total", "counter", (*STORE, "reason"), "Bytes of keys and values applied by restores"),
+    Metric("restore_remaining_records", "gauge", STORE, "Offsets that a running restore still has to pass"),
+    Metric("restore_duration_seconds", "histogram", (), "From assignment or promotion of a task until it ran"),
+    Metric("gate_wait_seconds", "histogram", (), "How long the restore gate stayed shut"),
+    Metric("store_wipes_total", "counter", ("reason",), "Task directories set aside and restored from the log"),
+    # standby
+    Metric("standby_lag_records", "gauge", STORE, "Records between a standby's position and the end of its changelog"),
+    Metric("standby_caught_up_timestamp_seconds", "gauge", STORE, "When a standby last stood at the end"),
+    Metric("standby_record_timestamp_seconds", "gauge", STORE, "Timestamp of the record a standby applied last"),
+    Metric("standby_records_total", "counter", STORE, "Changelog records applied by standbys"),
+    Metric("standby_limit_offset", "gauge", STORE, "First offset a standby must not apply; absent without a limit"),
+    Metric("standby_paused", "gauge", STORE, "1 while a standby's changelog is paused at its limit"),
+    Metric("promotions_total", "counter", ("outcome",), "Standbys that were made active"),
+    Metric("promotion_duration_seconds", "histogram", (), "From the decision to promote a standby until it ran"),
+    # changelog and commit
+    Metric("changelog_records_total", "counter", STORE, "Records that commits wrote to the changelog"),
+    Metric("changelog_bytes_total", "counter", STORE, "Bytes of keys and values that commits wrote to the changelog"),
+    Metric("changelog_start_offset", "gauge", STORE, "First offset the changelog still holds"),
+    Metric("changelog_end_offset", "gauge", STORE, "Next offset the changelog will give out"),
+    Metric("changelog_position_offset", "gauge", STORE, "Next offset of the changelog to be applied here"),
+    Metric("checkpoint_offset", "gauge", STORE, "Position that is stored together with the rows"),
+    Metric("checkpoint_timestamp_seconds", "gauge", STORE, "When that position was stored"),
+    Metric("commits_total", "counter", ("outcome",), "Commits of tasks, by how they ended"),
+    Metric("commit_duration_seconds", "histogram", (), "Duration of commits that succeeded"),
+    Metric("fenced_total", "counter", (), "Tasks given up because a newer owner took them"),
+    # stores
+    Metric("store_ops_total", "counter", (*STORE, "op"), "Calls on a store: put, get, delete, scan"),
+    Metric("store_sst_bytes", "gauge", STORE, "Bytes of a store's files"),
+    Metric("store_memtable_bytes", "gauge", STORE, "Bytes of a store's rows not yet in files"),
+    Metric("store_keys_estimate", "gauge", STORE, "RocksDB's estimate of the number of rows"),
+    Metric("store_pending_compaction_bytes", "gauge", STORE, "Bytes that compaction still has to rewrite"),
+    Metric("store_segments", "gauge", STORE, "Column families of a store, one per live segment if it is windowed"),
+    Metric("store_open_iterators", "gauge", STORE, "Range reads that are open"),
+    Metric("store_corruptions_total", "counter", STORE, "Reads that met damaged bytes"),
+    Metric("store_segments_expired_total", "counter", STORE, "Segments dropped as a whole after retention"),
+    Metric("late_records_dropped_total", "counter", STORE, "Rows refused because their segment was past retention"),
+    Metric("write_buffer_bytes", "gauge", ("partition",), "Bytes written by a task since its last commit"),
+    # the process
+    Metric("state_dir_free_bytes", "gauge", (), "Free bytes of the file system that holds the state directory"),
+    Metric("state_dir_size_bytes", "gauge", (), "Size of the file system that holds the state directory"),
+    Metric("collect_duration_seconds", "gauge", (), "How long reading these numbers took the last time"),
+    Metric("collect_errors_total", "counter", (), "Scrapes that could not read the session"),
+)
+
+
+def table_rows() -> Iterator[str]:
+    """Rows of the README's table."""
+    yield "| metric | kind | labels | meaning |"
+    yield "|---|---|---|---|"
+    for metric in METRICS:
+        yield f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels) or '-'} | {metric.help} |"
+
+
+if __name__ == "__main__":
+    print("\n".join(table_rows()))

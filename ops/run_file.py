@@ -1,0 +1,119 @@
+"""The info file of a running instance: where its HTTP door is, for clients on the same machine.
+
+    <state_dir>/<app>/RUN.json    {"schema": "standfast.run/1", "pid": ..., "host": ..., "port": ..., ...}
+
+Rules of this file: written atomically after the door listens, removed when it closes. A file whose process is gone is
+stale (the process was killed) and is read as absent, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from standfast.store.errors import InvalidRequest, Unavailable
+from standfast.store.state_dir import MARKER, write_atomically
+
+RUN_FILE = "RUN.json"
+SCHEMA = "standfast.run/1"
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A running instance; `started_ms` is wall time."""
+
+    app: str
+    instance: str
+    pid: int
+    host: str
+    port: int
+    started_ms: int
+    version: str
+
+
+def write_run_file(state_path: Path, info: RunInfo) -> None:
+    """Tell clients of this instance; `state_path` is `<state_dir>/<app>`."""
+    write_atomically(state_path / RUN_FILE, json.dumps({"schema": SCHEMA, **asdict(info)}) + "\n")
+
+
+def remove_run_file(state_path: Path, info: RunInfo) -> None:
+    """Remove the file if it is still this instance's."""
+    try:
+        if _parse(state_path / RUN_FILE) == info:
+            (state_path / RUN_FILE).unlink()
+    except FileNotFoundError:
+        return
+
+
+def read_run_file(state_path: Path) -> RunInfo:
+    """The instance that runs on this state directory. Raises Unavailable if none does."""
+    try:
+        info = _parse(state_path / RUN_FILE)
+    except FileNotFoundError:
+        raise Unavailable(
+            f"no instance runs on {state_path} (it has no {RUN_FILE}): start one with its HTTP door open, or read the "
+            "files with --offline"
+        ) from None
+    if not pid_alive(info.pid):
+        raise Unavailable(
+            f"no instance runs on {state_path}: {RUN_FILE} was left by pid {info.pid}, which is gone; start it again, "
+            "or read the files with --offline"
+        )
+    return info
+
+
+def pid_alive(pid: int) -> bool:
+    """Whether a process of this id exists on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def find_app(state_dir: Path, app: str | None) -> Path:
+    """`<state_dir>/<app>`; the name may be left out where there is only one. Raises InvalidRequest."""
+    if app is not None:
+        path = state_dir / app
+        if not path.is_dir():
+            raise InvalidRequest(f"application {app!r} has no state in {state_dir}: it holds {_listed(state_dir)}")
+        return path
+    if not state_dir.is_dir():
+        raise InvalidRequest(f"state directory {state_dir} does not exist: name the one of the application")
+    if (state_dir / MARKER).is_file():
+        return state_dir  # already the application's own directory
+    apps = app_names(state_dir)
+    if len(apps) != 1:
+        raise InvalidRequest(f"{state_dir} holds {_listed(state_dir)}: choose one application with --app NAME")
+    return state_dir / apps[0]
+
+
+def app_names(state_dir: Path) -> list[str]:
+    """Applications that have state here."""
+    if not state_dir.is_dir():
+        return []
+    return sorted(path.name for path in state_dir.iterdir() if (path / MARKER).is_file())
+
+
+def _listed(state_dir: Path) -> str:
+    names = app_names(state_dir)
+    return f"the applications {', '.join(names)}" if names else "no application"
+
+
+def _parse(path: Path) -> RunInfo:
+    text = path.read_text(encoding="utf-8")
+    try:
+        fields = json.loads(text)
+        schema = fields.pop("schema")
+        if schema != SCHEMA:
+            raise ValueError(f"schema {schema!r}")
+        info = RunInfo(**fields)
+        if not isinstance(info.pid, int) or not isinstance(info.port, int):
+            raise ValueError("pid and port must be numbers")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequest(f"{path} is not readable ({error}): remove it, the instance writes it anew") from error
+    return info

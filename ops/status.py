@@ -1,0 +1,95 @@
+"""Documents about a session: what `/v1/status`, the command line and later the page all render.
+
+Rules of this file: pure; from statistics to JSON values with a "schema". Programs may rely on the names here; fields
+are added, never renamed. Times in milliseconds since the epoch, sizes in bytes, offsets next to read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from standfast.ops.metrics_values import buckets
+from standfast.stream.statistics import Histogram, SessionCounters, SessionStatistics
+
+Json: TypeAlias = dict[str, Any]
+STATUS_SCHEMA = "standfast.status/1"
+TASKS_SCHEMA = "standfast.tasks/1"
+
+
+def status_document(statistics: SessionStatistics) -> Json:
+    """Everything a session knows of itself."""
+    return {
+        "schema": STATUS_SCHEMA,
+        "app": statistics.app,
+        "instance": statistics.instance,
+        "live": True,
+        "ready": statistics.ready,
+        "missing": list(statistics.missing),
+        "members": list(statistics.members),
+        "standbys_missing": statistics.standbys_missing,
+        "tasks": [asdict(task) for task in statistics.tasks],
+        "restores": [asdict(restore) for restore in statistics.restores],
+        "counters": counters_document(statistics.counters),
+    }
+
+
+def tasks_document(status: Json) -> Json:
+    """The tasks of a status document alone."""
+    return {
+        "schema": TASKS_SCHEMA,
+        "app": status["app"],
+        "instance": status["instance"],
+        "live": status["live"],
+        "tasks": status["tasks"],
+        "restores": status["restores"],
+    }
+
+
+def counters_document(counters: SessionCounters) -> Json:
+    """Counters since the session was opened; durations as cumulative buckets in seconds."""
+    return {
+        "commits": dict(counters.commits),
+        "promotions": dict(counters.promotions),
+        "wipes": dict(counters.wipes),
+        "fenced": counters.fenced,
+        "restored": [
+            {
+                "store": store,
+                "partition": partition,
+                "reason": reason,
+                "records": records,
+                "bytes": counters.restored_bytes[store, partition, reason],
+            }
+            for (store, partition, reason), records in sorted(counters.restored_records.items())
+        ],
+        "standby": [
+            {"store": store, "partition": partition, "records": records}
+            for (store, partition), records in sorted(counters.standby_records.items())
+        ],
+        "gate_last_wait_ms": counters.gate_last_wait_ms,
+        "promotion_last_ms": counters.promotion_last_ms,
+        "commit_seconds": _histogram(counters.commit_seconds),
+        "gate_wait_seconds": _histogram(counters.gate_wait_seconds),
+        "promotion_seconds": _histogram(counters.promotion_seconds),
+        "restore_seconds": _histogram(counters.restore_seconds),
+    }
+
+
+def not_ready_reasons(status: Json) -> list[str]:
+    """Why the instance may not process; empty if it may. Standbys and their lag never count."""
+    reasons = list(status["missing"])
+    named = {reason.partition(":")[0].split(" ")[1] for reason in reasons if reason.startswith("task ")}
+    for task in status["tasks"]:
+        if task["role"] == "active" and task["state"] != "running" and task["task"] not in named:
+            reasons.append(f"task {task['task']} is {task['state']}" + (f": {task['error']}" if task["error"] else ""))
+    return reasons
+
+
+def _histogram(histogram: Histogram) -> Json:
+    cumulative = buckets(histogram).cumulative
+    return {
+        "buckets": [{"le": bound, "count": count} for bound, count in cumulative[:-1]],
+        "count": cumulative[-1][1],
+        "sum": histogram.total,
+    }

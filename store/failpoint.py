@@ -1,0 +1,57 @@
+"""Named places at which a test may have the process killed, to see what a crash there leaves behind.
+
+    STANDFAST_FAILPOINT=commit.logged=kill:3      SIGKILL the third time that `commit.logged` is reached
+
+    commit.logged     the log has the commit, the local database does not
+    commit.local      the local database has the commit; at least once, the source offsets are not committed yet
+    stores.families   families of new segments are made, their rows are not written
+    stores.written    rows and cut are written, expired segments are not dropped
+    stores.dropped    the first expired segment is dropped, others are not
+    restore.apply     a batch of a restore is fetched, not applied
+    standby.apply     a batch of a standby is fetched, not applied
+
+Rules of this file: without the variable a place costs one look at an empty dictionary. Nothing but the kill can be
+asked for here: what a failpoint does must be what a machine can do at any time. A name or a count that is not usable
+is refused when the process starts, so that a test never passes because its failpoint was misspelt.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+from standfast.store.errors import BadConfig
+
+VARIABLE = "STANDFAST_FAILPOINT"
+NAMES = (
+    "commit.logged",
+    "commit.local",
+    "stores.families",
+    "stores.written",
+    "stores.dropped",
+    "restore.apply",
+    "standby.apply",
+)
+_FORM = re.compile(r"([a-z.]+)=kill:([1-9][0-9]{0,8})")
+
+
+def parse(text: str) -> dict[str, int]:
+    """The name with how many times it may still be reached; empty for an empty text. Raises BadConfig."""
+    if not text:
+        return {}
+    found = _FORM.fullmatch(text)
+    if found is None or found[1] not in NAMES:
+        raise BadConfig([f"{VARIABLE}={text!r}: write NAME=kill:N with one of {', '.join(NAMES)}"])
+    return {found[1]: int(found[2])}
+
+
+_armed = parse(os.environ.get(VARIABLE, ""))
+
+
+def reach(name: str) -> None:
+    """Say that the process is at a named place."""
+    if _armed and name in _armed:
+        _armed[name] -= 1
+        if not _armed[name]:
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,129 @@
+"""What a changelog says a store must hold, in plain loops, and how the store differs from it.
+
+    plain_fold      rows (key, timestamp, value) and largest time of a changelog up to some offset
+    differences     the committed rows of a store against that
+    read_back       the same through the store's public reads
+
+Rules of this file: the expected rows share nothing with the library's own fold; that one and its digest are compared
+beside it. Answers are lists of sentences, empty if nothing differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from standfast.replication.log import Record
+from standfast.restore.digest import digest_rows
+from standfast.restore.fold import fold_for
+from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.task_stores import AnyStore
+
+Row = tuple[bytes, int, bytes]
+TIME_MAX = 2**62
+
+
+@dataclass
+class Expected:
+    """Logical rows of a changelog, and the largest time in it (-1: none)."""
+
+    rows: set[Row]
+    observed_ms: int = -1
+
+
+def plain_fold(spec: StoreSpec, records: Iterable[Record]) -> Expected:
+    if isinstance(spec, VersionedStore):
+        return plain_versions(spec.history_retention_ms, records)
+    kept: dict[bytes, tuple[int, bytes]] = {}
+    observed_ms = -1
+    for record in records:
+        assert record.key is not None
+        kept.pop(record.key, None)
+        if record.value is not None:
+            kept[record.key] = (record.timestamp if spec.timestamped else -1, record.value)
+        observed_ms = max(observed_ms, row_time(spec, record.key))
+    if isinstance(spec, (WindowStore, SessionStore)):
+        kept = {key: row for key, row in kept.items() if row_time(spec, key) > observed_ms - spec.retention_ms}
+    return Expected({(key, *row) for key, row in kept.items()}, observed_ms)
+
+
+def row_time(spec: StoreSpec, key: bytes) -> int:
+    if isinstance(spec, WindowStore):
+        return int.from_bytes(key[-12:-4], "big")
+    return int.from_bytes(key[-16:-8], "big") if isinstance(spec, SessionStore) else -1
+
+
+def plain_versions(retention_ms: int, records: Iterable[Record]) -> Expected:
+    kept: dict[bytes, dict[int, bytes | None]] = {}
+    observed_ms = -1
+    for record in records:
+        assert record.key is not None
+        if record.timestamp >= observed_ms - retention_ms:
+            kept.setdefault(record.key, {})[record.timestamp] = record.value
+        observed_ms = max(observed_ms, record.timestamp)
+    rows = set()
+    for key, versions in kept.items():
+        starts = sorted(versions)
+        for start, end in zip(starts, [*starts[1:], None], strict=True):
+            value = versions[start]
+            if value is not None and (end is None or end > observed_ms - retention_ms):
+                rows.add((key, start, value))
+    return Expected(rows, observed_ms)
+
+
+def differences(store: AnyStore, log: list[Record], where: str) -> list[str]:
+    """How the committed rows and the observed stream time of a store differ from the log."""
+    expected = plain_fold(store.spec, log)
+    rows = list(store.logical_rows())
+    problems = []
+    if len(rows) != len(set(rows)):
+        problems.append(f"{where}: a row comes twice")
+    missing, extra = sorted(expected.rows - set(rows)), sorted(set(rows) - expected.rows)
+    if missing or extra:
+        problems.append(f"{where}: {len(missing)} rows missing {missing[:2]}, {len(extra)} extra {extra[:2]}")
+    if store.rows.observed_ms != expected.observed_ms:
+        problems.append(f"{where}: observed {store.rows.observed_ms}, the log says {expected.observed_ms}")
+    return problems + library_differences(store, log, where)
+
+
+def library_differences(store: AnyStore, log: list[Record], where: str) -> list[str]:
+    """As `differences`, by the library's own fold and digest."""
+    spec = store.spec
+    retention_ms = getattr(spec, "history_retention_ms", None) or getattr(spec, "retention_ms", None)
+    fold = fold_for(spec.kind, timestamped=spec.timestamped, retention_ms=retention_ms)
+    fold.add(log)
+    wanted, found = digest_rows(fold.rows()), digest_rows(store.logical_rows())
+    return [] if wanted == found else [f"{where}: digest of the log {wanted.hex()}, of the rows {found.hex()}"]
+
+
+def read_differences(store: AnyStore, log: list[Record], where: str) -> list[str]:
+    """How what a user reads from a store (string keys) differs from the log; the order is that of the raw keys."""
+    rows = sorted(plain_fold(store.spec, log).rows)
+    expected = [written(store.spec, key, timestamp, value) for key, timestamp, value in rows]
+    found = read_back(store, sorted({row[0] for row in expected}))
+    return [] if found == expected else [f"{where}: {len(found)} rows read, {len(expected)} expected, or in other order"]
+
+
+def written(spec: StoreSpec, key: bytes, timestamp: int, value: bytes) -> tuple[Any, ...]:
+    decoded = spec.value.deserialize(value)
+    if isinstance(spec, WindowStore):
+        return key[:-12].decode(), row_time(spec, key), decoded
+    if isinstance(spec, SessionStore):
+        return key[:-16].decode(), int.from_bytes(key[-8:], "big"), row_time(spec, key), decoded
+    return (key.decode(), timestamp, decoded) if isinstance(spec, VersionedStore) else (key.decode(), decoded)
+
+
+def read_back(store: AnyStore, keys: list[str]) -> list[tuple[Any, ...]]:
+    reads: Any = store
+    if isinstance(store.spec, VersionedStore):
+        return [
+            (key, version.valid_from, version.value)
+            for key in keys
+            for version in reads.range(key, 0, TIME_MAX, ascending=True)
+        ]
+    if isinstance(store.spec, WindowStore):
+        return [(window.key, window.start, value) for window, value in reads.all()]
+    if isinstance(store.spec, SessionStore):
+        return [(window.key, window.start, window.end, value) for window, value in reads.all()]
+    return list(reads.all())

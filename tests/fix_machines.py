@@ -1,0 +1,241 @@
+"""What the state machines of the four store types share: the side-by-side run, apart from any store type.
+
+    one task    rc  RocksDB, cached     mc  memory, cached          every write goes to all of them,
+                ru  RocksDB, uncached   mu  memory, uncached        every read must equal the oracle's answer
+
+Rules of this file: no store type and no layout. An oracle is plain dicts and lists that state the semantics by
+definition; `copy` gives what a commit keeps, `changes` is what was logged since. Recorded changelogs feed restores.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from standfast.replication.log import Record
+from standfast.restore.fold import Fold
+from standfast.store.cut import Position
+from standfast.store.errors import Closed
+from standfast.store.rocks import RocksShared
+from standfast.store.specs import StoreSpec
+from standfast.store.task_stores import AnyStore, TaskStores
+
+NOW_MS = 1_000_000
+# Prefixes of each other, with the lowest and the highest byte inside, at the end, and alone.
+AWKWARD_KEYS = [
+    *(b"", b"\x00", b"\x00\x00", b"a", b"a\x00", b"a\x00\x00", b"a\x00\xff", b"aa", b"a\xff", b"a\xff\xff", b"b"),
+    *(b"\x00\x00\x00\x00\x00\x00\x00\x00", b"a\x00\x00\x00\x00\x00\x01\x24\xf8", b"\xff", b"\xff\x00", b"\xff\xff"),
+]
+keys = st.sampled_from(AWKWARD_KEYS) | st.binary(max_size=3)
+values = st.binary(max_size=3)
+maybe_values = st.none() | values | values
+timestamps = st.integers(0, 1_000)
+batch_sizes = st.lists(st.integers(1, 30), min_size=1, max_size=3)
+# A time as (anchor, how many steps away, how many ms off): machines resolve it against the oracle's observed time.
+moments = st.tuples(
+    st.sampled_from(["zero", "observed", "expiry", "segment"]), st.sampled_from([0, 0, 0, 1, 2, -1]), st.integers(-1, 1)
+)
+
+Change = tuple[bytes, bytes | None, int]
+
+
+class Oracle(Protocol):
+    """The state of one store by definition."""
+
+    changes: list[Change]
+
+    def copy(self) -> Oracle: ...
+
+
+def machine_settings(max_examples: int, steps: int) -> settings:
+    """Few examples with many steps: opening RocksDB is the dear part. The thorough profile multiplies the examples."""
+    current = settings.get_current_profile_name()
+    return settings(max_examples=max_examples * (1 if current == "default" else 50), stateful_step_count=steps)
+
+
+def moment_ms(moment: tuple[str, int, int], observed_ms: int, retention_ms: int, interval_ms: int) -> int:
+    """The time that a drawn moment means, never below 0."""
+    anchor, steps, off = moment
+    base = {
+        "zero": 0,
+        "observed": max(observed_ms, 0),
+        "expiry": observed_ms - retention_ms,
+        "segment": max(observed_ms, 0) // interval_ms * interval_ms,
+    }[anchor]
+    return max(base + steps * interval_ms + off, 0)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """One task with several stores of one type, driven in step with the oracle of each group of stores."""
+
+    specs: ClassVar[Sequence[StoreSpec]]
+    groups: ClassVar[dict[str, list[str]]]  # stores of one group get the same writes and must give the same reads
+    compactable = True
+    shared: ClassVar[RocksShared | None] = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="standfast-machine-"))
+        self.numbers = count()
+        self.caching = {spec.name: spec.caching for spec in self.specs}
+        self.logs: dict[str, list[Record]] = {spec.name: [] for spec in self.specs}
+        self.held: list[tuple[Iterator[Any], list[Any]]] = []
+        self.opens = 0
+        self.stores = self.open()
+        self.oracles: dict[str, Any] = {group: self.new_oracle(group) for group in self.groups}
+        self.kept: dict[str, Any] = {group: oracle.copy() for group, oracle in self.oracles.items()}
+
+    def new_oracle(self, group: str) -> Oracle:
+        raise AssertionError("each machine has its own")
+
+    def new_fold(self, name: str) -> Fold:
+        raise AssertionError("each machine has its own")
+
+    def check_all(self) -> None:
+        """Compare whole contents with the oracles."""
+        raise AssertionError("each machine has its own")
+
+    def open(self, directory: Path | None = None) -> TaskStores:
+        if StoreMachine.shared is None:
+            StoreMachine.shared = RocksShared(16 << 20)
+        self.opens += 1
+        place = directory or self.root / str(next(self.numbers))
+        return TaskStores(place, "app", "0_0", self.specs, StoreMachine.shared, now_ms=lambda: NOW_MS)
+
+    def teardown(self) -> None:
+        self.stores.close()
+        shutil.rmtree(self.root)
+
+    def each(self, group: str) -> Iterator[AnyStore]:
+        """The stores of a group."""
+        for name in self.groups[group]:
+            yield self.stores.store(name)
+
+    def same(self, group: str, expected: Any, read: Callable[[AnyStore], Any]) -> None:
+        """Every store of the group answers `expected`."""
+        for store in self.each(group):
+            found = read(store)
+            assert found == expected, f"{store.name} answers {found}, by definition it is {expected}"
+
+    def hold(self, group: str, expected: list[Any], read: Callable[[AnyStore], Iterator[Any]]) -> None:
+        """Begin an iterator on each store; what is written later must not show in it."""
+        for store in self.each(group):
+            iterator = read(store)
+            if expected:
+                assert next(iterator) == expected[0]
+            self.held.append((iterator, expected[1:]))
+
+    @precondition(lambda self: self.held)
+    @rule()
+    def finish_held_iterators(self) -> None:
+        for iterator, expected in self.held:
+            assert list(iterator) == expected
+        self.held = []
+
+    @rule()
+    def commit(self) -> None:
+        logged = {name: [change[:3] for change in changes] for name, changes in self.stores.buffer.take_changes().items()}
+        for group, names in self.groups.items():
+            every = self.oracles[group].changes
+            for name in names:
+                expected = latest_of_each(every) if self.caching[name] else every
+                assert logged.get(name, []) == expected, f"{name} logged {logged.get(name)}, not {expected}"
+                self.record(name, expected)
+            self.oracles[group].changes = []
+        positions = {name: Position(next_offset(log)) for name, log in self.logs.items()}
+        self.stores.commit(replace(self.stores.cut, positions=positions))
+        self.kept = {group: oracle.copy() for group, oracle in self.oracles.items()}
+        self.check_all()
+
+    @rule()
+    def discard(self) -> None:
+        self.stores.discard()
+        self.oracles = {group: oracle.copy() for group, oracle in self.kept.items()}
+        self.check_all()
+
+    @precondition(lambda self: self.opens < 5)
+    @rule(sizes=batch_sizes, flush=st.booleans())
+    def restart(self, sizes: list[int], flush: bool) -> None:
+        """Close without a commit and open again; memory stores come back from their changelogs."""
+        if flush:
+            self.stores.flush()
+        directory, iterators = self.stores.directory, self.held
+        self.held = []
+        self.stores.close()
+        for iterator, _ in iterators:
+            try:
+                next(iterator)
+            except Closed:
+                continue
+            raise AssertionError("an iterator outlived its store")
+        self.stores = self.open(directory)
+        volatile = [spec.name for spec in self.specs if spec.engine == "memory"]
+        assert not set(volatile) & set(self.stores.cut.positions)
+        self.replay(self.stores, volatile, sizes, compacted=False)
+        self.oracles = {group: oracle.copy() for group, oracle in self.kept.items()}
+        self.check_all()
+        self.check_folds()
+
+    @precondition(lambda self: self.opens < 7)
+    @rule(sizes=batch_sizes, compacted=st.booleans())
+    def fail_over(self, sizes: list[int], compacted: bool) -> None:
+        """Restore everything from the changelogs into a fresh directory, and go on there."""
+        self.held = []
+        self.stores.close()
+        self.stores = self.open()
+        self.replay(self.stores, list(self.logs), sizes, compacted=compacted and self.compactable)
+        self.oracles = {group: oracle.copy() for group, oracle in self.kept.items()}
+        self.check_all()
+        self.check_folds()
+
+    @rule()
+    def check_folds(self) -> None:
+        """The committed rows are what the changelog folds to."""
+        for spec in self.specs:
+            fold = self.new_fold(spec.name)
+            fold.add(self.logs[spec.name])
+            store = self.stores.store(spec.name)
+            committed = self.stores.committed_view(spec.name)
+            assert sorted(committed.logical_rows()) == sorted(fold.rows()), f"{store.name} is not its changelog"
+
+    def record(self, name: str, changes: Sequence[Change]) -> None:
+        """Append to a recorded changelog; offsets have gaps, as in a log with transaction markers."""
+        log = self.logs[name]
+        for key, value, timestamp in changes:
+            offset = next_offset(log)
+            log.append(Record(offset + (offset % 7 == 3), timestamp, key, value))
+
+    def replay(self, stores: TaskStores, names: list[str], sizes: list[int], *, compacted: bool) -> None:
+        """Apply recorded changelogs in batches, several stores in one cut."""
+        rest = {name: compact(self.logs[name]) if compacted else self.logs[name] for name in names}
+        for size in cycle(sizes):
+            batch = {name: records[:size] for name, records in rest.items() if records}
+            if not batch:
+                return
+            rest = {name: records[size:] for name, records in rest.items()}
+            positions = {name: Position(next_offset(records)) for name, records in batch.items()}
+            stores.apply(batch, replace(stores.cut, positions={**stores.cut.positions, **positions}))
+
+
+def latest_of_each(changes: list[Change]) -> list[Change]:
+    """The last change per key, in the order in which the keys were first written."""
+    return list({key: (key, value, timestamp) for key, value, timestamp in changes}.values())
+
+
+def next_offset(log: Sequence[Record]) -> int:
+    return log[-1].offset + 1 if log else 0
+
+
+def compact(log: list[Record]) -> list[Record]:
+    """What a compaction may leave: the last record per key, tombstones included."""
+    latest = {record.key: record.offset for record in log}
+    return [record for record in log if latest[record.key] == record.offset]

@@ -1,0 +1,103 @@
+"""Fixtures for tests that run sessions on a real embedded log and real RocksDB.
+
+Rules of this file: a `Bench` opens sessions without background threads; `settle` drives them by hand, so a test says
+when restore, standby and take-over work happens. Leases run on a clock that only the test moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import standfast as sf
+from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.log import Log
+from standfast.replication.open_log import open_log
+from standfast.store.clock import ManualClock
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+def four_stores(**overrides: Any) -> list[Any]:
+    """One store of each kind; overrides apply to all."""
+    text = sf.serde.string
+    return [
+        sf.KeyValueStore("kv", text, text, **overrides),
+        sf.WindowStore("win", text, text, window_size_ms=HOUR_MS, retention_ms=DAY_MS, **overrides),
+        sf.SessionStore("ses", text, text, retention_ms=DAY_MS, **overrides),
+        sf.VersionedStore("ver", text, text, history_retention_ms=DAY_MS, **overrides),
+    ]
+
+
+class Bench:
+    """Sessions of one application over one log, each with a state directory of its own."""
+
+    def __init__(self, root: Path, clock: ManualClock) -> None:
+        self.root = root
+        self.clock = clock
+        self.address = f"sqlite:///{root}/log"
+        self.opened: list[sf.Session] = []
+        self._log: Log | None = None
+
+    @property
+    def log(self) -> Log:
+        """A handle on the log for the test itself."""
+        if self._log is None:
+            self._log = open_log(self.address, clock=self.clock)
+        return self._log
+
+    @property
+    def embedded(self) -> EmbeddedLog:
+        """The log with what only the embedded one can do (truncate, compact)."""
+        assert isinstance(self.log, EmbeddedLog)
+        return self.log
+
+    def session(self, directory: str = "a", **settings: Any) -> sf.Session:
+        """Open a session; `directory` is its state directory."""
+        arguments: dict[str, Any] = {
+            "log": self.address,
+            "state_dir": self.root / directory,
+            "stores": four_stores(),
+            "partitions": 2,
+            "background": False,
+            "clock": self.clock,
+        }
+        session = sf.Session("app", **{**arguments, **settings})
+        self.opened.append(session)
+        return session
+
+    def active(self, directory: str = "a", partitions: tuple[int, ...] = (0,), **settings: Any) -> sf.Session:
+        """Open a session that runs these partitions, restored."""
+        session = self.session(directory, **settings)
+        session.assign(active=partitions)
+        session.wait_ready(30)
+        return session
+
+    def settle(self, *sessions: sf.Session, rounds: int = 200) -> None:
+        """Drive background work until three rounds of all sessions apply nothing (a take-over needs a round)."""
+        idle = 0
+        for _ in range(rounds):
+            self.clock.advance(100)
+            idle = 0 if sum(session.poll_once() for session in sessions) else idle + 1
+            if idle == 3:
+                return
+        raise AssertionError(f"still applying records after {rounds} rounds")
+
+    def close(self) -> None:
+        """Close what is still open."""
+        for session in self.opened:
+            session.close()
+        if self._log is not None:
+            self._log.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, clock: ManualClock) -> Iterator[Bench]:
+    """Sessions over one embedded log in a temporary directory."""
+    bench = Bench(tmp_path, clock)
+    yield bench
+    bench.close()

@@ -1,0 +1,71 @@
+"""Damaged files: an error, never a short answer; the directory is set aside and the task restored from the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fix_sessions import Bench
+
+import standfast as sf
+from standfast.replication.offsets import TaskId
+
+STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
+ROWS = 4_000
+
+
+def fill(session: sf.Session) -> None:
+    """Rows in several blocks of one SST file."""
+    task = session.task(0)
+    for number in range(ROWS):
+        task.store("kv").put(f"{number:06}", f"{number:06}" * 20)
+    task.commit({("src", 0): ROWS})
+    task.stores.flush()
+    task.stores.engine.compact("kv")
+
+
+def flip_a_byte(directory: Path) -> None:
+    """Damage the middle of the largest SST file."""
+    path = max(directory.glob("*.sst"), key=lambda file: file.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    path.write_bytes(data)
+
+
+def test_flipped_byte_is_an_error_never_a_short_scan_and_the_task_is_restored(bench: Bench) -> None:
+    first = bench.active(stores=STORES)
+    fill(first)
+    directory = first.state_path / "0_0"
+    first.close()
+    flip_a_byte(directory)
+    lost: list[str] = []
+
+    class Ears(sf.Listener):
+        def on_state_lost(self, task: TaskId, reason: str) -> None:
+            lost.extend([reason, *(path.name.split(".")[1] for path in (again.state_path / ".aside").iterdir())])
+
+    again = bench.active(stores=STORES, listeners=[Ears()])
+    task = again.task(0)
+    seen = 0
+    with pytest.raises(sf.Corruption):
+        for _ in task.store("kv").all():
+            seen += 1
+    assert seen < ROWS
+    again.poll_once()  # whoever drives the session finds the damage that a reader met
+    again.wait_ready(30)
+    assert sum(1 for _ in again.task(0).store("kv").all()) == ROWS
+    assert again.task(0).source_offsets() == {("src", 0): ROWS}
+    assert again.counters.wipes == {"corrupt": 1}
+    assert lost == ["corrupt", "corrupt"]  # told while the damaged directory lay aside
+    assert list((again.state_path / ".aside").iterdir()) == []
+
+
+def test_database_that_does_not_open_is_set_aside_and_restored(bench: Bench) -> None:
+    first = bench.active(stores=STORES)
+    fill(first)
+    directory = first.state_path / "0_0"
+    first.close()
+    max(directory.glob("MANIFEST-*")).write_bytes(b"not a manifest")
+    again = bench.active(stores=STORES)
+    assert sum(1 for _ in again.task(0).store("kv").all()) == ROWS
+    assert again.counters.wipes == {"corrupt": 1}

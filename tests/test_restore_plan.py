@@ -1,0 +1,228 @@
+"""The restore plan: every row of its table, one offset before, at and after each boundary.
+
+Rules of this file: unless a case says otherwise, the log holds 10..100 of topic "id-1" and the position is fresh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from standfast.replication.offsets import TopicPartition
+from standfast.restore import plan as reasons
+from standfast.restore.plan import (
+    FromBeginning,
+    LocalPosition,
+    LogState,
+    Plan,
+    Refuse,
+    Reinitialise,
+    Resume,
+    UpToDate,
+    plan_changelog,
+)
+from standfast.store.errors import InternalError
+
+WHERE = TopicPartition("app-store-changelog", 3)
+NOW_MS = 1_000_000
+COMPACT, DELETE = frozenset({"compact"}), frozenset({"delete"})
+LOG = LogState(WHERE, "id-1", 10, 100, delete_retention_ms=10_000)
+EMPTY = replace(LOG, begin=0, end=0)
+HERE = LocalPosition(50, "id-1", at_ms=NOW_MS, rows=True)
+
+
+def plan(local: LocalPosition | None, log: LogState, **accepts: bool) -> Plan:
+    return plan_changelog(local, log, now_ms=NOW_MS, **accepts)
+
+
+def at(position: int, **changes: object) -> LocalPosition:
+    return replace(HERE, position=position, **changes)
+
+
+@pytest.mark.parametrize(
+    ("local", "log", "expected"),
+    [
+        (None, LOG, FromBeginning(WHERE, "no-local-state", 10, 100)),
+        (None, EMPTY, FromBeginning(WHERE, "no-local-state", 0, 0)),
+        (None, replace(LOG, begin=100), FromBeginning(WHERE, "no-local-state", 100, 100)),
+        (at(9), LOG, Reinitialise(WHERE, "truncated", 10, 100)),
+        (at(0, rows=False), LOG, Reinitialise(WHERE, "truncated", 10, 100)),
+        (at(10), LOG, Resume(WHERE, "resume", 10, 100)),
+        (at(99), LOG, Resume(WHERE, "resume", 99, 100)),
+        (at(100), LOG, UpToDate(WHERE, "up-to-date", 100, 100)),
+        (at(101), LOG, Reinitialise(WHERE, "position-ahead", 10, 100)),
+        (at(0), EMPTY, UpToDate(WHERE, "up-to-date", 0, 0)),
+        (at(100), replace(LOG, begin=100), UpToDate(WHERE, "up-to-date", 100, 100)),
+        (at(50, topic_id="id-0"), LOG, Reinitialise(WHERE, "topic-recreated", 10, 100)),
+        (at(100, topic_id="id-0"), LOG, Reinitialise(WHERE, "topic-recreated", 10, 100)),
+        (at(50, topic_id=""), LOG, Resume(WHERE, "resume", 50, 100)),
+        (at(50), replace(LOG, topic_id=""), Resume(WHERE, "resume", 50, 100)),
+        (at(50), replace(LOG, diverged_at=49), Reinitialise(WHERE, "diverged", 10, 100)),
+        (at(50), replace(LOG, diverged_at=50), Resume(WHERE, "resume", 50, 100)),
+        (at(50), replace(LOG, diverged_at=51), Resume(WHERE, "resume", 50, 100)),
+        (at(100), replace(LOG, diverged_at=99), Reinitialise(WHERE, "diverged", 10, 100)),
+    ],
+)
+def test_plan_follows_position_and_bounds(local: LocalPosition | None, log: LogState, expected: Plan) -> None:
+    assert plan(local, log) == expected
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "kind"),
+    [(0, Resume), (8_999, Resume), (9_000, Resume), (9_001, Reinitialise), (-5_000, Resume), (10**9, Reinitialise)],
+)
+def test_position_older_than_ninety_percent_of_delete_retention_may_have_missed_deletes(
+    age_ms: int, kind: type[Plan]
+) -> None:
+    found = plan(at(50, at_ms=NOW_MS - age_ms), LOG)
+    assert type(found) is kind
+    assert found.reason == ("resume" if kind is Resume else "tombstones-expired")
+    assert found.position == (50 if kind is Resume else 10)
+
+
+@pytest.mark.parametrize(
+    ("local", "log"),
+    [
+        (at(100, at_ms=0), LOG),  # nothing was written since, so nothing was deleted
+        (at(50, at_ms=0), replace(LOG, cleanup=DELETE, retention_ms=60_000)),
+        (at(50, at_ms=0), replace(LOG, delete_retention_ms=-1)),
+    ],
+)
+def test_old_position_is_good_where_no_tombstone_can_have_expired(local: LocalPosition, log: LogState) -> None:
+    assert isinstance(plan(local, log), Resume | UpToDate)
+
+
+def test_tombstones_expire_on_a_compacted_and_deleted_log_too() -> None:
+    log = replace(LOG, cleanup=COMPACT | DELETE, retention_ms=60_000)
+    assert plan(at(50, at_ms=NOW_MS - 9_001), log).reason == reasons.TOMBSTONES_EXPIRED
+
+
+EMPTIED = [
+    pytest.param(at(50, topic_id="id-0"), EMPTY, "topic-recreated", id="made anew"),
+    pytest.param(at(0, topic_id="id-0"), EMPTY, "topic-recreated", id="made anew at position 0"),
+    pytest.param(at(50), EMPTY, "position-ahead", id="emptied"),
+    pytest.param(at(50), replace(LOG, begin=100), "truncated", id="all deleted before it was read"),
+    pytest.param(
+        at(50), replace(LOG, begin=100, cleanup=DELETE, retention_ms=1), "truncated", id="all deleted by retention"
+    ),
+    pytest.param(at(100), replace(LOG, begin=100, diverged_at=60), "diverged", id="diverged and emptied"),
+]
+
+
+@pytest.mark.parametrize(("local", "log", "lost"), EMPTIED)
+def test_empty_log_beside_local_rows_is_refused(local: LocalPosition, log: LogState, lost: str) -> None:
+    refused = plan(local, log)
+    assert isinstance(refused, Refuse)
+    assert (refused.reason, refused.position, refused.end) == ("log-empty", local.position, log.end)
+    assert refused.where == "app-store-changelog-3"
+    assert refused.records_max == 0
+    assert "last copy" in refused.message
+    assert "accept_empty_log" in refused.message
+    assert str(local.position) in refused.what
+
+
+@pytest.mark.parametrize(("local", "log", "lost"), EMPTIED)
+def test_accepted_empty_log_reinitialises_with_the_reason(local: LocalPosition, log: LogState, lost: str) -> None:
+    accepted = plan(local, log, accept_empty_log=True)
+    assert accepted == Reinitialise(WHERE, lost, log.begin, log.end)
+
+
+@pytest.mark.parametrize(("local", "log", "lost"), EMPTIED)
+def test_empty_log_beside_no_rows_loses_nothing(local: LocalPosition, log: LogState, lost: str) -> None:
+    assert plan(replace(local, rows=False), log) == Reinitialise(WHERE, lost, log.begin, log.end)
+
+
+KEPT_FOR_EVER = replace(LOG, cleanup=DELETE, retention_ms=-1)
+
+
+@pytest.mark.parametrize("local", [None, at(9), at(0, rows=False)])
+def test_missing_head_of_a_log_that_nothing_shortens_is_refused(local: LocalPosition | None) -> None:
+    refused = plan(local, KEPT_FOR_EVER)
+    assert isinstance(refused, Refuse)
+    assert refused.reason == "history-missing"
+    assert refused.position == (0 if local is None else local.position)
+    assert "below offset 10" in refused.message
+    assert "accept_missing_history" in refused.fix
+    assert isinstance(plan(local, KEPT_FOR_EVER, accept_missing_history=True), FromBeginning | Reinitialise)
+
+
+@pytest.mark.parametrize(
+    ("local", "log"),
+    [
+        (None, replace(KEPT_FOR_EVER, begin=0)),
+        (None, replace(KEPT_FOR_EVER, retention_ms=1_000)),
+        (None, replace(KEPT_FOR_EVER, cleanup=COMPACT)),
+        (at(9), replace(KEPT_FOR_EVER, retention_ms=1_000)),
+        (at(9), replace(KEPT_FOR_EVER, cleanup=COMPACT | DELETE)),
+        (at(10), KEPT_FOR_EVER),  # everything that is gone was read here
+    ],
+)
+def test_missing_head_that_is_explained_is_no_reason_to_refuse(local: LocalPosition | None, log: LogState) -> None:
+    assert not isinstance(plan(local, log), Refuse)
+
+
+def test_accepting_one_loss_does_not_accept_the_other() -> None:
+    assert isinstance(plan(at(9), KEPT_FOR_EVER, accept_empty_log=True), Refuse)
+    assert isinstance(plan(at(50), EMPTY, accept_missing_history=True), Refuse)
+
+
+@pytest.mark.parametrize(
+    ("local", "log"),
+    [(None, replace(LOG, begin=101)), (None, replace(LOG, begin=-1)), (at(-1), LOG)],
+)
+def test_bounds_that_cannot_be_are_our_bug(local: LocalPosition | None, log: LogState) -> None:
+    with pytest.raises(InternalError, match="cannot be"):
+        plan(local, log)
+
+
+def test_records_max_is_what_lies_between_position_and_end() -> None:
+    assert plan(at(40), LOG).records_max == 60
+
+
+POLICIES = st.sampled_from([COMPACT, DELETE, COMPACT | DELETE])
+
+
+@given(
+    local=st.none()
+    | st.builds(
+        LocalPosition,
+        st.integers(0, 30),
+        st.sampled_from(["", "id-0", "id-1"]),
+        at_ms=st.integers(0, NOW_MS),
+        rows=st.booleans(),
+    ),
+    begin=st.integers(0, 20),
+    size=st.integers(0, 10),
+    cleanup=POLICIES,
+    retention_ms=st.sampled_from([-1, 1_000]),
+    delete_retention_ms=st.sampled_from([-1, 10_000]),
+    diverged_at=st.none() | st.integers(0, 30),
+)
+def test_every_plan_stays_within_the_log_and_no_rows_are_lost_to_an_empty_one(
+    local: LocalPosition | None,
+    begin: int,
+    size: int,
+    cleanup: frozenset[str],
+    retention_ms: int,
+    delete_retention_ms: int,
+    diverged_at: int | None,
+) -> None:
+    log = LogState(WHERE, "id-1", begin, begin + size, cleanup, retention_ms, delete_retention_ms, diverged_at)
+    found = plan(local, log)
+    assert found.end == log.end
+    if isinstance(found, Refuse):
+        assert found.reason in (reasons.LOG_EMPTY, reasons.HISTORY_MISSING)
+        return
+    assert log.begin <= found.position <= log.end
+    assert (local is None) is isinstance(found, FromBeginning)
+    if isinstance(found, Resume | UpToDate):
+        assert local is not None
+        assert found.position == local.position
+        assert local.topic_id in ("", "id-1")
+        assert (found.position == log.end) is isinstance(found, UpToDate)
+    else:
+        assert found.position == log.begin
+    assert not (isinstance(found, Reinitialise) and size == 0 and local is not None and local.rows)

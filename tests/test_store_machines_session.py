@@ -1,0 +1,149 @@
+"""The session store against a dict: sessions by gap, expiry by end, removal, strict hiding, restarts."""
+
+from __future__ import annotations
+
+from fix_machines import Change, StoreMachine, keys, machine_settings, maybe_values, moment_ms, moments, timestamps
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from standfast.restore.fold import Fold, fold_for
+from standfast.store import serde
+from standfast.store.results import Windowed
+from standfast.store.specs import SessionStore
+
+RETENTION_MS = 50_000
+INTERVAL_MS = 60_000  # the least a segment may be, here longer than the retention
+bounds = st.none() | keys
+lengths = st.sampled_from([0, 1, 1_000, INTERVAL_MS, 3 * INTERVAL_MS])
+Moment = tuple[str, int, int]
+
+
+def row_key(key: bytes, start: int, end: int) -> bytes:
+    return key + end.to_bytes(8, "big") + start.to_bytes(8, "big")
+
+
+class Sessions:
+    """A session store by definition: (key, start, end) -> value, and what stream time hides."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[bytes, int, int], bytes] = {}
+        self.observed_ms = -1
+        self.late = 0
+        self.changes: list[Change] = []
+
+    def copy(self) -> Sessions:
+        other = Sessions()
+        other.rows, other.observed_ms = dict(self.rows), self.observed_ms
+        return other
+
+    def put(self, key: bytes, start: int, end: int, value: bytes | None, timestamp: int) -> None:
+        observed_ms = max(self.observed_ms, end)
+        if end // INTERVAL_MS < (observed_ms - RETENTION_MS) // INTERVAL_MS:
+            self.late += 1
+            return
+        self.observed_ms = observed_ms
+        self.changes.append((row_key(key, start, end), value, timestamp))
+        self.rows.pop((key, start, end), None)
+        if value is not None:
+            self.rows[key, start, end] = value
+
+    def found(
+        self, low: bytes | None = None, high: bytes | None = None, earliest_end: int = 0, latest_start: int = 2**63 - 1
+    ) -> list[tuple[Windowed[bytes], bytes]]:
+        """Visible sessions in raw order of key, end, start."""
+        return [
+            (Windowed(*session), self.rows[session])
+            for session in sorted(self.rows, key=lambda session: row_key(*session))
+            if session[2] > self.observed_ms - RETENTION_MS
+            and session[2] >= earliest_end
+            and session[1] <= latest_start
+            and (low is None or session[0] >= low)
+            and (high is None or session[0] <= high)
+        ]
+
+
+def spec(name: str, **settings: object) -> SessionStore:
+    return SessionStore(name, serde.bytes, serde.bytes, retention_ms=RETENTION_MS, **settings)  # type: ignore[arg-type]
+
+
+class SessionMachine(StoreMachine):
+    specs = [
+        spec("rc"),
+        spec("ru", caching=False),
+        spec("mc", engine="memory"),
+        spec("mu", engine="memory", caching=False),
+    ]
+    groups = {"sessions": ["rc", "ru", "mc", "mu"]}
+
+    def new_oracle(self, group: str) -> Sessions:
+        return Sessions()
+
+    def new_fold(self, name: str) -> Fold:
+        return fold_for("session", retention_ms=RETENTION_MS)
+
+    @property
+    def oracle(self) -> Sessions:
+        return self.oracles["sessions"]  # type: ignore[no-any-return]
+
+    def check_all(self) -> None:
+        self.same("sessions", self.oracle.found(), lambda store: list(store.all()))
+        self.same("sessions", self.oracle.observed_ms, lambda store: store.rows.observed_ms)
+
+    def at(self, moment: Moment) -> int:
+        return moment_ms(moment, self.oracle.observed_ms, RETENTION_MS, INTERVAL_MS)
+
+    @rule(writes=st.lists(st.tuples(keys, moments, lengths, maybe_values, timestamps), min_size=1, max_size=8))
+    def put(self, writes: list[tuple[bytes, Moment, int, bytes | None, int]]) -> None:
+        for key, moment, length, value, timestamp in writes:
+            end = self.at(moment)
+            start, late = max(end - length, 0), self.oracle.late
+            self.oracle.put(key, start, end, value, timestamp)
+            for store in self.each("sessions"):
+                counted = store.rows.counters.late_dropped
+                store.put(key, start, end, value, timestamp)
+                assert store.rows.counters.late_dropped - counted == self.oracle.late - late
+
+    @rule(number=st.integers(0, 20), key=keys, moment=moments)
+    def remove(self, number: int, key: bytes, moment: Moment) -> None:
+        known = sorted(self.oracle.rows)
+        end = self.at(moment)
+        session = known[number % len(known)] if known and number else (key, end // 2, end)
+        self.oracle.put(*session, None, 1_000_000)
+        for store in self.each("sessions"):
+            store.remove(*session)
+
+    @rule(key=keys, moment=moments, length=lengths)
+    def fetch_session(self, key: bytes, moment: Moment, length: int) -> None:
+        end = self.at(moment)
+        for session in [(key, max(end - length, 0), end), *sorted(self.oracle.rows)[:6]]:
+            visible = session[2] > self.oracle.observed_ms - RETENTION_MS
+            expected = self.oracle.rows.get(session) if visible else None
+            self.same("sessions", expected, lambda store: store.fetch_session(*session))
+
+    @rule(key=keys, earliest_end=moments, latest_start=moments, reverse=st.booleans())
+    def find_sessions(self, key: bytes, earliest_end: Moment, latest_start: Moment, reverse: bool) -> None:
+        first, last = self.at(earliest_end), self.at(latest_start)
+        for one in {key, *(known for known, _, _ in list(self.oracle.rows)[:3])}:
+            expected = self.oracle.found(one, one, first, last)
+            expected = expected[::-1] if reverse else expected
+            self.same("sessions", expected, lambda store: list(store.find_sessions(one, first, last, reverse=reverse)))
+
+    @rule(key=keys, reverse=st.booleans())
+    def fetch(self, key: bytes, reverse: bool) -> None:
+        expected = self.oracle.found(key, key)
+        expected = expected[::-1] if reverse else expected
+        self.same("sessions", expected, lambda store: list(store.fetch(key, reverse=reverse)))
+
+    @rule(low=bounds, high=bounds, reverse=st.booleans())
+    def fetch_key_range(self, low: bytes | None, high: bytes | None, reverse: bool) -> None:
+        expected = self.oracle.found(low, high)
+        expected = expected[::-1] if reverse else expected
+        self.same("sessions", expected, lambda store: list(store.fetch_key_range(low, high, reverse=reverse)))
+
+    @rule()
+    def hold_an_iterator(self) -> None:
+        self.hold("sessions", self.oracle.found(), lambda store: store.all())
+
+
+TestSessionMachine = SessionMachine.TestCase
+TestSessionMachine.settings = machine_settings(max_examples=10, steps=40)
