@@ -56,7 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("demo stopped; its processes are gone", file=sys.stderr)
         return EXIT_INTERRUPTED
-    if arguments.json:
+    return report(result, as_json=arguments.json)
+
+
+def report(result: DemoResult, *, as_json: bool) -> int:
+    """Print the result on stdout, as a card or as one JSON document; returns the exit code."""
+    if as_json:
         print(json.dumps(result.to_json(), indent=2))
     else:
         from standfast.ops.demo_card import print_card

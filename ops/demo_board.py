@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from standfast.replication.listeners import Listener
 from standfast.store import serde
 from standfast.store.clock import Clock, SystemClock
+from standfast.store.keyvalue import KeyValueState
 from standfast.store.specs import KeyValueStore, StoreSpec, WindowStore
+from standfast.store.window import WindowState
 from standfast.stream.app import App
 from standfast.stream.processor import Context, Processor, SourceRecord
 
@@ -50,15 +53,11 @@ def stores(retention_ms: int) -> tuple[StoreSpec, ...]:
     """The stores of the board."""
     return (
         KeyValueStore("aircraft", key=serde.string, value=serde.json),
-        WindowStore(
-            "delays", key=serde.string, value=serde.json, window_size_ms=HOUR_MS, retention_ms=retention_ms
-        ),
+        WindowStore("delays", key=serde.string, value=serde.json, window_size_ms=HOUR_MS, retention_ms=retention_ms),
     )
 
 
-def build_app(
-    log: str, state_dir: Path, retention_ms: int, tally: Tally, listeners: Iterable[Listener] = ()
-) -> App:
+def build_app(log: str, state_dir: Path, retention_ms: int, tally: Tally, listeners: Iterable[Listener] = ()) -> App:
     """The application for one process."""
     app = App(
         APP,
@@ -77,8 +76,8 @@ def build_app(
         """Keeps the board. A record's timestamp is the scheduled departure; records come as the flights left."""
 
         def init(self, context: Context) -> None:
-            self.aircraft = context.store("aircraft")
-            self.delays = context.store("delays")
+            self.aircraft: KeyValueState[str, Any] = context.store("aircraft")
+            self.delays: WindowState[str, Any] = context.store("delays")
 
         def process(self, record: SourceRecord) -> None:
             self._see(record)

@@ -57,9 +57,7 @@ class _Counter(Listener):
         self.records += records
 
 
-def check(
-    folder: Path, log: Log, data: FlightData, retention_ms: int, clock: Clock, display: Display
-) -> Checked:
+def check(folder: Path, log: Log, data: FlightData, retention_ms: int, clock: Clock, display: Display) -> Checked:
     """Run every check over what the demo left in `folder`."""
     plain = plain_board(data.flights, PARTITIONS, retention_ms)
     comparison = compare_state(state_dir(folder, "b"), retention_ms, plain, clock)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 
@@ -76,7 +76,6 @@ class BarDisplay:
             TextColumn("{task.description}"),
             BarColumn(bar_width=None, complete_style="cyan", finished_style="green", pulse_style="grey37"),
             TextColumn("{task.fields[count]}", justify="right"),
-            TimeElapsedColumn(),
             console=console,
             expand=False,
             transient=True,
@@ -115,7 +114,7 @@ class BarDisplay:
         bar = self._bars[name]
         if done and not self._progress.tasks[bar].started:
             self._progress.start_task(bar)
-        self._progress.update(bar, completed=done, total=max(total, done) or None, count=f"{done:,}" if done else "")
+        self._progress.update(bar, completed=done, total=max(total, done) or None, count=f"{done:,}")
         if ended is not None:
             self._progress.update(bar, description=ended)
             self._progress.stop_task(bar)

@@ -102,18 +102,22 @@ class Worker:
         """SIGTERM and wait for a clean end. Raises StandfastError if it is not clean or takes too long."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-        try:
-            code = self._process.wait(STOP_MS_MAX / 1_000)
-        except subprocess.TimeoutExpired:
-            raise Unavailable(
-                f"worker {self.name.upper()} (pid {self.pid}) did not stop within {STOP_MS_MAX} ms; the end of "
-                f"{self._log_path}:\n{self._log_tail()}"
-            ) from None
+        code = self.wait()
         if code != 0:
             raise Unavailable(
                 f"worker {self.name.upper()} (pid {self.pid}) stopped with exit code {code}; the end of "
                 f"{self._log_path}:\n{self._log_tail()}"
             )
+
+    def wait(self) -> int:
+        """Wait for the process to end; returns its exit code. Raises Unavailable if it takes too long."""
+        try:
+            return self._process.wait(STOP_MS_MAX / 1_000)
+        except subprocess.TimeoutExpired:
+            raise Unavailable(
+                f"worker {self.name.upper()} (pid {self.pid}) did not stop within {STOP_MS_MAX} ms; the end of "
+                f"{self._log_path}:\n{self._log_tail()}"
+            ) from None
 
     def abandon(self) -> None:
         """Make sure that the process is gone, cleanly if it can be; never raises for how it ended."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from standfast.ops.demo_board import APP, LEASE_MS, PARTITIONS, RETENTION_MS, TOPIC
-from standfast.ops.demo_check import Checked, check
+from standfast.ops.demo_check import check
 from standfast.ops.demo_display import Display, Numbers
 from standfast.ops.demo_feeder import Feeder
 from standfast.ops.demo_flights import FlightData
@@ -50,6 +50,7 @@ def run_demo(folder: Path, data: FlightData, display: Display, clock: Clock, *, 
     """The whole course in `folder`. Leaves no process behind, whatever happens. Raises StandfastError."""
     started_ms = clock.monotonic_ms()
     retention_ms = RETENTION_MS[data.name]
+    display.event(f"{len(data.flights):,} flights of {data.source}, {PARTITIONS} partitions, two processes")
     log = open_log(log_address(folder), clock=clock)
     try:
         feeder = Feeder(log, TOPIC, PARTITIONS, data.flights)
@@ -169,6 +170,11 @@ class Course:
 
         def half() -> bool:
             self._a, self._b = a.status(), b.status()
+            if self._b.first_ms >= 0:
+                raise Unavailable(
+                    f"B took over before A was killed: A was held up for longer than its lease of {LEASE_MS} ms; "
+                    "run the demo again while the machine is less busy"
+                )
             if self._feeder.fed - self._a.processed < lead:
                 self._feeder.feed(self._slice)
             return self._a.processed >= total // 2
@@ -198,8 +204,8 @@ class Course:
 
         self._wait("B to take over", taken)
         self._display.event(
-            f"B took over {(self._b.first_ms - self.killed.at_ms) / 1_000:.2f} s after the kill "
-            f"(lease {LEASE_MS / 1_000:.1f} s), warm: {self.promoted.standby_records:,} changes replayed before",
+            f"B took over after {(self._b.first_ms - self.killed.at_ms) / 1_000:.2f} s "
+            f"(lease {LEASE_MS / 1_000:.1f} s); it had replayed {self.promoted.standby_records:,} changes",
             loud=True,
         )
 
@@ -211,6 +217,7 @@ class Course:
 
         self._wait("B to process every flight", processed)
         done_ms = self._clock.monotonic_ms()
+        self._display.event(f"all {self._feeder.total:,} flights are committed")
 
         def settled() -> bool:
             self._b, self.a_back = b.status(), returned.status()
@@ -221,8 +228,7 @@ class Course:
         self.b_last = self._b
         self.metrics = Metrics(self._b.metrics, count_samples(self._b.metrics))
         self._display.event(
-            f"all {self._feeder.total:,} flights committed; A came back as standby "
-            f"and replayed the {self.a_back.standby_records:,} changes it had missed"
+            f"A came back as standby and replayed the {self.a_back.standby_records:,} changes it had missed"
         )
 
     def _committed(self) -> dict[int, int]:

@@ -149,7 +149,9 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     clock = SystemClock()
     tally, watcher = Tally(clock=clock), Watcher(clock)
-    app = build_app(log_address(given.folder), state_dir(given.folder, given.name), given.retention_ms, tally, [watcher])
+    app = build_app(
+        log_address(given.folder), state_dir(given.folder, given.name), given.retention_ms, tally, [watcher]
+    )
     session = app.open()
     path = status_path(given.folder, given.name)
     reporter = Reporter(app, session, tally, watcher, path, given.parent)

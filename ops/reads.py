@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from standfast.ops.text import KeyFormat, key_from_raw, key_to_raw, prefix_to_raw, value_from_raw
 from standfast.store import serde as serdes
+from standfast.store import value_timestamp
 from standfast.store.errors import InvalidRequest
 from standfast.store.keyvalue import KeyValueState, after_prefix
 from standfast.store.kinds import open_store
@@ -27,7 +28,6 @@ from standfast.store.serde import Serde
 from standfast.store.session import SessionState
 from standfast.store.specs import StoreSpec
 from standfast.store.typed import TypedStore
-from standfast.store.value_timestamp import TIMESTAMP
 from standfast.store.versioned import VersionedState
 from standfast.store.window import WindowState
 
@@ -204,7 +204,8 @@ def _scan(store: RawStore, part: Part, request: ReadRequest) -> Iterator[RawRow]
 def _keyvalue_row(part: Part, key: bytes, row: bytes) -> RawRow:
     if not part.spec.timestamped:
         return key, {}, row
-    return key, {"timestamp": TIMESTAMP.unpack_from(row)[0]}, row[TIMESTAMP.size :]
+    timestamp, value = value_timestamp.unpack(row)
+    return key, {"timestamp": timestamp}, value
 
 
 def _windowed_rows(rows: Iterator[tuple[Windowed[bytes], bytes]], prefix: bytes | None, what: str) -> Iterator[RawRow]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from standfast.store.errors import InvalidRequest, Unavailable
+from standfast.store.names import check_name
 from standfast.store.state_dir import MARKER, write_atomically
 
 RUN_FILE = "RUN.json"
@@ -78,6 +79,7 @@ def pid_alive(pid: int) -> bool:
 def find_app(state_dir: Path, app: str | None) -> Path:
     """`<state_dir>/<app>`; the name may be left out where there is only one. Raises InvalidRequest."""
     if app is not None:
+        check_name("application", app)
         path = state_dir / app
         if not path.is_dir():
             raise InvalidRequest(f"application {app!r} has no state in {state_dir}: it holds {_listed(state_dir)}")

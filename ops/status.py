@@ -6,11 +6,13 @@ are added, never renamed. Times in milliseconds since the epoch, sizes in bytes,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from standfast.ops.metrics_values import buckets
 from standfast.stream.statistics import Histogram, SessionCounters, SessionStatistics
+from standfast.stream.task import Task, TaskState
 
 Json: TypeAlias = dict[str, Any]
 STATUS_SCHEMA = "standfast.status/1"
@@ -76,13 +78,13 @@ def counters_document(counters: SessionCounters) -> Json:
     }
 
 
-def not_ready_reasons(status: Json) -> list[str]:
+def not_ready_reasons(missing: Iterable[str], tasks: Iterable[Task]) -> list[str]:
     """Why the instance may not process; empty if it may. Standbys and their lag never count."""
-    reasons = list(status["missing"])
-    named = {reason.partition(":")[0].split(" ")[1] for reason in reasons if reason.startswith("task ")}
-    for task in status["tasks"]:
-        if task["role"] == "active" and task["state"] != "running" and task["task"] not in named:
-            reasons.append(f"task {task['task']} is {task['state']}" + (f": {task['error']}" if task["error"] else ""))
+    reasons = list(missing)
+    for task in tasks:
+        whole = task.role == "standby" or task.state is TaskState.RUNNING
+        if not whole and not any(reason.startswith(f"task {task.id}") for reason in reasons):
+            reasons.append(f"task {task.id} is {task.state.value}" + (f": {task.error}" if task.error else ""))
     return reasons
 
 

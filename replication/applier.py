@@ -57,9 +57,12 @@ class ChangelogApplier:
         self.stores.apply({name: records} if records else {}, cut)
 
     def advanced(self, acknowledged: Mapping[TopicPartition, int]) -> dict[str, Position]:
-        """Positions by store after the task's own writes were acknowledged up to these next offsets."""
+        """Positions by store after the task's own writes were acknowledged up to these next offsets.
+
+        The task is the only writer, so the others stand at their ends as well and are known to be good now.
+        """
         now_ms = self._clock.wall_ms()
-        positions = dict(self.stores.cut.positions)
+        positions = {name: stored._replace(at_ms=now_ms) for name, stored in self.stores.cut.positions.items()}
         for name, changelog in self.changelogs.items():
             if changelog in acknowledged:
                 positions[name] = Position(acknowledged[changelog], -1, self._topic_ids[name], now_ms)

@@ -34,7 +34,7 @@ CHUNK_ROWS = 2_000  # rows removed in one transaction
 CHUNK_PAGES = 300  # pages it may touch, estimated
 SCAN_ROWS = 5_000  # rows of one read transaction
 WINDOW_KEYS = 500_000  # distinct keys held in memory by compaction
-VACUUM_PAGES = 100  # pages moved in one transaction
+VACUUM_PAGES = 50  # pages moved in one transaction
 VACUUM_KEEP_PAGES = 256  # free pages left for coming appends
 _PAGE_ROWS_SHIFT = 5  # assume 32 rows a page when scattered rows are counted
 

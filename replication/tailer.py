@@ -16,11 +16,12 @@ from standfast.replication.applier import ChangelogApplier
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Group, Log, LogReader
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
-from standfast.replication.standby import Standby, Step
+from standfast.replication.standby import Standby, State, Step
 from standfast.store.errors import InternalError, StandfastError, StateLost, UnknownStore
 from standfast.store.failpoint import reach
 
 FETCH_RECORDS_MAX = 5_000
+CONFIRM_AFTER_MS = 3_600_000  # how old the time of a position at its end may get
 
 
 @dataclass(slots=True)
@@ -129,10 +130,14 @@ class Tailer:
                 failed[tailed.task] = error
         return TailResult(applied, failed)
 
-    def refresh_ends(self) -> None:
-        """Read the end offsets again, for lag."""
+    def refresh_ends(self, now_ms: int) -> None:
+        """Read the end offsets again, for lag; a position that stands at its end is known to be good now."""
         for changelog, bounds in self._bounds().items():
-            self.changelogs[changelog].end = bounds.end
+            tailed = self.changelogs[changelog]
+            tailed.end = bounds.end
+            stored = tailed.applier.position(changelog)
+            if stored is not None and stored.offset == bounds.end and now_ms - stored.at_ms > CONFIRM_AFTER_MS:
+                tailed.applier.apply(changelog, (), stored.offset)
 
     def close(self) -> None:
         """Release the reader."""
@@ -141,7 +146,9 @@ class Tailer:
     def _start(self, changelog: TopicPartition) -> None:
         tailed = self.changelogs[changelog]
         self._reader.add({changelog: tailed.machine.position})
-        tailed.paused = False
+        tailed.paused = tailed.machine.state is State.PAUSED
+        if tailed.paused:
+            self._reader.pause([changelog])
         self._listener.on_standby_start(tailed.task, tailed.store, changelog, tailed.machine.position)
 
     def _tailed(self, batch: Fetched) -> TailedChangelog:

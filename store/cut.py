@@ -65,14 +65,17 @@ class Cut:
     def decode(cls, raw: bytes, where: str) -> Cut:
         """Inverse of encode; `where` names the database in errors."""
         fields = decode_record(raw, where)
-        return cls(
-            positions={store: Position(*value) for store, value in fields["positions"].items()},
-            sources=fields["sources"],
-            stream_times=fields["stream_times"],
-            stores={store: StoreTimes(*value) for store, value in fields["stores"].items()},
-            progress=fields["progress"],
-            epoch=fields["epoch"],
-        )
+        try:
+            return cls(
+                positions={store: Position(*value) for store, value in fields["positions"].items()},
+                sources=fields["sources"],
+                stream_times=fields["stream_times"],
+                stores={store: StoreTimes(*value) for store, value in fields["stores"].items()},
+                progress=fields["progress"],
+                epoch=fields["epoch"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Corruption(f"{where}: the task record lacks a part ({error!r}): restore the task") from error
 
 
 def source_key(topic: str, partition: int) -> str:

@@ -68,8 +68,10 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
         for raw_key, raw in encoded:
             self.rows.check(raw_key, raw)
         self.rows.buffer.check_room(sum(self.rows.cost(raw_key, raw) for raw_key, raw in encoded))
-        for raw_key, raw in encoded:
-            self._put_raw(raw_key, raw, stamp)
+        for raw_key, raw in encoded:  # there is room for all of them, or the buffer was empty
+            row = TIMESTAMP.pack(stamp) + raw if self._skip and raw is not None else raw
+            self.rows.put(self.name, raw_key, row)
+            self.rows.log(raw_key, raw, stamp)
 
     def delete(self, key: K) -> V | None:
         """Remove the row; returns the value that was there."""

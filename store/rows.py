@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from types import TracebackType
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from standfast.store.buffer import ENTRY_OVERHEAD_BYTES, WriteBuffer, merge_pending
 from standfast.store.engine import Engine, Row, RowScan
@@ -53,7 +54,7 @@ class RowLimits:
 class StoreIterator(Generic[T]):
     """Results of a range read: an iterator and context manager that closes with the store and then raises Closed."""
 
-    __slots__ = ("_closed", "_items", "_rows")
+    __slots__ = ("__weakref__", "_closed", "_items", "_rows")
 
     def __init__(self, rows: StoreRows, items: Iterator[T]) -> None:
         self._rows = rows
@@ -65,7 +66,7 @@ class StoreIterator(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        if self._closed:
+        if self._closed or self._rows.closed:
             raise Closed(f"iterator of store {self._rows.name!r} is closed: open a new one")
         try:
             return next(self._items)
@@ -103,7 +104,7 @@ class StoreRows:
     read_only: bool = False
     limits: RowLimits = field(default_factory=RowLimits)
     counters: StoreCounters = field(default_factory=StoreCounters)
-    iterators: set[StoreIterator[Any]] = field(default_factory=set)
+    iterators: WeakSet[StoreIterator[Any]] = field(default_factory=WeakSet)  # one that is let go frees its scan
     observed_ms: int = -1
     sequence: int = 0
     on_damage: Callable[[Corruption], None] = lambda damage: None  # told beside the error that is raised
@@ -147,13 +148,13 @@ class StoreRows:
                 "split it, or raise value_max_bytes together with the log's own message limit"
             )
         buffer = self.buffer
-        if buffer.size_bytes + 2 * size + len(key) + ENTRY_OVERHEAD_BYTES > buffer.refuse_bytes:
+        if buffer.size_bytes + 2 * (size + len(key)) + ENTRY_OVERHEAD_BYTES > buffer.refuse_bytes:
             buffer.check_room(self.cost(key, value))
 
     @staticmethod
     def cost(key: bytes, value: bytes | None) -> int:
-        """Bytes that one buffered write is counted for: the row and its change."""
-        return len(key) + 2 * (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
+        """Bytes that one buffered write is counted for at most: the row and its change."""
+        return 2 * (len(key) + (len(value) if value is not None else 0)) + ENTRY_OVERHEAD_BYTES
 
     def write(self, family: str, key: bytes, row: bytes | None, raw: bytes | None, timestamp: int) -> None:
         """`check`, `put` and `log` in one call, for stores whose row key is also the changelog's key.
@@ -167,7 +168,7 @@ class StoreRows:
             or self.read_only
             or len(key) > limits.key_bytes
             or size > limits.value_bytes
-            or buffer.size_bytes + 2 * size + len(key) + ENTRY_OVERHEAD_BYTES > buffer.refuse_bytes
+            or buffer.size_bytes + 2 * (size + len(key)) + ENTRY_OVERHEAD_BYTES > buffer.refuse_bytes
         ):
             self.check(key, raw)
         if row is None:

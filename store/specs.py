@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import BadConfig
 from standfast.store.names import check_name
 from standfast.store.serde import Serde
@@ -47,6 +48,8 @@ class StoreSpec:
         for part in ("key", "value"):
             if not isinstance(getattr(self, part), Serde):
                 problems.append(f"{part} must be a serde such as standfast.serde.string, not {getattr(self, part)!r}")
+        if self.name == DEFAULT_FAMILY:
+            problems.append("this name is kept for the task's own record; choose another")
         if self.engine not in ("rocksdb", "memory"):
             problems.append(f'engine must be "rocksdb" or "memory", not {self.engine!r}')
         return problems

@@ -32,9 +32,9 @@ class StateDir:
         self.app = check_name("application", app)
         self.path = Path(root).absolute() / app
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_marker(self.path, app, task=None)  # before the lock file: a foreign database has one of the same name
         self._lock = self._acquire()
         try:
-            check_marker(self.path, app, task=None)
             write_marker(self.path, app, task=None)
             self.instance_id = self._instance_id()
         except BaseException:

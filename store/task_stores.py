@@ -99,18 +99,21 @@ class TaskStores:
         """Write what changelog records of these stores amount to, together with `cut`."""
         self._check_usable()
         rows: FamilyRows = {}
-        for name, batch in records.items():
-            for family, family_rows in self.stores[name].restore(batch).items():
-                rows.setdefault(family, {}).update(family_rows)
+        before = self._times()
+        try:
+            for name, batch in records.items():
+                for family, family_rows in self.store(name).restore(batch).items():
+                    rows.setdefault(family, {}).update(family_rows)
+        except BaseException:
+            self._set_times(before)
+            raise
         self._write(rows, cut)
         self._drop(self._expired())
 
     def discard(self) -> None:
         """Forget everything uncommitted."""
         self.buffer.clear()
-        for name, store in self.stores.items():
-            times = self.cut.stores.get(name, StoreTimes())
-            store.rows.observed_ms, store.rows.sequence = times
+        self._set_times(self.cut.stores)
 
     def has_rows(self, name: str) -> bool:
         """Whether the store holds at least one committed row."""
@@ -169,6 +172,8 @@ class TaskStores:
         }
         # Memory stores keep no rows over a restart, so no position of theirs may count.
         gone |= {name for name, spec in self.specs.items() if spec.engine == "memory"}
+        # Rows of a store that the record does not know are left from a drop that a crash cut short.
+        gone |= declared.keys() - stored.keys()
         cut = replace(
             cut,
             positions={name: at for name, at in cut.positions.items() if name not in gone},
@@ -226,8 +231,7 @@ class TaskStores:
         return self.memory if self.specs[name].engine == "memory" else self.engine
 
     def _write(self, rows: FamilyRows, cut: Cut) -> None:
-        times = {name: StoreTimes(store.rows.observed_ms, store.rows.sequence) for name, store in self.stores.items()}
-        cut = replace(cut, stores=times)
+        cut = replace(cut, stores=self._times())
         kept: FamilyRows = {DEFAULT_FAMILY: {CUT_KEY: cut.encode()}}
         volatile: FamilyRows = {}
         for family, family_rows in rows.items():
@@ -243,6 +247,13 @@ class TaskStores:
             raise
         self.cut = cut
         reach("stores.written")
+
+    def _times(self) -> dict[str, StoreTimes]:
+        return {name: StoreTimes(store.rows.observed_ms, store.rows.sequence) for name, store in self.stores.items()}
+
+    def _set_times(self, times: Mapping[str, StoreTimes]) -> None:
+        for name, store in self.stores.items():
+            store.rows.observed_ms, store.rows.sequence = times.get(name, StoreTimes())
 
     def _make_families(self, kept: FamilyRows, volatile: FamilyRows) -> None:
         for engine, rows in ((self.engine, kept), (self.memory, volatile)):

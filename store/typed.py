@@ -31,6 +31,7 @@ LogicalRow: TypeAlias = tuple[bytes, int, bytes]
 
 # Timestamp of a logical row whose store keeps none (plain stores, sessions).
 NO_TIMESTAMP = -1
+TIME_MAX_MS = 2**63 - 1
 
 
 class TypedStore(ABC, Generic[K, V, S]):
@@ -106,9 +107,9 @@ class TypedStore(ABC, Generic[K, V, S]):
         return self.rows.now_ms() if timestamp is None else self._time("timestamp", timestamp)
 
     def _time(self, what: str, value: int) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= TIME_MAX_MS:
             raise InvalidRequest(
-                f"store {self.name!r}: {what} must be whole milliseconds since the epoch, 0 or later, not {value!r}"
+                f"store {self.name!r}: {what} must be whole milliseconds since the epoch, from 0 to 2**63-1, not {value!r}"
             )
         return value
 

@@ -99,12 +99,14 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
     def get(self, key: K, as_of: int | None = None) -> VersionedRecord[V] | None:
         """The latest version, or the one valid at `as_of`; None if there was none or history no longer reaches it."""
         raw_key = self._encode_key(key)
+        if as_of is not None:
+            self._time("as_of", as_of)
         raw_latest = self._space.get(latest_key(raw_key))
         if raw_latest is not None:
             value, latest_ts = unpack_latest(raw_latest)
             if as_of is None or latest_ts <= as_of:
                 return VersionedRecord(self._decode_value(value), latest_ts, VALID_TO_UNDEFINED)
-        if as_of is None or self._time("as_of", as_of) < self._history_from():
+        if as_of is None or as_of < self._history_from():
             return None
         for segment in self._history().newest_first(as_of):
             raw = self._space.get(segment_key(segment, raw_key))
@@ -123,12 +125,15 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
     def range(
         self, key: K, time_from: int, time_to: int, *, ascending: bool = False
     ) -> StoreIterator[VersionedRecord[V]]:
-        """Versions valid at any time of time_from <= t <= time_to, newest first unless `ascending`."""
+        """Versions that `get` gives for some time of time_from <= t <= time_to, newest first unless `ascending`."""
         raw_key = self._encode_key(key)
+        if time_from > time_to:
+            return self.rows.iterate(iter(()))
+        first = max(time_from, self._history_from(), 0)  # the latest is told at any time, ended ones from here on
         found = [
             VersionedRecord(self._decode_value(value), valid_from, valid_to)
-            for value, valid_from, valid_to in self._versions(raw_key, max(time_from, 0))
-            if valid_from <= time_to and (valid_to == VALID_TO_UNDEFINED or valid_to > time_from)
+            for value, valid_from, valid_to in self._versions(raw_key, first)
+            if valid_from <= time_to and (valid_to == VALID_TO_UNDEFINED or first <= time_to)
         ]
         return self.rows.iterate(iter(found[::-1] if ascending else found))
 
@@ -164,18 +169,18 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
         self._cleaned_to = first
         return [expired]
 
-    def _versions(self, raw_key: bytes, time_from: int) -> Iterator[tuple[bytes, int, int]]:
+    def _versions(self, raw_key: bytes, first: int) -> Iterator[tuple[bytes, int, int]]:
+        """The latest version and those that ended after `first`, newest first, without tombstones."""
         raw_latest = self._space.get(latest_key(raw_key))
         if raw_latest is not None:
             value, latest_ts = unpack_latest(raw_latest)
             yield value, latest_ts, VALID_TO_UNDEFINED
-        kept_after = self._history_from()
-        for segment in self._history().newest_first(time_from):
+        for segment in self._history().newest_first(first):
             raw = self._space.get(segment_key(segment, raw_key))
             if raw is None:
                 continue
             for version, valid_from, valid_to in SegmentRow.parse(raw).versions():
-                if version is not None and valid_to > kept_after:
+                if version is not None and valid_to > first:
                     yield version, valid_from, valid_to
 
     def _history_from(self) -> int:

@@ -7,8 +7,9 @@
     before it at t. Because rows are filed by valid_to, the version that is ended may move to an older segment.
 
 Rules of this file: pure over a row space (get and put of one family); no clock, no buffer, no engine. Semantics of
-Kafka Streams' RocksDBVersionedStore, except that a restore applies record by record at the stream time each record
-had, so that it gives what the live store held.
+Kafka Streams' RocksDBVersionedStore, with two exceptions. A restore applies record by record at the stream time each
+record had, so that it gives what the live store held. And a tombstone at the very time of the latest version is
+remembered, so that an older version put later is not taken for the latest.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ def put_version(space: RowSpace, history: History, key: bytes, value: bytes | No
         if timestamp >= latest_ts:
             if timestamp > latest_ts:
                 _file_ended(space, history, key, latest_value, latest_ts, timestamp)
-            space.put(latest_key(key), None if value is None else pack_latest(value, timestamp))
+            if value is None:
+                space.put(latest_key(key), None)
+            # At the same time a tombstone replaces the latest version, and no row tells so yet.
+            if value is not None or timestamp == latest_ts:
+                _put_latest(space, history, key, value, timestamp)
             return VALID_TO_UNDEFINED
         next_ts = latest_ts
     for segment in history.newest_first(timestamp):

@@ -15,11 +15,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from standfast.replication.listeners import Listener
 from standfast.replication.open_log import open_log
-from standfast.restore.gate import Policy as GatePolicy
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_topic
@@ -27,13 +26,8 @@ from standfast.store.serde import Serde
 from standfast.store.specs import StoreSpec
 from standfast.stream.loop import Loop
 from standfast.stream.processor import Processor, Source, SourceRecord
-from standfast.stream.session import (
-    CACHE_DEFAULT_BYTES,
-    LEASE_DEFAULT_MS,
-    MEMORY_DEFAULT_BYTES,
-    Session,
-)
-from standfast.stream.task import Guarantee
+from standfast.stream.session import Session
+from standfast.stream.settings import SessionOptions
 
 P = TypeVar("P", bound=type[Processor])
 
@@ -48,16 +42,10 @@ class App:
         log: str,
         state_dir: str | Path,
         stores: Sequence[StoreSpec] = (),
-        guarantee: Guarantee = "exactly_once",
-        standby_replicas: int = 0,
         commit_interval_ms: int = 1_000,
-        cache_max_bytes: int = CACHE_DEFAULT_BYTES,
-        memory_bytes: int = MEMORY_DEFAULT_BYTES,
-        gate: GatePolicy = "all",
-        lease_ms: int = LEASE_DEFAULT_MS,
-        accept_empty_log: bool = False,
         clock: Clock | None = None,
         listeners: Iterable[Listener] = (),
+        **settings: Unpack[SessionOptions],
     ) -> None:
         if not isinstance(commit_interval_ms, int) or commit_interval_ms < 1:
             raise BadConfig([f"commit_interval_ms must be a whole number of at least 1, not {commit_interval_ms!r}"])
@@ -65,22 +53,12 @@ class App:
         self.commit_interval_ms = commit_interval_ms
         self.clock: Clock = clock or SystemClock()
         self.sources: list[tuple[Source, type[Processor]]] = []
-        self._log_address = log
-        self._settings: dict[str, Any] = {
-            "log": log,
-            "state_dir": state_dir,
-            "stores": stores,
-            "guarantee": guarantee,
-            "standby_replicas": standby_replicas,
-            "cache_max_bytes": cache_max_bytes,
-            "memory_bytes": memory_bytes,
-            "gate": gate,
-            "lease_ms": lease_ms,
-            "accept_empty_log": accept_empty_log,
-            "clock": self.clock,
-            "listeners": listeners,
-        }
         self.session: Session | None = None
+        self._log_address = log
+        self._state_dir = state_dir
+        self._stores = tuple(stores)
+        self._listeners = tuple(listeners)
+        self._settings = settings
         self._stop = threading.Event()
 
     def source(
@@ -105,7 +83,16 @@ class App:
     def open(self) -> Session:
         """Open the session (state directory, log, membership); run() does it too."""
         if self.session is None:
-            self.session = Session(self.name, partitions=self._partitions(), placement="shared", **self._settings)
+            shared: SessionOptions = {**self._settings, "partitions": self._partitions(), "placement": "shared"}
+            self.session = Session(
+                self.name,
+                log=self._log_address,
+                state_dir=self._state_dir,
+                stores=self._stores,
+                clock=self.clock,
+                listeners=self._listeners,
+                **shared,
+            )
         return self.session
 
     def run(self) -> None:

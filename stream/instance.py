@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from standfast.replication.listeners import Listener
-from standfast.replication.log import Group, GroupView, Log
+from standfast.replication.log import Group, GroupView, Log, LogWriter
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tailer import Tailer
 from standfast.replication.takeover import MemberPlan, decide, plans, standby_wanted
@@ -49,6 +49,7 @@ class Instance:
         lease_ms: int,
         take_over: bool,
         standby_replicas: int,
+        partitions: int,
         all_tasks: frozenset[TaskId] | None,
     ) -> None:
         self.log = log
@@ -63,7 +64,7 @@ class Instance:
         counters.standby_records = self.tailer.applied_records
         self.view: GroupView | None = None
         self.standbys_missing = 0
-        self.partitions = 0
+        self.partitions = partitions
         self._group = group
         self._opener = opener
         self._clock = clock
@@ -88,16 +89,16 @@ class Instance:
         for task_id, task in list(self.tasks.items()):
             if task_id not in wanted_active | wanted_standby or task.state in GONE:
                 self.revoke(task_id)
-        for task in sorted(wanted_active - self._active()):
-            if task in self.tasks:
-                self._promote(task, if_free=False)
+        for task_id in sorted(wanted_active - self._active()):
+            if task_id in self.tasks:
+                self._promote(task_id, if_free=False)
             else:
-                self._open_active(task, if_free=False)
-        for task in sorted(wanted_standby):
-            if task in self._active():
-                self.revoke(task)
-            if task not in self.tasks:
-                self._open_standby(task)
+                self._open_active(task_id, if_free=False)
+        for task_id in sorted(wanted_standby):
+            if task_id in self._active():
+                self.revoke(task_id)
+            if task_id not in self.tasks:
+                self._open_standby(task_id)
         self.publish()
 
     def revoke(self, task_id: TaskId) -> None:
@@ -135,7 +136,7 @@ class Instance:
         if now_ms >= self._next_standby_ms:
             self._next_standby_ms = now_ms + STANDBY_TICK_MS
             self.tailer.commit_tick(self._clock.wall_ms())
-            self.tailer.refresh_ends()
+            self.tailer.refresh_ends(self._clock.wall_ms())
         if now_ms >= self._next_take_over_ms:
             self._next_take_over_ms = now_ms + TAKE_OVER_TICK_MS
             self._take_over()
@@ -180,9 +181,12 @@ class Instance:
     def _writer_id(self, task_id: TaskId) -> str:
         return f"{self._opener.app}-{task_id.group}-{task_id.partition}"
 
+    def _open_writer(self, task_id: TaskId, *, if_free: bool) -> LogWriter:
+        return self.log.writer(self._writer_id(task_id), group=self._opener.app, owner=self.member, if_free=if_free)
+
     def _open_active(self, task_id: TaskId, *, if_free: bool) -> None:
         started_ms = self._clock.monotonic_ms()
-        writer = self.log.writer(self._writer_id(task_id), group=self._opener.app, owner=self.member, if_free=if_free)
+        writer = self._open_writer(task_id, if_free=if_free)
         try:
             opened = self._opener.open(task_id, self.partitions)
         except BaseException:
@@ -206,7 +210,7 @@ class Instance:
 
     def _promote(self, task_id: TaskId, *, if_free: bool) -> None:
         started_ms = self._clock.monotonic_ms()
-        writer = self.log.writer(self._writer_id(task_id), group=self._opener.app, owner=self.member, if_free=if_free)
+        writer = self._open_writer(task_id, if_free=if_free)
         task = self.tasks[task_id]
         self.tailer.remove(task_id, "promoted")
         task.open_writer(writer)
@@ -298,8 +302,7 @@ class Instance:
         self._forget_gate(task_id)
         old.close()
         try:
-            if active:
-                writer = self.log.writer(self._writer_id(task_id), group=self._opener.app, owner=self.member)
+            writer = self._open_writer(task_id, if_free=False) if active else None
             damaged = reason == "corrupt"
             opened = self._opener.open(task_id, self.partitions, set_aside_as=reason if damaged else None)
         except StandfastError as error:
@@ -312,7 +315,7 @@ class Instance:
                 self.gate.failed(task_id, str(error))
             return
         self._started(opened)
-        if active:
+        if writer is not None:
             opened.task.open_writer(writer)
             self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, "assign")
         else:

@@ -33,7 +33,8 @@ from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
 from standfast.store.task_stores import TaskStores
-from standfast.stream.task import Guarantee, Task
+from standfast.stream.settings import Guarantee
+from standfast.stream.task import Task
 
 Ranges = dict[TopicPartition, tuple[int, int, str]]
 

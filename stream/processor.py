@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from standfast.replication.log import Headers
 from standfast.store.errors import InvalidRequest
 from standfast.store.serde import Serde
-from standfast.store.task_stores import AnyStore
 from standfast.stream.task import Task
 
 
@@ -56,7 +55,7 @@ class Context:
         """Timestamp of the record in hand, in milliseconds."""
         return self._task.now_ms()
 
-    def store(self, name: str) -> AnyStore:
+    def store(self, name: str) -> Any:
         """A declared store, for this task's partition."""
         if name not in self._stores:
             known = ", ".join(sorted(self._stores)) or "none"

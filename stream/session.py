@@ -4,7 +4,7 @@
     session.assign(active=[0, 1], standby=[2, 3]); session.wait_ready(30)
     task = session.task(0); task.store("aircraft").put(...); task.commit(source_offsets={("flights", 0): 4712})
 
-Rules of this file: the public face, its lock and its two threads (restore and standby work; the lease). Tasks that
+Rules of this file: the public face, its lock and its threads (restore and standby work; the lease; log care). Tasks that
 run are the application's; everything else is the background thread's. What goes wrong there is raised at the next
 call, never lost.
 """
@@ -16,15 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from standfast.replication.listeners import Listener, Listeners
 from standfast.replication.offsets import TaskId
 from standfast.replication.open_log import open_log
-from standfast.restore.gate import Policy as GatePolicy
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import (
-    BadConfig,
     Closed,
     InvalidRequest,
     NotReady,
@@ -32,30 +30,26 @@ from standfast.store.errors import (
     Unavailable,
 )
 from standfast.store.log import logger
-from standfast.store.names import check_name
-from standfast.store.rocks import MEMORY_BYTES_MIN, RocksShared
-from standfast.store.rows import VALUE_MAX_BYTES, RowLimits
+from standfast.store.rocks import RocksShared
+from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
-from standfast.store.task_stores import AnyStore
 from standfast.stream.instance import Instance, changelog_of
 from standfast.stream.opener import TaskOpener
+from standfast.stream.settings import CACHE_DEFAULT_BYTES, CACHE_MIN_BYTES, SessionOptions, SessionSettings
 from standfast.stream.snapshot import session_statistics
 from standfast.stream.statistics import SessionCounters, SessionStatistics
-from standfast.stream.task import Guarantee, Task, TaskState
+from standfast.stream.task import Task, TaskState
 
 IDLE_WAIT_S = 0.01
 RETRY_WAIT_S = 0.2
-CACHE_BYTES_MIN = 64 << 10
-MEMORY_DEFAULT_BYTES = 256 << 20
-CACHE_DEFAULT_BYTES = 10 << 20
-LEASE_DEFAULT_MS = 3_000
+CARE_INTERVAL_S = 30.0
 
 
 class ReadView(NamedTuple):
     """A read-only view of committed rows, with what it lacks: records of the changelog not applied here yet."""
 
-    store: AnyStore
+    store: Any
     role: str
     lag_records: int
 
@@ -63,11 +57,8 @@ class ReadView(NamedTuple):
 class Session:
     """Stores of one application on one instance, logged, restored and stood by for.
 
-    `log` is an address (`sqlite:///path`), `partitions` the number of tasks (default: one above the largest assigned,
-    or what the changelogs have). `placement="static"` leaves assigning to the caller; `"shared"` shares the tasks
-    out among the live instances by take-over. `memory_bytes` bounds block cache and write buffers of all stores,
-    `cache_max_bytes` the record caches of all tasks (0: every put is logged). Raises BadConfig with every problem,
-    Held if another process has the state directory.
+    `log` is an address (`sqlite:///path`); further settings are those of `SessionSettings`. Raises BadConfig with every
+    problem of the settings, Held if another process has the state directory.
     """
 
     def __init__(
@@ -77,35 +68,13 @@ class Session:
         log: str,
         state_dir: str | Path,
         stores: Sequence[StoreSpec],
-        guarantee: Guarantee = "exactly_once",
-        standby_replicas: int = 0,
-        partitions: int | None = None,
-        placement: str = "static",
-        gate: GatePolicy = "all",
-        memory_bytes: int = MEMORY_DEFAULT_BYTES,
-        cache_max_bytes: int = CACHE_DEFAULT_BYTES,
-        value_max_bytes: int = VALUE_MAX_BYTES,
-        lease_ms: int = LEASE_DEFAULT_MS,
-        take_over: bool = True,
-        accept_empty_log: bool = False,
-        accept_missing_history: bool = False,
         clock: Clock | None = None,
         background: bool = True,
         listeners: Iterable[Listener] = (),
+        **settings: Unpack[SessionOptions],
     ) -> None:
-        _check_settings(
-            app=app,
-            stores=stores,
-            guarantee=guarantee,
-            standby_replicas=standby_replicas,
-            partitions=partitions,
-            placement=placement,
-            gate=gate,
-            memory_bytes=memory_bytes,
-            cache_max_bytes=cache_max_bytes,
-            value_max_bytes=value_max_bytes,
-            lease_ms=lease_ms,
-        )
+        self._settings = SessionSettings(**settings)
+        self._settings.check(app, stores)
         self.app = app
         self.clock: Clock = clock or SystemClock()
         self.listeners = Listeners()
@@ -113,56 +82,19 @@ class Session:
             self.listeners.add(listener)
         self.counters = SessionCounters()
         self.specs = tuple(stores)
-        self._partitions = partitions
-        self._cache_max_bytes = cache_max_bytes
-        self._lease_ms = lease_ms
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._fatal: BaseException | None = None
         self._closed = False
         self._threads: list[threading.Thread] = []
-        caching = cache_max_bytes > 0
-        specs = self.specs if caching else tuple(_uncached(spec) for spec in self.specs)
         self._state = StateDir(state_dir, app)
         try:
             self.log = open_log(log, clock=self.clock)
             self._group = self.log.group(app)
             self._lease_group = self.log.group(app)
-            opener = TaskOpener(
-                app,
-                self.log,
-                self._group,
-                self._state,
-                specs,
-                RocksShared(memory_bytes),
-                clock=self.clock,
-                listener=self.listeners,
-                guarantee=guarantee,
-                limits=RowLimits(value_bytes=value_max_bytes),
-                accept_empty_log=accept_empty_log,
-                accept_missing_history=accept_missing_history,
-                buffer_bytes=self._buffer_bytes,
-            )
-            shared = placement == "shared"
-            self._instance = Instance(
-                self.log,
-                self._group,
-                opener,
-                member=self._state.instance_id,
-                clock=self.clock,
-                listener=self.listeners,
-                counters=self.counters,
-                gate_policy=gate,
-                lease_ms=lease_ms,
-                take_over=take_over,
-                standby_replicas=standby_replicas,
-                all_tasks=frozenset(TaskId(0, number) for number in range(partitions or 0)) if shared else None,
-            )
-            self._instance.partitions = partitions or 0
             self._statistics_reader = self.log.reader()
-            if partitions is not None:
-                opener.topics(partitions)
+            self._instance = self._make_instance()
             self._instance.join()
         except BaseException:
             self._state.close()
@@ -170,6 +102,45 @@ class Session:
         if background:
             self._start("standfast-replication", self._run)
             self._start("standfast-lease", self._run_lease)
+            self._start("standfast-care", self._run_care)
+
+    def _make_instance(self) -> Instance:
+        settings = self._settings
+        caching = settings.cache_max_bytes > 0
+        opener = TaskOpener(
+            self.app,
+            self.log,
+            self._group,
+            self._state,
+            self.specs if caching else [replace(spec, caching=False) for spec in self.specs],
+            RocksShared(settings.memory_bytes),
+            clock=self.clock,
+            listener=self.listeners,
+            guarantee=settings.guarantee,
+            limits=RowLimits(value_bytes=settings.value_max_bytes),
+            accept_empty_log=settings.accept_empty_log,
+            accept_missing_history=settings.accept_missing_history,
+            buffer_bytes=self._buffer_bytes,
+        )
+        partitions = settings.partitions
+        if partitions is not None:
+            opener.topics(partitions)
+        shared = settings.placement == "shared"
+        return Instance(
+            self.log,
+            self._group,
+            opener,
+            member=self._state.instance_id,
+            clock=self.clock,
+            listener=self.listeners,
+            counters=self.counters,
+            gate_policy=settings.gate,
+            lease_ms=settings.lease_ms,
+            take_over=settings.take_over,
+            standby_replicas=settings.standby_replicas,
+            partitions=partitions or 0,
+            all_tasks=frozenset(TaskId(0, number) for number in range(partitions or 0)) if shared else None,
+        )
 
     @property
     def instance_id(self) -> str:
@@ -189,7 +160,7 @@ class Session:
         """
         active, standby = self._checked(active), self._checked(standby)
         with self._usable():
-            if self._partitions is None:
+            if self._settings.partitions is None:
                 largest = max([*active, *standby], default=-1)
                 self._instance.partitions = self._known_partitions() or max(largest + 1, self._instance.partitions)
             self._instance.assign([TaskId(0, number) for number in active], [TaskId(0, number) for number in standby])
@@ -381,16 +352,27 @@ class Session:
 
     def _run_lease(self) -> None:
         # A thread of its own, so that a long batch of the other one never costs the membership.
-        interval_s = self._lease_ms / 1_000 / 5
+        interval_s = self._settings.lease_ms / 1_000 / 5
         while not self._stop.wait(interval_s):
             try:
                 self._instance.heartbeat(self._lease_group)
             except StandfastError as error:
                 logger.warning("heartbeat failed, trying again: %s", error)
 
+    def _run_care(self) -> None:
+        # One member is enough, and its own thread: compacting a long log must hold up neither lease nor restore.
+        while not self._stop.wait(CARE_INTERVAL_S):
+            view = self._instance.view
+            if view is None or view.leader != self.instance_id:
+                continue
+            try:
+                self.log.care(self.clock.wall_ms())
+            except StandfastError as error:
+                logger.warning("log care failed, trying again: %s", error)
+
     def _buffer_bytes(self) -> int:
-        total = self._cache_max_bytes or CACHE_DEFAULT_BYTES
-        return max(total // max(len(self._instance.tasks), 1), CACHE_BYTES_MIN)
+        total = self._settings.cache_max_bytes or CACHE_DEFAULT_BYTES
+        return max(total // max(len(self._instance.tasks), 1), CACHE_MIN_BYTES)
 
     def _known_partitions(self) -> int:
         for spec in self.specs:
@@ -402,61 +384,9 @@ class Session:
 
     def _checked(self, partitions: Iterable[int]) -> list[int]:
         checked = sorted(set(partitions))
-        limit = self._partitions
+        limit = self._settings.partitions
         for number in checked:
             if not isinstance(number, int) or number < 0 or (limit is not None and number >= limit):
                 upper = "" if limit is None else f" below {limit}"
                 raise InvalidRequest(f"partition {number!r} does not exist: give whole numbers from 0{upper}")
         return checked
-
-
-def _uncached(spec: StoreSpec) -> StoreSpec:
-    return replace(spec, caching=False)
-
-
-def _check_settings(
-    *,
-    app: str,
-    stores: Sequence[StoreSpec],
-    guarantee: str,
-    standby_replicas: int,
-    partitions: int | None,
-    placement: str,
-    gate: str,
-    memory_bytes: int,
-    cache_max_bytes: int,
-    value_max_bytes: int,
-    lease_ms: int,
-) -> None:
-    problems = []
-    try:
-        check_name("application", app)
-    except InvalidRequest as error:
-        problems.append(str(error))
-    names = [getattr(spec, "name", None) for spec in stores]
-    if not all(isinstance(spec, StoreSpec) for spec in stores):
-        problems.append("stores must be definitions such as standfast.KeyValueStore(...)")
-    problems += [f"store {name!r} is declared {names.count(name)} times" for name in {*names} if names.count(name) > 1]
-    choices = (
-        ("guarantee", guarantee, ("exactly_once", "at_least_once")),
-        ("placement", placement, ("static", "shared")),
-        ("gate", gate, ("all", "task")),
-    )
-    for setting, value, allowed in choices:
-        if value not in allowed:
-            problems.append(f"{setting} must be one of {', '.join(allowed)}, not {value!r}")
-    numbers = (
-        ("standby_replicas", standby_replicas, 0),
-        ("memory_bytes", memory_bytes, MEMORY_BYTES_MIN),
-        ("cache_max_bytes", cache_max_bytes, 0),
-        ("value_max_bytes", value_max_bytes, 1),
-        ("lease_ms", lease_ms, 100),
-        ("partitions", 1 if partitions is None else partitions, 1),
-    )
-    for setting, number, least in numbers:
-        if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            problems.append(f"{setting} must be a whole number of at least {least}, not {number!r}")
-    if placement == "shared" and partitions is None:
-        problems.append('placement="shared" needs partitions: the number of tasks to share out')
-    if problems:
-        raise BadConfig(problems)

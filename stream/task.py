@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 from standfast.replication.applier import ChangelogApplier
 from standfast.replication.commit_metadata import CommitMetadata
@@ -30,10 +30,9 @@ from standfast.store.cut import Cut, parse_source_key, source_key
 from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, NotReady, StandfastError
 from standfast.store.failpoint import reach
 from standfast.store.names import check_topic
-from standfast.store.task_stores import AnyStore, TaskStores
+from standfast.store.task_stores import TaskStores
+from standfast.stream.settings import Guarantee
 from standfast.stream.statistics import SessionCounters
-
-Guarantee = Literal["exactly_once", "at_least_once"]
 
 
 class TaskState(Enum):
@@ -110,8 +109,8 @@ class Task:
         """Timestamp of the record in hand, or the wall clock outside a record."""
         return self.record_timestamp if self.record_timestamp is not None else self._clock.wall_ms()
 
-    def store(self, name: str) -> AnyStore:
-        """A store of this task; NotReady until the task runs."""
+    def store(self, name: str) -> Any:
+        """A store of this task, of the class of its kind (KeyValueState, WindowState, ...); NotReady until it runs."""
         self._check_running()
         return self.stores.store(name)
 

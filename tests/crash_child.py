@@ -4,8 +4,9 @@
     restorer   restores all partitions in small batches, then waits
     standby    stands by for all partitions; after `promote_ms`, if given, takes them and goes on as a writer
 
-    stdout     ready                  the gate is open (standby: it was told to stand by)
+    stdout     ready                  it has its tasks (a writer: the gate is open)
                ack PARTITION OFFSET   a commit with this source offset has returned
+               lost TASK REASON       state was set aside: never right here
     exit       0 reached `stop_after`, 75 fenced, anything else is a failure (the reason is on stderr)
 
 Rules of this file: started by `test_crash.py` with its settings as JSON; it remembers nothing between lives. What it
@@ -18,27 +19,31 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Mapping
 from random import Random
 from typing import Any, NoReturn
 
+from standfast.replication.listeners import Listener
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore import restorer
 from standfast.store import serde
 from standfast.store.errors import Fenced, InvalidRequest
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
 from standfast.stream.session import Session
-from standfast.stream.task import Task
+from standfast.stream.task import Task, TaskState
 
 APP = "crash"
 SOURCE = "input"
 PARTITIONS = 3
 COUNTER = "processed"
 START_MS = 1_356_998_400_000
+MEMORY_BYTES = 32 << 20
 LIFE_MAX_S = 60  # an orphan ends by itself
 LEASE_MS = 60_000  # far longer than a run: the lease of a killed process never helps its successor
 RESTORE_BATCH_RECORDS = 40  # so that a kill finds a restore under way
 EXIT_FENCED = 75
 
-SPECS: tuple[StoreSpec, ...] = (
+KEPT: tuple[StoreSpec, ...] = (
     KeyValueStore("counts", serde.string, serde.int64),
     KeyValueStore("cached", serde.string, serde.string),
     KeyValueStore("uncached", serde.string, serde.string, caching=False),
@@ -50,18 +55,37 @@ SPECS: tuple[StoreSpec, ...] = (
     SessionStore("session", serde.string, serde.string, retention_ms=150_000),
     VersionedStore("versioned", serde.string, serde.string, history_retention_ms=60_000),
 )
+VOLATILE: tuple[StoreSpec, ...] = (
+    KeyValueStore("memory", serde.string, serde.string, engine="memory"),
+    WindowStore(
+        "memory-window", serde.string, serde.string, window_size_ms=60_000, retention_ms=180_000, engine="memory"
+    ),
+)
 
 
-def open_session(settings: dict[str, Any]) -> Session:
+def specs_of(settings: Mapping[str, Any]) -> tuple[StoreSpec, ...]:
+    """Stores in memory come back from their changelog only, so not every run has them beside the others."""
+    return KEPT + VOLATILE if settings["volatile"] else KEPT
+
+
+class LossTeller(Listener):
+    def on_state_lost(self, task: TaskId, reason: str) -> None:
+        say(f"lost {task} {reason}")
+
+
+def open_session(settings: Mapping[str, Any], listener: Listener, *, background: bool = True) -> Session:
+    """A session as every process of a run opens it, the looking one included."""
     return Session(
         APP,
         log=settings["log"],
         state_dir=settings["state_dir"],
-        stores=SPECS,
+        stores=specs_of(settings),
         guarantee=settings["guarantee"],
         partitions=PARTITIONS,
         lease_ms=LEASE_MS,
-        memory_bytes=32 << 20,
+        memory_bytes=MEMORY_BYTES,
+        background=background,
+        listeners=[listener],
     )
 
 
@@ -71,15 +95,15 @@ def operate(task: Task, random: Random, now_ms: int) -> None:
     value = None if random.random() < 0.2 else f"{random.randrange(10**6)}" * random.choice((1, 1, 1, 40))
     late_ms = random.choice((0, 0, random.randrange(60_000), random.randrange(250_000)))
     at_ms = now_ms - late_ms
-    name = random.choice(("cached", "uncached", "plain", "window", "duplicates", "session", "versioned"))
-    store = task.store(name)
+    name = random.choice([name for name in task.stores.specs if name != "counts"])
+    store: Any = task.store(name)
     if name == "session":
         # Bounds on a grid, so that a session is met again and removed.
         start, end = (at_ms - random.randrange(20_000)) // 10_000 * 10_000, at_ms // 10_000 * 10_000
         store.put(key, start, end, value, at_ms)
     elif name == "versioned":
         store.put(key, value, at_ms // 1_000 * 1_000)
-    elif name in ("window", "duplicates"):
+    elif name in ("window", "duplicates", "memory-window"):
         store.put(key, value, at_ms // 60_000 * 60_000, now_ms)
     else:
         store.put(key, value, at_ms)
@@ -93,17 +117,18 @@ def process(task: Task, seed: int, offset: int) -> None:
     task.observe(SOURCE, partition, now_ms)
     for _ in range(random.randrange(1, 9)):
         operate(task, random, now_ms)
-    counts = task.store("counts")
+    counts: Any = task.store("counts")
     counts.put(COUNTER, max(counts.get(COUNTER) or 0, offset + 1), now_ms)
 
 
 def check_counter(task: Task, guarantee: str) -> int:
     """Where to read on; the counter must fit it."""
-    offset = task.source_offsets().get((SOURCE, task.id.partition), 0)  # type: ignore[call-overload]
-    counted = task.store("counts").get(COUNTER) or 0
+    offset = task.source_offsets().get(TopicPartition(SOURCE, task.id.partition), 0)
+    counts: Any = task.store("counts")
+    counted = counts.get(COUNTER) or 0
     if counted != offset if guarantee == "exactly_once" else counted < offset:
         raise SystemExit(f"task {task.id}: {counted} records counted, but the source offset is {offset}")
-    return int(offset)
+    return offset
 
 
 def write(session: Session, settings: dict[str, Any], random: Random) -> bool:
@@ -134,7 +159,7 @@ def write(session: Session, settings: dict[str, Any], random: Random) -> bool:
 def run_writer(settings: dict[str, Any], random: Random, session: Session | None = None) -> None:
     while True:
         if session is None:
-            session = open_session(settings)
+            session = open_session(settings, LossTeller())
             session.assign(active=range(PARTITIONS))
         try:
             more = write(session, settings, random)
@@ -151,27 +176,30 @@ def run_writer(settings: dict[str, Any], random: Random, session: Session | None
 
 def run_restorer(settings: dict[str, Any]) -> None:
     restorer.BATCH_RECORDS_MAX = RESTORE_BATCH_RECORDS
-    session = open_session(settings)
+    session = open_session(settings, LossTeller())
     session.assign(active=range(PARTITIONS))
-    session.wait_ready(30)
     say("ready")
-    wait()
+    watch(session)
 
 
 def run_standby(settings: dict[str, Any], random: Random) -> None:
-    session = open_session(settings)
+    session = open_session(settings, LossTeller())
     session.assign(standby=range(PARTITIONS))
     say("ready")
     if settings.get("promote_ms") is None:
-        wait()
+        watch(session)
     session.clock.sleep_ms(settings["promote_ms"])
     session.assign(active=range(PARTITIONS))
     run_writer(settings, random, session)
 
 
-def wait() -> NoReturn:
+def watch(session: Session) -> NoReturn:
+    """Wait to be killed; a failure of the background work must not pass for a quiet life."""
     while True:
-        signal.pause()
+        for task in session.tasks().values():
+            if task.state is TaskState.FAILED:
+                raise SystemExit(f"task {task.id} failed: {task.error}")
+        session.clock.sleep_ms(20)
 
 
 def say(line: str) -> None:

@@ -102,7 +102,9 @@ def read_differences(store: AnyStore, log: list[Record], where: str) -> list[str
     rows = sorted(plain_fold(store.spec, log).rows)
     expected = [written(store.spec, key, timestamp, value) for key, timestamp, value in rows]
     found = read_back(store, sorted({row[0] for row in expected}))
-    return [] if found == expected else [f"{where}: {len(found)} rows read, {len(expected)} expected, or in other order"]
+    return (
+        [] if found == expected else [f"{where}: {len(found)} rows read, {len(expected)} expected, or in other order"]
+    )
 
 
 def written(spec: StoreSpec, key: bytes, timestamp: int, value: bytes) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -30,6 +30,7 @@ from standfast.store.specs import StoreSpec
 from standfast.store.task_stores import AnyStore, TaskStores
 
 NOW_MS = 1_000_000
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # to explain a failure would take minutes more
 # Prefixes of each other, with the lowest and the highest byte inside, at the end, and alone.
 AWKWARD_KEYS = [
     *(b"", b"\x00", b"\x00\x00", b"a", b"a\x00", b"a\x00\x00", b"a\x00\xff", b"aa", b"a\xff", b"a\xff\xff", b"b"),
@@ -59,7 +60,8 @@ class Oracle(Protocol):
 def machine_settings(max_examples: int, steps: int) -> settings:
     """Few examples with many steps: opening RocksDB is the dear part. The thorough profile multiplies the examples."""
     current = settings.get_current_profile_name()
-    return settings(max_examples=max_examples * (1 if current == "default" else 50), stateful_step_count=steps)
+    factor = 1 if current == "default" else 25
+    return settings(max_examples=max_examples * factor, stateful_step_count=steps, phases=PHASES)
 
 
 def moment_ms(moment: tuple[str, int, int], observed_ms: int, retention_ms: int, interval_ms: int) -> int:

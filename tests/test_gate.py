@@ -96,6 +96,13 @@ def test_policy_task_opens_each_task_by_itself() -> None:
     assert gate.restored(T0) == opened(T0)
 
 
+def test_revoked_task_is_not_named_as_shut() -> None:
+    gate = Gate("task")
+    gate.assigned([T0, T1])
+    gate.restored(T0)
+    assert gate.revoked([T0]) == shut(T1)
+
+
 def test_gate_without_tasks_is_open_and_no_task_may_process() -> None:
     gate = Gate()
     assert gate.assigned([]) == opened()

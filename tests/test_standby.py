@@ -106,6 +106,12 @@ def test_position_above_the_limit_stays_and_nothing_is_applied() -> None:
     assert offsets_of(standby.on_commit_tick()) == [10]
 
 
+def test_position_above_the_limit_does_not_go_back_to_it() -> None:
+    standby = Standby(10, 5)
+    assert standby.on_commit_tick() == Kept(apply=(), kept=0, position=10)
+    assert standby.update([], next_offset=12) == Kept(apply=(), kept=0, position=10)
+
+
 def test_kept_records_wait_for_the_commit_tick_and_then_resume() -> None:
     standby = Standby(0, 2)
     assert standby.update(records(0, 1, 2, 3, 4)).pause
@@ -201,6 +207,16 @@ def test_keep_is_bounded_by_bytes(max_bytes: int, kept: int) -> None:
     standby = Standby(0, 0, keep_max_bytes=max_bytes)
     assert standby.update(records(0, 1, 2)).kept == kept
     assert standby.statistics().kept_bytes == 2 * kept <= max_bytes
+
+
+def test_draining_makes_room_again() -> None:
+    standby = Standby(0, 0, keep_max_bytes=4)
+    standby.update(records(0, 1))
+    standby.set_limit(1)
+    standby.on_commit_tick()
+    assert standby.statistics().kept_bytes == 2
+    assert standby.update(records(2)).kept == 2
+    assert standby.statistics().dropped_records == 0
 
 
 def test_one_record_larger_than_the_bound_is_kept_so_that_draining_makes_progress() -> None:

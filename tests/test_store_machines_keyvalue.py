@@ -123,4 +123,4 @@ class KeyValueMachine(StoreMachine):
 
 
 TestKeyValueMachine = KeyValueMachine.TestCase
-TestKeyValueMachine.settings = machine_settings(max_examples=10, steps=40)
+TestKeyValueMachine.settings = machine_settings(max_examples=40, steps=40)

@@ -144,4 +144,4 @@ class VersionedMachine(StoreMachine):
 
 
 TestVersionedMachine = VersionedMachine.TestCase
-TestVersionedMachine.settings = machine_settings(max_examples=15, steps=50)
+TestVersionedMachine.settings = machine_settings(max_examples=50, steps=50)

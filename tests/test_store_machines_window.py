@@ -167,4 +167,4 @@ class WindowMachine(StoreMachine):
 
 
 TestWindowMachine = WindowMachine.TestCase
-TestWindowMachine.settings = machine_settings(max_examples=10, steps=40)
+TestWindowMachine.settings = machine_settings(max_examples=40, steps=40)

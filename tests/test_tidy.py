@@ -33,6 +33,7 @@ PURE = {
     "replication/commit_metadata.py",
     "replication/offsets.py",
     "replication/standby.py",
+    "replication/standby_step.py",
     "replication/takeover.py",
     "restore/compare.py",
     "restore/digest.py",

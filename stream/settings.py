@@ -1,0 +1,128 @@
+"""Settings of a session, typed and checked in one place.
+
+Rules of this file: plain data; every problem is reported at once. `SessionOptions` lists the same names for callers
+that pass them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict, get_args
+
+from standfast.restore.gate import Policy as GatePolicy
+from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.names import check_name
+from standfast.store.rows import VALUE_MAX_BYTES
+from standfast.store.specs import StoreSpec
+
+Guarantee = Literal["exactly_once", "at_least_once"]
+Placement = Literal["static", "shared"]
+
+MEMORY_MIN_BYTES = 1 << 20
+MEMORY_DEFAULT_BYTES = 256 << 20
+CACHE_DEFAULT_BYTES = 10 << 20
+CACHE_MIN_BYTES = 64 << 10
+LEASE_DEFAULT_MS = 3_000
+LEASE_MIN_MS = 100
+
+
+class SessionOptions(TypedDict, total=False):
+    """The keyword arguments of a session that have defaults; see SessionSettings."""
+
+    guarantee: Guarantee
+    standby_replicas: int
+    partitions: int | None
+    placement: Placement
+    gate: GatePolicy
+    memory_bytes: int
+    cache_max_bytes: int
+    value_max_bytes: int
+    lease_ms: int
+    take_over: bool
+    accept_empty_log: bool
+    accept_missing_history: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """What a session may be told.
+
+    guarantee               "exactly_once" or "at_least_once"
+    standby_replicas        standbys per task, where placement is shared
+    partitions              number of tasks; None: one above the largest assigned, or what the changelogs have
+    placement               "static": the caller assigns; "shared": live instances share all tasks out by take-over
+    gate                    "all": nothing is processed before every active store is restored; "task": each on its own
+    memory_bytes            block cache and write buffers of all stores together
+    cache_max_bytes         record caches of all tasks together; 0: every put is logged
+    value_max_bytes         largest value a store accepts
+    lease_ms                how long a member may be silent before others take its tasks
+    take_over               whether a standby takes its task when the owner is gone
+    accept_empty_log        an operator's word that local rows beside an empty log may go
+    accept_missing_history  an operator's word that a log without its head is enough
+    """
+
+    guarantee: Guarantee = "exactly_once"
+    standby_replicas: int = 0
+    partitions: int | None = None
+    placement: Placement = "static"
+    gate: GatePolicy = "all"
+    memory_bytes: int = MEMORY_DEFAULT_BYTES
+    cache_max_bytes: int = CACHE_DEFAULT_BYTES
+    value_max_bytes: int = VALUE_MAX_BYTES
+    lease_ms: int = LEASE_DEFAULT_MS
+    take_over: bool = True
+    accept_empty_log: bool = False
+    accept_missing_history: bool = False
+
+    def check(self, app: str, stores: Sequence[StoreSpec]) -> None:
+        """Raise BadConfig with every problem."""
+        problems = [*_name_problems(app), *_store_problems(stores), *self._choice_problems(), *self._number_problems()]
+        if self.placement == "shared" and self.partitions is None:
+            problems.append('placement="shared" needs partitions: the number of tasks to share out')
+        if problems:
+            raise BadConfig(problems)
+
+    def _choice_problems(self) -> list[str]:
+        choices = (("guarantee", Guarantee), ("placement", Placement), ("gate", GatePolicy))
+        return [
+            f"{name} must be one of {', '.join(get_args(allowed))}, not {getattr(self, name)!r}"
+            for name, allowed in choices
+            if getattr(self, name) not in get_args(allowed)
+        ]
+
+    def _number_problems(self) -> list[str]:
+        numbers = (
+            ("standby_replicas", self.standby_replicas, 0),
+            ("memory_bytes", self.memory_bytes, MEMORY_MIN_BYTES),
+            ("cache_max_bytes", self.cache_max_bytes, 0),
+            ("value_max_bytes", self.value_max_bytes, 1),
+            ("lease_ms", self.lease_ms, LEASE_MIN_MS),
+            ("partitions", 1 if self.partitions is None else self.partitions, 1),
+        )
+        return [
+            f"{name} must be a whole number of at least {least}, not {number!r}"
+            for name, number, least in numbers
+            if not isinstance(number, int) or isinstance(number, bool) or number < least
+        ]
+
+
+def _name_problems(app: str) -> list[str]:
+    try:
+        check_name("application", app)
+    except InvalidRequest as error:
+        return [str(error)]
+    return []
+
+
+def _store_problems(stores: Sequence[StoreSpec]) -> list[str]:
+    problems = []
+    if not all(isinstance(spec, StoreSpec) for spec in stores):
+        problems.append("stores must be definitions such as standfast.KeyValueStore(...)")
+    names = [getattr(spec, "name", None) for spec in stores]
+    problems += [
+        f"store {name!r} is declared {names.count(name)} times"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    return problems
