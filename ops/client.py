@@ -37,7 +37,9 @@ class NotFound(StandfastError):
 class Client:
     """One instance. `info` is what its info file said, None if an address was given."""
 
-    def __init__(self, host: str, port: int, *, info: RunInfo | None = None, timeout_s: float = TIMEOUT_DEFAULT_S):
+    def __init__(
+        self, host: str, port: int, *, info: RunInfo | None = None, timeout_s: float = TIMEOUT_DEFAULT_S
+    ) -> None:
         self._host = host
         self._port = port
         self._info = info
@@ -79,7 +81,9 @@ class Client:
             response = connection.getresponse()
             body = response.read(REPLY_BYTES_MAX)
         except TimeoutError as error:
-            raise Unavailable(f"{where} did not answer within {self._timeout_s} s: try again, or raise --timeout") from error
+            raise Unavailable(
+                f"{where} did not answer within {self._timeout_s} s: try again, or raise --timeout"
+            ) from error
         except (OSError, HTTPException) as error:
             raise Unavailable(f"{where} cannot be reached ({error}): is the instance running?") from error
         finally:

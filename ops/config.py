@@ -157,9 +157,7 @@ class _Given(NamedTuple):
     value: Any
 
 
-def load_settings(
-    path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None
-) -> Settings:
+def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
     """Read all sources. `flags` maps `section.key` to a value, None meaning not given.
 
     Raises BadConfig with every problem of the file, the environment and the flags.

@@ -53,7 +53,16 @@ def stores(retention_ms: int) -> tuple[StoreSpec, ...]:
     """The stores of the board."""
     return (
         KeyValueStore("aircraft", key=serde.string, value=serde.json),
-        WindowStore("delays", key=serde.string, value=serde.json, window_size_ms=HOUR_MS, retention_ms=retention_ms),
+        WindowStore(
+            "delays",
+            key=serde.string,
+            value=serde.json,
+            window_size_ms=HOUR_MS,
+            retention_ms=retention_ms,
+            # A log deletes by wall clock, and these flights left in 2013: without this it would delete their
+            # changes at its next round of care, while the store still keeps the rows by stream time.
+            changelog={"retention.ms": "-1"},
+        ),
     )
 
 

@@ -96,7 +96,10 @@ def _checks(result: DemoResult) -> list[tuple[str, str]]:
     return [
         ("file", f"{rows} rows compared, {comparison.differences} differences; {sums}"),
         ("offsets", f"{sum(result.offsets.committed.values()):,} committed of {result.fed.records:,} records"),
-        ("changelogs", f"{result.verified.rows:,} rows verified, {result.verified.mismatches} differences"),
+        (
+            "changelogs",
+            f"{result.verified.rows:,} rows verified by digest, {result.verified.mismatches} differences",
+        ),
         (
             "A came back",
             f"as standby, {result.returned.standby_replayed:,} missed changes, {_same(result.returned.equal)}",

@@ -78,10 +78,12 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Stores against their changelogs, all partitions: rows compared and rows that differ."""
+    """Stores against their changelogs: `stores` is stores times partitions, `unequal` those not found equal by digest."""
 
+    stores: int
     rows: int
     mismatches: int
+    unequal: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,11 @@ class DemoResult:
             found.append(f"{self.comparison.differences} differences to the plain computation")
         if not self.offsets.equal:
             found.append(f"committed offsets {self.offsets.committed} are not the records fed {self.offsets.expected}")
-        if self.verified.mismatches:
-            found.append(f"{self.verified.mismatches} rows differ between stores and changelogs")
+        if self.verified.unequal or self.verified.mismatches:
+            found.append(
+                f"{self.verified.mismatches} rows differ between stores and changelogs; "
+                f"{self.verified.unequal} of {self.verified.stores} stores were not found equal"
+            )
         if not self.cold.equal:
             found.append("the cold restore has other digests than the live stores")
         if not self.returned.equal:

@@ -42,9 +42,7 @@ class OpsServer:
     beyond loopback without `allow_remote`: what is served has no password and no encryption.
     """
 
-    def __init__(
-        self, session: Session, port: int = 0, host: str = "127.0.0.1", *, allow_remote: bool = False
-    ) -> None:
+    def __init__(self, session: Session, port: int = 0, host: str = "127.0.0.1", *, allow_remote: bool = False) -> None:
         if not allow_remote and not is_loopback(host):
             raise BadConfig(
                 [

@@ -83,14 +83,17 @@ def decide(
     """Those of `tasks` that `me` must take now.
 
     `members` are the live ones. A task is owned while its last owner is among them, or while one of them runs it by
-    its own plan (it may not have opened its writer yet). A member that is not in `members` has lost its own lease
-    and takes nothing: it must join again first.
+    its own plan (it may not have opened its writer yet). What `me` owned and does not run it takes back: it was
+    restarted before its lease ran out. A member that is not in `members` has lost its own lease and takes nothing:
+    it must join again first.
     """
     if me not in members:
         return frozenset()
     running = frozenset().union(*(plan.active for plan in members.values()))
-    unowned = (task for task in tasks if owners.get(task) not in members and task not in running)
-    return frozenset(task for task in unowned if _taker(task, members, lost=task in owners) == me)
+    free = [task for task in tasks if task not in running]
+    mine = frozenset(task for task in free if owners.get(task) == me)
+    lost = (task for task in free if owners.get(task) not in members)
+    return mine | frozenset(task for task in lost if _taker(task, members, lost=task in owners) == me)
 
 
 def standby_wanted(me: str, members: Iterable[str], owner: str | None, replicas: int) -> bool:

@@ -9,7 +9,8 @@ are numbers that the caller gives. A failed write poisons the task until it is o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -237,14 +238,11 @@ class TaskStores:
         for family, family_rows in rows.items():
             in_memory = self.specs[_owner(family) or ""].engine == "memory"
             (volatile if in_memory else kept)[family] = family_rows
-        try:
+        with self._poisoning():
             self._make_families(kept, volatile)
             reach("stores.families")
             self.engine.write(kept)
             self.memory.write(volatile)
-        except BaseException as error:
-            self.poisoned = error
-            raise
         self.cut = cut
         reach("stores.written")
 
@@ -266,16 +264,25 @@ class TaskStores:
         return {name: families for name, store in self.stores.items() if (families := store.expired_families())}
 
     def _drop(self, expired: Mapping[str, Sequence[str]]) -> None:
-        for name, families in expired.items():
-            engine = self._engine_of(name)
-            for family in families:
-                engine.drop_family(family)
-                reach("stores.dropped")
-            self.stores[name].forget_families(families)
-        for name, store in self.stores.items():
-            ranges: list[KeyRange] = store.expired_ranges()
-            if ranges:
-                self._engine_of(name).write({}, ranges)
+        with self._poisoning():
+            for name, families in expired.items():
+                engine = self._engine_of(name)
+                for family in families:
+                    engine.drop_family(family)
+                    reach("stores.dropped")
+                self.stores[name].forget_families(families)
+            for name, store in self.stores.items():
+                ranges: list[KeyRange] = store.expired_ranges()
+                if ranges:
+                    self._engine_of(name).write({}, ranges)
+
+    @contextmanager
+    def _poisoning(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.poisoned = error
+            raise
 
     def _check_usable(self) -> None:
         if self.closed:

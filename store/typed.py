@@ -109,7 +109,8 @@ class TypedStore(ABC, Generic[K, V, S]):
     def _time(self, what: str, value: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= TIME_MAX_MS:
             raise InvalidRequest(
-                f"store {self.name!r}: {what} must be whole milliseconds since the epoch, from 0 to 2**63-1, not {value!r}"
+                f"store {self.name!r}: {what} must be whole milliseconds since the epoch, from 0 to 2**63-1, "
+                f"not {value!r}"
             )
         return value
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, cycle
 from pathlib import Path
@@ -26,8 +26,9 @@ from standfast.restore.fold import Fold
 from standfast.store.cut import Position
 from standfast.store.errors import Closed
 from standfast.store.rocks import RocksShared
+from standfast.store.rows import StoreIterator
 from standfast.store.specs import StoreSpec
-from standfast.store.task_stores import AnyStore, TaskStores
+from standfast.store.task_stores import TaskStores
 
 NOW_MS = 1_000_000
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # to explain a failure would take minutes more
@@ -117,21 +118,27 @@ class StoreMachine(RuleBasedStateMachine):
         self.stores.close()
         shutil.rmtree(self.root)
 
-    def each(self, group: str) -> Iterator[AnyStore]:
+    def each(self, group: str) -> Iterator[Any]:
         """The stores of a group."""
         for name in self.groups[group]:
             yield self.stores.store(name)
 
-    def same(self, group: str, expected: Any, read: Callable[[AnyStore], Any]) -> None:
-        """Every store of the group answers `expected`."""
+    def same(self, group: str, expected: Any, method: str, *arguments: Any, **options: Any) -> None:
+        """Every store of the group answers a call with `expected`; results of iterators in equal order."""
         for store in self.each(group):
-            found = read(store)
+            found = getattr(store, method)(*arguments, **options)
+            if isinstance(found, StoreIterator):
+                found = list(found)
             assert found == expected, f"{store.name} answers {found}, by definition it is {expected}"
 
-    def hold(self, group: str, expected: list[Any], read: Callable[[AnyStore], Iterator[Any]]) -> None:
+    def same_time(self, group: str, observed_ms: int) -> None:
+        """Every store of the group has observed the same stream time."""
+        assert [store.rows.observed_ms for store in self.each(group)] == [observed_ms] * len(self.groups[group])
+
+    def hold(self, group: str, expected: list[Any], method: str, *arguments: Any, **options: Any) -> None:
         """Begin an iterator on each store; what is written later must not show in it."""
         for store in self.each(group):
-            iterator = read(store)
+            iterator = getattr(store, method)(*arguments, **options)
             if expected:
                 assert next(iterator) == expected[0]
             self.held.append((iterator, expected[1:]))
@@ -145,7 +152,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        logged = {name: [change[:3] for change in changes] for name, changes in self.stores.buffer.take_changes().items()}
+        logged = {
+            name: [change[:3] for change in changes] for name, changes in self.stores.buffer.take_changes().items()
+        }
         for group, names in self.groups.items():
             every = self.oracles[group].changes
             for name in names:

@@ -96,6 +96,12 @@ class Bench:
 
 
 @pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore takes several rounds, so that a test can look in between."""
+    monkeypatch.setattr("standfast.restore.restorer.BATCH_RECORDS_MAX", 500)
+
+
+@pytest.fixture
 def bench(tmp_path: Path, clock: ManualClock) -> Iterator[Bench]:
     """Sessions over one embedded log in a temporary directory."""
     bench = Bench(tmp_path, clock)

@@ -103,6 +103,7 @@ def test_gate_keeps_every_task_back_until_all_are_restored(bench: Bench) -> None
     assert cold.task(0).store("kv").get("k0") is not None
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_gate_by_task_opens_each_on_its_own(bench: Bench) -> None:
     first = bench.active(partitions=(0, 1))
     fill(first, 3_000)
@@ -115,16 +116,20 @@ def test_gate_by_task_opens_each_on_its_own(bench: Bench) -> None:
         cold.task(0)
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_standby_gets_nothing_before_every_active_is_restored(bench: Bench) -> None:
     first = bench.active(partitions=(0, 1))
     fill(first, 3_000)
     fill(first, 50, partition=1)
     first.close()
-    other = bench.session("other")
+    other = bench.session("other", take_over=False)
     other.assign(active=[0], standby=[1])
+    rounds = 0
     while not other.ready:
         assert other.tasks()[1].stores.cut.positions == {}
         other.poll_once()
+        rounds += 1
+    assert rounds > 5
     bench.settle(other)
     assert other.read("kv", 1, allow_stale=True).lag_records == 0
     assert other.tasks()[1].stores.cut.positions["kv"].offset > 0

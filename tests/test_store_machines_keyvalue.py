@@ -59,7 +59,7 @@ class KeyValueMachine(StoreMachine):
 
     def check_all(self) -> None:
         for group, oracle in self.oracles.items():
-            self.same(group, oracle.items(), lambda store: list(store.all()))
+            self.same(group, oracle.items(), "all")
 
     @rule(writes=st.lists(st.tuples(keys, maybe_values, timestamps), min_size=1, max_size=8))
     def put(self, writes: list[tuple[bytes, bytes | None, int]]) -> None:
@@ -81,7 +81,7 @@ class KeyValueMachine(StoreMachine):
     def put_if_absent(self, key: bytes, value: bytes, timestamp: int) -> None:
         for group, oracle in self.oracles.items():
             old = oracle.rows.get(key, (None,))[0]
-            self.same(group, old, lambda store: store.put_if_absent(key, value, timestamp))
+            self.same(group, old, "put_if_absent", key, value, timestamp)
             if old is None:
                 oracle.put(key, value, timestamp)
 
@@ -89,37 +89,37 @@ class KeyValueMachine(StoreMachine):
     def delete(self, key: bytes) -> None:
         for group, oracle in self.oracles.items():
             old = oracle.rows.get(key, (None,))[0]
-            self.same(group, old, lambda store: store.delete(key))
+            self.same(group, old, "delete", key)
             oracle.put(key, None, 1_000_000)
 
     @rule(some=st.lists(keys, max_size=6))
     def get(self, some: list[bytes]) -> None:
         for key in some:
             for group, oracle in self.oracles.items():
-                self.same(group, oracle.rows.get(key, (None,))[0], lambda store: store.get(key))
+                self.same(group, oracle.rows.get(key, (None,))[0], "get", key)
             row = self.oracles["timestamped"].rows.get(key)
             expected = None if row is None else ValueAndTimestamp(*row)
-            self.same("timestamped", expected, lambda store: store.get_with_timestamp(key))
+            self.same("timestamped", expected, "get_with_timestamp", key)
 
     @rule(low=bounds, high=bounds, reverse=st.booleans())
     def range(self, low: bytes | None, high: bytes | None, reverse: bool) -> None:
         for group, oracle in self.oracles.items():
             expected = oracle.items(low, high)
             expected = expected[::-1] if reverse else expected
-            self.same(group, expected, lambda store: list(store.range(low, high, reverse=reverse)))
+            self.same(group, expected, "range", low, high, reverse=reverse)
 
     @rule(prefix=keys, reverse=st.booleans())
     def prefix_scan(self, prefix: bytes, reverse: bool) -> None:
         for group, oracle in self.oracles.items():
             expected = [row for row in oracle.items() if row[0].startswith(prefix)]
             expected = expected[::-1] if reverse else expected
-            self.same(group, expected, lambda store: list(store.prefix_scan(prefix, reverse=reverse)))
+            self.same(group, expected, "prefix_scan", prefix, reverse=reverse)
 
     @rule(reverse=st.booleans())
     def hold_an_iterator(self, reverse: bool) -> None:
         for group, oracle in self.oracles.items():
             expected = oracle.items()
-            self.hold(group, expected[::-1] if reverse else expected, lambda store: store.all(reverse=reverse))
+            self.hold(group, expected[::-1] if reverse else expected, "all", reverse=reverse)
 
 
 TestKeyValueMachine = KeyValueMachine.TestCase

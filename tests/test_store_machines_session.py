@@ -86,8 +86,8 @@ class SessionMachine(StoreMachine):
         return self.oracles["sessions"]  # type: ignore[no-any-return]
 
     def check_all(self) -> None:
-        self.same("sessions", self.oracle.found(), lambda store: list(store.all()))
-        self.same("sessions", self.oracle.observed_ms, lambda store: store.rows.observed_ms)
+        self.same("sessions", self.oracle.found(), "all")
+        self.same_time("sessions", self.oracle.observed_ms)
 
     def at(self, moment: Moment) -> int:
         return moment_ms(moment, self.oracle.observed_ms, RETENTION_MS, INTERVAL_MS)
@@ -118,7 +118,7 @@ class SessionMachine(StoreMachine):
         for session in [(key, max(end - length, 0), end), *sorted(self.oracle.rows)[:6]]:
             visible = session[2] > self.oracle.observed_ms - RETENTION_MS
             expected = self.oracle.rows.get(session) if visible else None
-            self.same("sessions", expected, lambda store: store.fetch_session(*session))
+            self.same("sessions", expected, "fetch_session", *session)
 
     @rule(key=keys, earliest_end=moments, latest_start=moments, reverse=st.booleans())
     def find_sessions(self, key: bytes, earliest_end: Moment, latest_start: Moment, reverse: bool) -> None:
@@ -126,23 +126,23 @@ class SessionMachine(StoreMachine):
         for one in {key, *(known for known, _, _ in list(self.oracle.rows)[:3])}:
             expected = self.oracle.found(one, one, first, last)
             expected = expected[::-1] if reverse else expected
-            self.same("sessions", expected, lambda store: list(store.find_sessions(one, first, last, reverse=reverse)))
+            self.same("sessions", expected, "find_sessions", one, first, last, reverse=reverse)
 
     @rule(key=keys, reverse=st.booleans())
     def fetch(self, key: bytes, reverse: bool) -> None:
         expected = self.oracle.found(key, key)
         expected = expected[::-1] if reverse else expected
-        self.same("sessions", expected, lambda store: list(store.fetch(key, reverse=reverse)))
+        self.same("sessions", expected, "fetch", key, reverse=reverse)
 
     @rule(low=bounds, high=bounds, reverse=st.booleans())
     def fetch_key_range(self, low: bytes | None, high: bytes | None, reverse: bool) -> None:
         expected = self.oracle.found(low, high)
         expected = expected[::-1] if reverse else expected
-        self.same("sessions", expected, lambda store: list(store.fetch_key_range(low, high, reverse=reverse)))
+        self.same("sessions", expected, "fetch_key_range", low, high, reverse=reverse)
 
     @rule()
     def hold_an_iterator(self) -> None:
-        self.hold("sessions", self.oracle.found(), lambda store: store.all())
+        self.hold("sessions", self.oracle.found(), "all")
 
 
 TestSessionMachine = SessionMachine.TestCase

@@ -93,17 +93,17 @@ class VersionedMachine(StoreMachine):
         return sorted({max(stamp + off, 0) for stamp in stamps for off in (-1, 0, 1)})
 
     def check_all(self) -> None:
-        self.same("versions", self.oracle.observed_ms, lambda store: store.rows.observed_ms)
+        self.same_time("versions", self.oracle.observed_ms)
         for key in self.oracle.versions:
             self.check_key(key)
 
     @rule(key=keys)
     def check_key(self, key: bytes) -> None:
-        self.same("versions", self.oracle.get(key), lambda store: store.get(key))
+        self.same("versions", self.oracle.get(key), "get", key)
         for as_of in self.times_of(key):
-            self.same("versions", self.oracle.get(key, as_of), lambda store: store.get(key, as_of=as_of))
+            self.same("versions", self.oracle.get(key, as_of), "get", key, as_of=as_of)
         expected = self.oracle.range(key, 0, 2**60)
-        self.same("versions", expected, lambda store: list(store.range(key, 0, 2**60)))
+        self.same("versions", expected, "range", key, 0, 2**60)
 
     def at(self, moment: Moment) -> int:
         return moment_ms(moment, self.oracle.observed_ms, RETENTION_MS, INTERVAL_MS)
@@ -124,7 +124,7 @@ class VersionedMachine(StoreMachine):
         stamps = sorted(self.oracle.versions.get(key, {0: None}))
         timestamp = max(stamps[number % len(stamps)] + off, 0)
         valid_to = self.oracle.put(key, value, timestamp)
-        self.same("versions", valid_to, lambda store: store.put(key, value, timestamp))
+        self.same("versions", valid_to, "put", key, value, timestamp)
         self.check_key(key)
 
     @rule(key=keys, moment=moments)
@@ -132,7 +132,7 @@ class VersionedMachine(StoreMachine):
         timestamp = self.at(moment)
         old = self.oracle.get(key, timestamp)
         expected = None if self.oracle.put(key, None, timestamp) == PUT_NOT_VALID else old
-        self.same("versions", expected, lambda store: store.delete(key, timestamp))
+        self.same("versions", expected, "delete", key, timestamp)
         self.check_key(key)
 
     @rule(key=keys, time_from=moments, time_to=moments, ascending=st.booleans())
@@ -140,7 +140,7 @@ class VersionedMachine(StoreMachine):
         first, last = self.at(time_from), self.at(time_to)
         expected = self.oracle.range(key, first, last)
         expected = expected[::-1] if ascending else expected
-        self.same("versions", expected, lambda store: list(store.range(key, first, last, ascending=ascending)))
+        self.same("versions", expected, "range", key, first, last, ascending=ascending)
 
 
 TestVersionedMachine = VersionedMachine.TestCase

@@ -70,9 +70,7 @@ class Windows:
 
 
 def spec(name: str, **settings: object) -> WindowStore:
-    return WindowStore(
-        name, serde.bytes, serde.bytes, window_size_ms=SIZE_MS, retention_ms=RETENTION_MS, **settings
-    )  # type: ignore[arg-type]
+    return WindowStore(name, serde.bytes, serde.bytes, window_size_ms=SIZE_MS, retention_ms=RETENTION_MS, **settings)  # type: ignore[arg-type]
 
 
 class WindowMachine(StoreMachine):
@@ -94,8 +92,8 @@ class WindowMachine(StoreMachine):
 
     def check_all(self) -> None:
         for group, oracle in self.oracles.items():
-            self.same(group, oracle.found(), lambda store: list(store.all()))
-            self.same(group, oracle.observed_ms, lambda store: store.rows.observed_ms)
+            self.same(group, oracle.found(), "all")
+            self.same_time(group, oracle.observed_ms)
 
     def at(self, moment: tuple[str, int, int]) -> int:
         return moment_ms(moment, self.oracles["single"].observed_ms, RETENTION_MS, INTERVAL_MS)
@@ -119,9 +117,9 @@ class WindowMachine(StoreMachine):
         for key, start in [(key, self.at(moment)) for key, moment in windows] + known[:6]:
             visible = start > oracle.observed_ms - RETENTION_MS
             row = oracle.rows.get((key, start, 0)) if visible else None
-            self.same("single", row and row[0], lambda store: store.fetch(key, start))
+            self.same("single", row and row[0], "fetch", key, start)
             expected = row and ValueAndTimestamp(*row)
-            self.same("single", expected, lambda store: store.fetch_with_timestamp(key, start))
+            self.same("single", expected, "fetch_with_timestamp", key, start)
 
     @rule(key=keys, time_from=moments, time_to=moments, reverse=st.booleans())
     def fetch_range(
@@ -131,7 +129,7 @@ class WindowMachine(StoreMachine):
         for group, oracle in self.oracles.items():
             expected = [(window.start, value) for window, value in oracle.found(key, key, first, last)]
             expected = expected[::-1] if reverse else expected
-            self.same(group, expected, lambda store: list(store.fetch_range(key, first, last, reverse=reverse)))
+            self.same(group, expected, "fetch_range", key, first, last, reverse=reverse)
 
     @rule(low=bounds, high=bounds, time_from=moments, time_to=moments, reverse=st.booleans())
     def fetch_key_range(
@@ -146,9 +144,7 @@ class WindowMachine(StoreMachine):
         for group, oracle in self.oracles.items():
             expected = oracle.found(low, high, first, last)
             expected = expected[::-1] if reverse else expected
-            self.same(
-                group, expected, lambda store: list(store.fetch_key_range(low, high, first, last, reverse=reverse))
-            )
+            self.same(group, expected, "fetch_key_range", low, high, first, last, reverse=reverse)
 
     @rule(time_from=moments, time_to=moments, reverse=st.booleans())
     def fetch_all(self, time_from: tuple[str, int, int], time_to: tuple[str, int, int], reverse: bool) -> None:
@@ -157,13 +153,13 @@ class WindowMachine(StoreMachine):
             expected, everything = oracle.found(None, None, first, last), oracle.found()
             if reverse:
                 expected, everything = expected[::-1], everything[::-1]
-            self.same(group, expected, lambda store: list(store.fetch_all(first, last, reverse=reverse)))
-            self.same(group, everything, lambda store: list(store.all(reverse=reverse)))
+            self.same(group, expected, "fetch_all", first, last, reverse=reverse)
+            self.same(group, everything, "all", reverse=reverse)
 
     @rule()
     def hold_an_iterator(self) -> None:
         for group, oracle in self.oracles.items():
-            self.hold(group, oracle.found(), lambda store: store.all())
+            self.hold(group, oracle.found(), "all")
 
 
 TestWindowMachine = WindowMachine.TestCase

@@ -155,6 +155,7 @@ def test_position_older_than_delete_retention_may_have_missed_deletes(bench: Ben
     assert again.counters.wipes == {"tombstones-expired": 1}
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_log_truncated_in_the_middle_of_a_restore_starts_over(bench: Bench) -> None:
     first = bench.active(stores=STORES)
     task = first.task(0)
@@ -199,6 +200,7 @@ def test_topic_deleted_under_a_running_standby_is_not_a_silent_wipe(bench: Bench
     assert bench.session("b", stores=STORES).state_path.joinpath("0_0", "CURRENT").exists()
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_topic_deleted_in_the_middle_of_a_restore_is_refused_with_rows_here(bench: Bench) -> None:
     first = bench.active(stores=STORES)
     task = first.task(0)

@@ -1,0 +1,104 @@
+"""Arguments that several commands share, and finding what they name.
+
+Rules of this file: flags only, and cheap to import; whoever needs the instance, the files or the log asks here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from standfast.store.errors import InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from standfast.ops.client import Client
+    from standfast.ops.config import Settings
+    from standfast.ops.output import Output
+    from standfast.replication.log import Log
+
+TIMEOUT_DEFAULT_S = 10.0
+
+
+def printing(run: Callable[[argparse.Namespace, Output], int]) -> Callable[[argparse.Namespace], int]:
+    """A handler of a command that prints through Output."""
+
+    def handle(args: argparse.Namespace) -> int:
+        from standfast.ops.output import Output
+
+        return run(args, Output(as_json=args.json))
+
+    return handle
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """`--json`."""
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """`--config F`."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML; flags win over it")
+
+
+def add_instance(parser: argparse.ArgumentParser) -> None:
+    """How to find a running instance."""
+    where = parser.add_argument_group("which instance")
+    where.add_argument("--state-dir", type=Path, metavar="DIR", help="its state directory, on this machine")
+    where.add_argument("--app", metavar="NAME", help="application; may be left out if DIR holds only one")
+    where.add_argument("--url", metavar="URL", help="its HTTP door, http://host:port, instead of a directory")
+    where.add_argument("--timeout", type=float, default=TIMEOUT_DEFAULT_S, metavar="S", help="seconds to wait for it")
+    add_config(where)  # type: ignore[arg-type]
+
+
+def add_offline(parser: argparse.ArgumentParser) -> None:
+    """`--offline DIR`."""
+    parser.add_argument(
+        "--offline", type=Path, metavar="DIR", help="read files: a state directory, an application's, or a task's"
+    )
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Settings of --config, the environment and the flags, the later one winning."""
+    from standfast.ops.config import load_settings
+
+    state_dir = getattr(args, "state_dir", None)
+    flags: dict[str, Any] = {
+        "app.name": getattr(args, "app", None),
+        "app.log": getattr(args, "log", None),
+        "app.state_dir": None if state_dir is None else str(state_dir),
+    }
+    return load_settings(getattr(args, "config", None), os.environ, flags)
+
+
+def client_of(args: argparse.Namespace) -> Client:
+    """The running instance that the flags name."""
+    from standfast.ops.client import Client
+    from standfast.ops.run_file import find_app
+
+    if args.timeout <= 0:
+        raise InvalidRequest(f"--timeout is {args.timeout}: give seconds above 0")
+    if args.url is not None:
+        return Client.of_address(args.url, timeout_s=args.timeout)
+    settings = settings_of(args)
+    if settings.state_dir is None:
+        raise InvalidRequest(
+            "which instance? name its state directory with --state-dir DIR (or --config FILE, or "
+            "STANDFAST_APP__STATE_DIR), or its door with --url http://host:port"
+        )
+    return Client.of_state_path(find_app(settings.state_dir, settings.app), timeout_s=args.timeout)
+
+
+def log_of(args: argparse.Namespace) -> Log:
+    """The log that --log or the settings name. It must exist: reading never creates one."""
+    from standfast.replication.open_log import open_log, parse_address
+
+    address = settings_of(args).log
+    if address is None:
+        raise InvalidRequest("which log? name it with --log ADDRESS (or --config FILE, or STANDFAST_APP__LOG)")
+    path = Path(parse_address(address).path)
+    if not path.exists():
+        raise Unavailable(f"log {address} does not exist ({path.absolute()}): check the address")
+    return open_log(address)

@@ -1,0 +1,285 @@
+"""Commands about the log: changelog head, tail and stats of a topic; topics.
+
+Rules of this file: reads the log and changes nothing. Keys and values are shown as the log has them, as text where
+they are printable UTF-8, else in hex: a topic does not say which serdes wrote it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
+
+if TYPE_CHECKING:
+    from standfast.ops.output import Output
+    from standfast.replication.log import Log, LogReader, Record
+    from standfast.replication.offsets import Bounds, TopicPartition
+
+Json: TypeAlias = dict[str, Any]
+LIMIT_DEFAULT = 10
+FETCH_RECORDS = 2_000
+KEYS_MAX = 1_000_000  # distinct keys are counted up to here, so that a large topic does not fill the memory
+RECORDS_SCHEMA = "standfast.records/1"
+STATS_SCHEMA = "standfast.changelog-stats/1"
+TOPICS_SCHEMA = "standfast.topics/1"
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands."""
+    parser = subparsers.add_parser(
+        "changelog", help="look into a changelog, or any topic", description="Look into a changelog, or any topic."
+    )
+    commands = parser.add_subparsers(dest="changelog_command", required=True, metavar="COMMAND")
+    for name, text, handler in (
+        ("head", "the first records of each partition", run_head),
+        ("tail", "the last records of each partition", run_tail),
+        ("stats", "offsets, records, tombstones, keys, bytes and times of each partition", run_stats),
+    ):
+        command = commands.add_parser(name, help=text, description=f"Show {text}.")
+        command.add_argument("topic", nargs="?", metavar="TOPIC", help="the topic; or name --app and --store")
+        command.add_argument("--store", metavar="NAME", help="store of the application whose changelog it is")
+        command.add_argument("--app", metavar="NAME", help="application")
+        command.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log")
+        command.add_argument("--partition", type=int, metavar="P", help="only this partition")
+        if name != "stats":
+            command.add_argument(
+                "--limit", type=int, default=LIMIT_DEFAULT, metavar="N", help="records of each partition (10)"
+            )
+            command.add_argument(
+                "--key-format", choices=("utf8", "hex"), default="utf8", help="bytes as text where printable, or hex"
+            )
+        add_json(command)
+        add_config(command)
+        command.set_defaults(handler=printing(handler))
+    topics = subparsers.add_parser("topics", help="the topics of a log", description="List the topics of a log.")
+    topics.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log")
+    add_json(topics)
+    add_config(topics)
+    topics.set_defaults(handler=printing(run_topics))
+
+
+def run_head(args: argparse.Namespace, out: Output) -> int:
+    """changelog head."""
+    log = log_of(args)
+    try:
+        records: list[tuple[TopicPartition, Record]] = []
+        reader = log.reader()
+        for partition, bounds in _partitions(args, log, reader).items():
+            records += [(partition, record) for record in _read(reader, partition, bounds, _limit(args))]
+    finally:
+        log.close()
+    _show_records(args, out, records)
+    return 0
+
+
+def run_tail(args: argparse.Namespace, out: Output) -> int:
+    """changelog tail."""
+    log = log_of(args)
+    try:
+        records: list[tuple[TopicPartition, Record]] = []
+        reader = log.reader()
+        for partition, bounds in _partitions(args, log, reader).items():
+            records += [(partition, record) for record in _read_last(reader, partition, bounds, _limit(args))]
+    finally:
+        log.close()
+    _show_records(args, out, records)
+    return 0
+
+
+def run_stats(args: argparse.Namespace, out: Output) -> int:
+    """changelog stats."""
+    log = log_of(args)
+    try:
+        reader = log.reader()
+        partitions = _partitions(args, log, reader)
+        total = sum(bounds.end - bounds.begin for bounds in partitions.values())
+        with out.progress("reading", total) as bar:
+            found = []
+            for partition, bounds in partitions.items():
+                found.append(_count(reader, partition, bounds, bar))
+        topic = _topic(args)
+        info = log.admin.describe_topic(topic)
+    finally:
+        log.close()
+    assert info is not None, topic
+    out.document({"schema": STATS_SCHEMA, **_topic_document(info), "counted": found})
+    out.line(f"{topic}: {_policy(info)}")
+    names = ["partition", "begin", "end", "records", "tombstones", "distinct_keys", "key_bytes", "value_bytes"]
+    columns = [*names[:5], "keys", "key bytes", "value bytes", "first ms", "last ms"]
+    names += ["timestamp_min_ms", "timestamp_max_ms"]
+    out.table(columns, [[one[name] for name in names] for one in found], right=columns)
+    if any(one["distinct_keys"] is None for one in found):
+        out.note(f"keys are counted up to {KEYS_MAX:,} a partition")
+    return 0
+
+
+def run_topics(args: argparse.Namespace, out: Output) -> int:
+    """topics."""
+    from standfast.replication.offsets import TopicPartition
+
+    log = log_of(args)
+    try:
+        infos = log.admin.topics()
+        reader = log.reader()
+        topics = []
+        for info in infos:
+            wanted = [TopicPartition(info.name, number) for number in range(info.partitions)]
+            bounds = [reader.bounds([partition])[partition] for partition in wanted]
+            topics.append({**_topic_document(info), "span": sum(end - begin for begin, end in bounds)})
+        policies = [_policy(info) for info in infos]
+    finally:
+        log.close()
+    out.document({"schema": TOPICS_SCHEMA, "topics": topics})
+    rows = [
+        (topic["topic"], topic["partitions"], topic["span"], policy)
+        for topic, policy in zip(topics, policies, strict=True)
+    ]
+    out.table(("topic", "partitions", "offsets held", "policy"), rows, right=("partitions", "offsets held"))
+    return 0
+
+
+def _topic(args: argparse.Namespace) -> str:
+    from standfast.store.errors import InvalidRequest
+    from standfast.store.names import changelog_topic, check_topic
+
+    if args.topic is not None and args.store is not None:
+        raise InvalidRequest("name a TOPIC or a --store, not both")
+    if args.topic is not None:
+        return check_topic(args.topic)
+    app = settings_of(args).app
+    if args.store is None or app is None:
+        raise InvalidRequest("which topic? name it, or name --app and --store")
+    return changelog_topic(app, args.store)
+
+
+def _partitions(args: argparse.Namespace, log: Log, reader: LogReader) -> dict[TopicPartition, Bounds]:
+    import difflib
+
+    from standfast.replication.offsets import TopicPartition
+    from standfast.store.errors import InvalidRequest, UnknownStore
+
+    topic = _topic(args)
+    info = log.admin.describe_topic(topic)
+    if info is None:
+        names = [one.name for one in log.admin.topics()]
+        near = difflib.get_close_matches(topic, names, 1, 0.6)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names) or 'none'}"
+        raise UnknownStore(f"log {log.address} has no topic {topic!r}: {hint}")
+    if args.partition is not None and not 0 <= args.partition < info.partitions:
+        raise InvalidRequest(f"topic {topic!r} has the partitions 0 to {info.partitions - 1}, not {args.partition}")
+    numbers = range(info.partitions) if args.partition is None else [args.partition]
+    return reader.bounds([TopicPartition(topic, number) for number in numbers])
+
+
+def _limit(args: argparse.Namespace) -> int:
+    from standfast.store.errors import InvalidRequest
+
+    if args.limit < 1:
+        raise InvalidRequest(f"--limit is {args.limit}: give at least 1")
+    return int(args.limit)
+
+
+def _read(reader: LogReader, partition: TopicPartition, bounds: Bounds, limit: int) -> list[Record]:
+    """Up to `limit` records from the beginning of `bounds`."""
+    records: list[Record] = []
+    reader.assign({partition: bounds.begin})
+    position = bounds.begin
+    while position < bounds.end and len(records) < limit:
+        for batch in reader.fetch(min(limit - len(records), FETCH_RECORDS)):
+            records += [record for record in batch.records if record.offset < bounds.end]
+            position = batch.next_offset
+    return records[:limit]
+
+
+def _read_last(reader: LogReader, partition: TopicPartition, bounds: Bounds, limit: int) -> list[Record]:
+    """The last `limit` records. Offsets may have gaps, so it looks back twice as far until there are enough."""
+    from standfast.replication.offsets import Bounds
+
+    back = limit
+    while True:
+        start = max(bounds.begin, bounds.end - back)
+        records = _read(reader, partition, Bounds(start, bounds.end), bounds.end - start)
+        if len(records) >= limit or start == bounds.begin:
+            return records[-limit:]
+        back *= 2
+
+
+def _count(reader: LogReader, partition: TopicPartition, bounds: Bounds, bar: Any) -> Json:
+    records = tombstones = key_bytes = value_bytes = 0
+    keys: set[int] | None = set()
+    first_ms: int | None = None
+    last_ms: int | None = None
+    reader.assign({partition: bounds.begin})
+    position = bounds.begin
+    while position < bounds.end:
+        for batch in reader.fetch(FETCH_RECORDS):
+            for record in batch.records:
+                records += 1
+                tombstones += record.value is None
+                key_bytes += len(record.key or b"")
+                value_bytes += len(record.value or b"")
+                first_ms = record.timestamp if first_ms is None else min(first_ms, record.timestamp)
+                last_ms = record.timestamp if last_ms is None else max(last_ms, record.timestamp)
+            if keys is not None:
+                keys.update(hash(record.key) for record in batch.records)
+                keys = keys if len(keys) <= KEYS_MAX else None
+            bar.advance(batch.next_offset - position)
+            position = batch.next_offset
+    return {
+        "partition": partition.partition,
+        "begin": bounds.begin,
+        "end": bounds.end,
+        "records": records,
+        "tombstones": tombstones,
+        "distinct_keys": None if keys is None else len(keys),
+        "key_bytes": key_bytes,
+        "value_bytes": value_bytes,
+        "timestamp_min_ms": first_ms,
+        "timestamp_max_ms": last_ms,
+    }
+
+
+def _show_records(args: argparse.Namespace, out: Output, records: list[tuple[TopicPartition, Record]]) -> None:
+    from standfast.ops.text import bytes_text, parse_key_format
+
+    key_format = parse_key_format(args.key_format)
+
+    def text(raw: bytes | None) -> str | None:
+        return None if raw is None else bytes_text(raw, key_format)
+
+    found = [
+        {
+            "partition": partition.partition,
+            "offset": record.offset,
+            "timestamp": record.timestamp,
+            "key": text(record.key),
+            "value": text(record.value),
+            "headers": [[name, text(value)] for name, value in record.headers],
+        }
+        for partition, record in records
+    ]
+    out.document({"schema": RECORDS_SCHEMA, "topic": _topic(args), "records": found})
+    columns = ("partition", "offset", "timestamp", "key", "value")
+    rows = [
+        [one[name] if name != "value" or one["value"] is not None else "(tombstone)" for name in columns]
+        for one in found
+    ]
+    out.table(columns, rows, right=("partition", "offset", "timestamp"))
+
+
+def _topic_document(info: Any) -> Json:
+    return {
+        "topic": info.name,
+        "topic_id": info.topic_id,
+        "partitions": info.partitions,
+        "cleanup": sorted(info.policy.cleanup),
+        "retention_ms": info.policy.retention_ms,
+        "delete_retention_ms": info.policy.delete_retention_ms,
+        "min_compaction_lag_ms": info.policy.min_compaction_lag_ms,
+    }
+
+
+def _policy(info: Any) -> str:
+    text = ",".join(sorted(info.policy.cleanup))
+    return text if info.policy.retention_ms < 0 else f"{text}, kept {info.policy.retention_ms} ms"

@@ -1,0 +1,390 @@
+"""Compare the stores of a task with their changelogs, folded to the very position that the stores stand at.
+
+    last record below the position   store      record at or above it   verdict on the row
+    value                            equal      any                     matched
+    value                            absent     no / yes                missing / looked at again
+    value                            other      no / yes                different / looked at again
+    tombstone                        present    no / yes                stale (a delete was not applied) / again
+    none                             present    yes                     indeterminate: compaction removed the older one
+    none                             present    no                      extra; indeterminate if the log begins above 0
+
+    equal          every row that the log can still speak for is as the log has it
+    different      at least one row is missing, extra, different or stale
+    inconclusive   the log cannot speak for the store (see REASONS), or for not one of its rows
+
+Rules of this file: reads only. A log may be compacted while it is read, so rows that differ and have a later record
+are looked at a second time from the start before anything is said of them. It keeps the folded rows of one store in
+memory: for stores that fit there. Both sides hide what is past retention at the store's own observed stream time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal
+
+from standfast.replication.log import Fetched, Log, LogReader, TopicInfo
+from standfast.replication.offsets import Bounds, TaskId, TopicPartition
+from standfast.restore.compare import DIFFERENCES_MAX, Comparison, Difference, compare_rows
+from standfast.restore.digest import Digest, LogicalRow, digest_rows
+from standfast.restore.fold import Fold, fold_for
+from standfast.store.cut import Position
+from standfast.store.errors import StateLost, Unavailable, UnknownStore
+from standfast.store.names import changelog_topic
+from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.task_stores import AnyStore, TaskStores
+
+FETCH_RECORDS = 5_000
+FETCH_WAIT_MS = 1_000
+IDLE_FETCHES_MAX = 30  # a log that gives nothing below its end for so long does not answer
+DIGEST_ROWS = 4_096
+ATTEMPTS = 2
+
+Verdict = Literal["equal", "different", "inconclusive"]
+RowVerdict = Literal["missing", "extra", "different", "stale", "indeterminate", "lost", "again"]
+UNSURE: frozenset[RowVerdict] = frozenset({"indeterminate", "lost"})
+
+# Why nothing can be said of a store; the texts take what they name by keyword.
+REASONS = {
+    "no-position": "the store has no position: nothing of its changelog was applied yet",
+    "topic-missing": "the log has no topic {topic}: is it the log of this application?",
+    "topic-recreated": "topic {topic} was made anew since the store was written: its offsets mean other records now",
+    "position-ahead": "the store stands at {position}, but the log ends at {end}: it is older, or another log",
+    "position-behind": "the log begins at {begin}, beyond the position {position}: what the store was made of is gone",
+    "log-truncated": "the log begins at {begin}: the records of {lost} rows below the position are gone",
+    "log-changed": "the log was truncated or made anew while it was read: verify again",
+    "compacted": "compaction removed the records below the position of all {indeterminate} rows: verify after a commit",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowDifference:
+    """One row that is wrong: `log` and `store` are (timestamp, raw value), None where a side lacks the row."""
+
+    kind: RowVerdict
+    key: bytes
+    log: tuple[int, bytes] | None
+    store: tuple[int, bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreVerdict:
+    """What was found of one store of one task. Offsets are next to read; `position` is -1 if there is none.
+
+    `differences` are the first ones, `truncated` says that there are more. The digests leave the indeterminate rows
+    out, so they are equal exactly where the verdict is "equal".
+    """
+
+    store: str
+    kind: str
+    task: TaskId
+    changelog: TopicPartition
+    verdict: Verdict
+    reason: str = ""
+    explanation: str = ""
+    position: int = -1
+    begin: int = -1
+    end: int = -1
+    observed_ms: int = -1
+    records: int = 0
+    matched: int = 0
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    stale: int = 0
+    indeterminate: int = 0
+    log_digest: Digest = field(default_factory=Digest)
+    store_digest: Digest = field(default_factory=Digest)
+    differences: tuple[RowDifference, ...] = ()
+    truncated: bool = False
+
+
+@dataclass(slots=True)
+class _Target:
+    """One store to look at, and where its changelog is."""
+
+    task: TaskId
+    store: AnyStore
+    position: Position | None
+    changelog: TopicPartition
+    info: TopicInfo | None
+
+    def inconclusive(self, reason: str, bounds: Bounds | None = None) -> StoreVerdict:
+        begin, end = bounds if bounds is not None else (-1, -1)
+        position = self.position.offset if self.position is not None else -1
+        text = REASONS[reason].format(topic=self.changelog.topic, position=position, begin=begin, end=end)
+        return StoreVerdict(
+            store=self.store.name,
+            kind=self.store.spec.kind,
+            task=self.task,
+            changelog=self.changelog,
+            verdict="inconclusive",
+            reason=reason,
+            explanation=text,
+            position=position,
+            begin=begin,
+            end=end,
+            observed_ms=self.store.rows.observed_ms,
+        )
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What the log says of the keys whose rows differ."""
+
+    begin: int
+    below: set[bytes] = field(default_factory=set)
+    later: set[bytes] = field(default_factory=set)
+
+
+def verify_task(
+    task: TaskId,
+    stores: Mapping[str, AnyStore],
+    positions: Mapping[str, Position],
+    log: Log,
+    app: str,
+    *,
+    differences_max: int = DIFFERENCES_MAX,
+    on_records: Callable[[int], None] | None = None,
+) -> tuple[StoreVerdict, ...]:
+    """Verify logged stores of one task against the log, in order of their names.
+
+    `stores` show committed rows only, with the observed times of the cut that `positions` are from: views of files at
+    rest, or `committed_views` of a live task. `on_records` is called with the number of records of each batch read.
+    Raises Unavailable if the log does not answer, Corruption for damaged rows.
+    """
+    reader = log.reader()
+    try:
+        verdicts = []
+        for name, store in sorted(stores.items()):
+            topic = changelog_topic(app, name)
+            info = log.admin.describe_topic(topic)
+            changelog = TopicPartition(topic, task.partition)
+            target = _Target(task, store, positions.get(name), changelog, info)
+            verdicts.append(_verify_store(target, reader, differences_max, on_records or _ignore))
+        return tuple(verdicts)
+    finally:
+        reader.close()
+
+
+def committed_views(stores: TaskStores) -> dict[str, AnyStore]:
+    """Views of a live task's logged stores for `verify_task`; call it as the task's owner, between two commits.
+
+    Positions are those of `stores.cut` at the same moment.
+    """
+    return {name: stores.committed_view(name) for name, spec in stores.specs.items() if spec.logging}
+
+
+def _verify_store(
+    target: _Target, reader: LogReader, differences_max: int, on_records: Callable[[int], None]
+) -> StoreVerdict:
+    position, info = target.position, target.info
+    if info is None or target.changelog.partition >= info.partitions:
+        return target.inconclusive("topic-missing")
+    if position is None:
+        return target.inconclusive("no-position")
+    if position.topic_id and position.topic_id != info.topic_id:
+        return target.inconclusive("topic-recreated")
+    found: StoreVerdict | None = None
+    try:
+        for attempt in range(1, ATTEMPTS + 1):
+            bounds = reader.bounds([target.changelog])[target.changelog]
+            if position.offset > bounds.end:
+                return target.inconclusive("position-ahead", bounds)
+            if position.offset < bounds.begin:
+                return target.inconclusive("position-behind", bounds)
+            found = _compare(target, reader, bounds, differences_max, on_records, last=attempt == ATTEMPTS)
+            if found is not None:
+                break
+    except (StateLost, UnknownStore):
+        return target.inconclusive("log-changed")
+    assert found is not None, "the last attempt gives a verdict"
+    return found
+
+
+def _compare(
+    target: _Target,
+    reader: LogReader,
+    bounds: Bounds,
+    differences_max: int,
+    on_records: Callable[[int], None],
+    *,
+    last: bool,
+) -> StoreVerdict | None:
+    """One look; None if rows must be looked at again because the log may have changed under the reader."""
+    store, changelog = target.store, target.changelog
+    assert target.position is not None
+    position = target.position.offset
+    observed_ms = store.rows.observed_ms
+    versioned = isinstance(store.spec, VersionedStore)
+    fold = fold_of(store.spec)
+    records = _fold(reader, changelog, Bounds(bounds.begin, position), fold, on_records)
+    in_log, in_store = _Digesting(fold.rows(observed_ms)), _Digesting(_rows_of(store))
+    # All differences are needed, since compaction explains some of them; both sides are in memory or as small.
+    compared = compare_rows(in_log, in_store, versioned=versioned, differences_max=2**62)
+    judged: list[tuple[Difference, RowVerdict]] = []
+    if compared.mismatches:
+        keys = {difference.key for difference in compared.differences}
+        facts = _facts(reader, changelog, bounds, position, keys, on_records)
+        compacted = records < position - bounds.begin
+        judged = [(one, _judge(one, facts, versioned, compacted, last)) for one in compared.differences]
+        if any(verdict == "again" for _, verdict in judged):
+            return None
+    return _conclude(target, bounds, records, compared, judged, (in_log.digest, in_store.digest), differences_max)
+
+
+def _judge(difference: Difference, facts: _Facts, versioned: bool, compacted: bool, last: bool) -> RowVerdict:
+    """The table at the top, for a row that is not equal."""
+    key = difference.key
+    below, later = key in facts.below, key in facts.later
+    # A version may be gone although its key is not: compaction keeps the last record of a key, not every version.
+    unknown = versioned and compacted and difference.kind != "different"
+    if difference.kind == "extra" and (not below or unknown):
+        if facts.begin > 0:
+            return "lost"
+        return "indeterminate" if later or (unknown and below) else "extra"
+    if unknown:
+        return "indeterminate"
+    if later and not last:
+        return "again"
+    if difference.kind == "extra" and not versioned:
+        return "stale"
+    return difference.kind
+
+
+def _conclude(
+    target: _Target,
+    bounds: Bounds,
+    records: int,
+    compared: Comparison,
+    judged: list[tuple[Difference, RowVerdict]],
+    digests: tuple[Digest, Digest],
+    differences_max: int,
+) -> StoreVerdict:
+    unsure = [one for one, verdict in judged if verdict in UNSURE]
+    wrong = [
+        RowDifference(verdict, one.key, one.expected, one.actual) for one, verdict in judged if verdict not in UNSURE
+    ]
+    counts: dict[RowVerdict, int] = {}
+    for _, verdict in judged:
+        counts[verdict] = counts.get(verdict, 0) + 1
+    lost = counts.get("lost", 0)
+    reason = "log-truncated" if lost else "compacted" if unsure and not compared.matched else ""
+    conclusion: Verdict = "different" if wrong else "inconclusive" if reason else "equal"
+    assert target.position is not None
+    position = target.position.offset
+    return StoreVerdict(
+        store=target.store.name,
+        kind=target.store.spec.kind,
+        task=target.task,
+        changelog=target.changelog,
+        verdict=conclusion,
+        reason=reason,
+        explanation=REASONS[reason].format(begin=bounds.begin, lost=lost, indeterminate=len(unsure)) if reason else "",
+        position=position,
+        begin=bounds.begin,
+        end=bounds.end,
+        observed_ms=target.store.rows.observed_ms,
+        records=records,
+        matched=compared.matched,
+        missing=counts.get("missing", 0),
+        extra=counts.get("extra", 0),
+        different=counts.get("different", 0),
+        stale=counts.get("stale", 0),
+        indeterminate=len(unsure),
+        log_digest=_without(digests[0], ((one.key, *one.expected) for one in unsure if one.expected is not None)),
+        store_digest=_without(digests[1], ((one.key, *one.actual) for one in unsure if one.actual is not None)),
+        differences=tuple(wrong[:differences_max]),
+        truncated=len(wrong) > differences_max,
+    )
+
+
+def fold_of(spec: StoreSpec) -> Fold:
+    """The fold that gives the logical rows of a store."""
+    retention_ms: int | None = None
+    if isinstance(spec, WindowStore | SessionStore):
+        retention_ms = spec.retention_ms
+    elif isinstance(spec, VersionedStore):
+        retention_ms = spec.history_retention_ms
+    return fold_for(spec.kind, timestamped=spec.timestamped, retention_ms=retention_ms)
+
+
+def _fold(
+    reader: LogReader, changelog: TopicPartition, span: Bounds, fold: Fold, on_records: Callable[[int], None]
+) -> int:
+    """Fold the records of a span of offsets; returns how many there were."""
+    count = 0
+    for batch in _batches(reader, changelog, span):
+        records = batch.records
+        if batch.next_offset > span.end:
+            records = [record for record in records if record.offset < span.end]
+        fold.add(records)
+        count += len(records)
+        on_records(len(records))
+    return count
+
+
+def _facts(
+    reader: LogReader,
+    changelog: TopicPartition,
+    bounds: Bounds,
+    position: int,
+    keys: Collection[bytes],
+    on_records: Callable[[int], None],
+) -> _Facts:
+    """Which of these keys have a record below the position, and which at or above it."""
+    facts = _Facts(bounds.begin)
+    for batch in _batches(reader, changelog, bounds):
+        for record in batch.records:
+            if record.key in keys:
+                (facts.below if record.offset < position else facts.later).add(record.key)
+        on_records(len(batch.records))
+    return facts
+
+
+def _batches(reader: LogReader, changelog: TopicPartition, span: Bounds) -> Iterator[Fetched]:
+    """Everything from span.begin on until span.end is passed; the last batch may reach beyond it."""
+    at, idle = span.begin, 0
+    if at >= span.end:
+        return
+    reader.assign({changelog: at})
+    while at < span.end:
+        fetched = reader.fetch(FETCH_RECORDS, FETCH_WAIT_MS)
+        idle = 0 if fetched else idle + 1
+        if idle == IDLE_FETCHES_MAX:
+            raise Unavailable(
+                f"{changelog}: nothing came for {idle * FETCH_WAIT_MS // 1_000} s at position {at}, below its end "
+                f"{span.end}: check that the log answers, then verify again"
+            )
+        for batch in fetched:
+            at = batch.next_offset
+            yield batch
+
+
+def _rows_of(store: AnyStore) -> Iterator[LogicalRow]:
+    present = store.rows.engine.families()
+    if any(family in present for family in store.families()):
+        yield from store.logical_rows()
+
+
+class _Digesting:
+    """Rows on their way through, with their digest so far."""
+
+    def __init__(self, rows: Iterator[LogicalRow]) -> None:
+        self._rows = rows
+        self.digest = Digest()
+
+    def __iter__(self) -> Iterator[LogicalRow]:
+        while chunk := list(islice(self._rows, DIGEST_ROWS)):
+            self.digest += digest_rows(chunk)
+            yield from chunk
+
+
+def _without(digest: Digest, rows: Iterable[LogicalRow]) -> Digest:
+    gone = digest_rows(rows)
+    return Digest(digest.count - gone.count, digest.xor ^ gone.xor, digest.low_sum - gone.low_sum)
+
+
+def _ignore(_records: int) -> None:
+    """Nobody wants to know."""

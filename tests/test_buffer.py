@@ -1,0 +1,124 @@
+"""The write buffer: overlay of buffered rows, sizes, and the hard bound, to the byte."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from standfast.store.buffer import CHANGE_OVERHEAD_BYTES, ROW_OVERHEAD_BYTES, WriteBuffer, merge_pending
+from standfast.store.errors import Backpressure
+
+keys = st.binary(max_size=2)
+stored_rows = st.dictionaries(keys, st.binary(max_size=2), max_size=12)
+buffered_rows = st.dictionaries(keys, st.none() | st.binary(max_size=2), max_size=12)
+writes = st.lists(st.tuples(st.sampled_from(["a", "b@0"]), keys, st.none() | st.binary(max_size=4)), max_size=30)
+
+
+@given(stored_rows, buffered_rows, st.booleans())
+def test_buffered_rows_overlay_the_stored_ones(
+    stored: dict[bytes, bytes], buffered: dict[bytes, bytes | None], reverse: bool
+) -> None:
+    both = {**stored, **buffered}
+    expected = [(key, both[key]) for key in sorted(both, reverse=reverse) if both[key] is not None]
+    merged = merge_pending(
+        iter(sorted(stored.items(), reverse=reverse)), sorted(buffered.items(), reverse=reverse), reverse=reverse
+    )
+    assert list(merged) == expected
+
+
+@given(writes, keys | st.none(), keys | st.none(), st.booleans(), st.integers(0, 30))
+def test_pending_rows_are_a_sorted_range_also_after_more_puts(
+    puts: list[tuple[str, bytes, bytes | None]], low: bytes | None, high: bytes | None, reverse: bool, scanned_at: int
+) -> None:
+    buffer = WriteBuffer()
+    rows: dict[bytes, bytes | None] = {}
+    for number, (family, key, row) in enumerate(puts):
+        if number == scanned_at:  # sorts what is there; later keys must be sorted in
+            buffer.pending("a", None, None, reverse=False)
+        buffer.put(family, key, row)
+        if family == "a":
+            rows[key] = row
+    expected = [
+        (key, rows[key])
+        for key in sorted(rows, reverse=reverse)
+        if (low is None or key >= low) and (high is None or key < high)
+    ]
+    assert buffer.pending("a", low, high, reverse=reverse) == expected
+
+
+@given(writes, st.booleans())
+def test_size_is_the_sum_over_what_is_buffered(puts: list[tuple[str, bytes, bytes | None]], latest_only: bool) -> None:
+    buffer = WriteBuffer()
+    for family, key, value in puts:
+        buffer.put(family, key, value)
+        buffer.log(family, key, value, 5, latest_only=latest_only)
+    expected = sum(
+        ROW_OVERHEAD_BYTES + len(key) + len(row or b"") for rows in buffer.rows.values() for key, row in rows.items()
+    )
+    expected += sum(
+        CHANGE_OVERHEAD_BYTES + len(change[0]) + len(change[1] or b"")
+        for changes in buffer.take_changes().values()
+        for change in changes
+    )
+    assert buffer.size_bytes == expected
+    buffer.clear()
+    assert (buffer.size_bytes, buffer.rows, buffer.take_changes()) == (0, {}, {})
+
+
+@given(writes)
+def test_changes_keep_every_put_or_the_last_of_each_key(puts: list[tuple[str, bytes, bytes | None]]) -> None:
+    every, latest = WriteBuffer(), WriteBuffer()
+    for number, (store, key, value) in enumerate(puts):
+        every.log(store, key, value, number, latest_only=False)
+        latest.log(store, key, value, number, latest_only=True)
+    for store, changes in every.take_changes().items():
+        expected = [(key, value, number, ()) for number, (name, key, value) in enumerate(puts) if name == store]
+        assert changes == expected
+        assert latest.take_changes()[store] == list({change[0]: change for change in expected}.values())
+
+
+def test_one_hot_key_does_not_fill_a_cached_buffer() -> None:
+    buffer = WriteBuffer(1_000)
+    for number in range(100):
+        buffer.put("a", b"k", b"v" * 50)
+        buffer.log("a", b"k", b"v" * 50, number, latest_only=True)
+    assert not buffer.full
+
+
+def test_every_change_of_an_uncached_store_counts_even_without_a_value() -> None:
+    buffer = WriteBuffer(1_000)
+    for number in range(100):
+        buffer.put("a", b"k", None)
+        buffer.log("a", b"k", None, number, latest_only=False)
+    assert buffer.full
+
+
+def test_buffer_is_full_at_its_bound() -> None:
+    buffer = WriteBuffer(ROW_OVERHEAD_BYTES + 1 + 9)
+    buffer.put("a", b"k", b"v" * 8)
+    assert not buffer.full
+    buffer.put("a", b"k", b"v" * 9)
+    assert buffer.full
+
+
+def test_room_ends_at_exactly_twice_the_bound() -> None:
+    buffer = WriteBuffer(500)
+    buffer.put("a", b"k", b"v" * 99)
+    buffer.check_room(1_000 - buffer.size_bytes)
+    with pytest.raises(Backpressure, match=r"1000 bytes .* commit"):
+        buffer.check_room(1_001 - buffer.size_bytes)
+
+
+def test_an_empty_buffer_takes_any_one_write() -> None:
+    WriteBuffer(10).check_room(1_000_000)
+
+
+def test_a_dropped_family_is_forgotten_and_its_changes_stay() -> None:
+    buffer = WriteBuffer()
+    buffer.put("a@0", b"k", b"v")
+    buffer.log("a", b"k", b"v", 1, latest_only=True)
+    buffer.pending("a@0", None, None, reverse=False)
+    buffer.drop_family("a@0")
+    assert buffer.pending("a@0", None, None, reverse=False) == []
+    assert buffer.take_changes() == {"a": [(b"k", b"v", 1, ())]}

@@ -1,0 +1,26 @@
+"""The README's promises: its first program runs as printed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def python_blocks(repo_root: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (repo_root / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_first_program_is_killed_and_goes_on_from_its_standby(repo_root: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(python_blocks(repo_root)[0], encoding="utf-8")
+    ran = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    printed = ran.stdout.strip()
+    assert printed == "{'airport': 'JFK'} {TopicPartition(topic='flights', partition=0): 4712}"
+    assert printed in (repo_root / "README.md").read_text(encoding="utf-8")
