@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 
 from standfast._version import __version__
@@ -28,7 +27,7 @@ COMMAND_MODULES = (
 )
 
 
-def build_parser(modules: Sequence[str] = COMMAND_MODULES) -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
         prog="standfast",
@@ -38,7 +37,7 @@ def build_parser(modules: Sequence[str] = COMMAND_MODULES) -> argparse.ArgumentP
     )
     parser.add_argument("--version", action="version", version=f"standfast {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name in modules:
+    for name in COMMAND_MODULES:
         import_module(name).register(subparsers)
     return parser
 

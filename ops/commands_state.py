@@ -86,7 +86,10 @@ def run_status(args: argparse.Namespace, out: Output) -> int:
     if args.watch is not None and args.watch <= 0:
         raise InvalidRequest(f"--watch is {args.watch}: give seconds above 0")
     while True:
-        status = _offline_status(args) if getattr(args, "offline", None) is not None else _live_status(args)
+        offline = getattr(args, "offline", None) is not None
+        status = _offline_status(args) if offline else _live_status(args)
+        if offline and status["owner_pid"] is not None:
+            out.note(_owned(status["owner_pid"]))
         _show_status(args, out, status)
         if args.watch is None:
             return 0
@@ -259,6 +262,10 @@ def _offline_status(args: argparse.Namespace) -> Json:
     }
 
 
+def _owned(pid: int) -> str:
+    return f"pid {pid} owns these files and is running: its newest rows may be missing here"
+
+
 def _request(args: argparse.Namespace) -> ReadRequest:
     from standfast.ops.reads import LIMIT_DEFAULT, ReadRequest
 
@@ -316,7 +323,7 @@ def _offline_rows(args: argparse.Namespace, request: ReadRequest, out: Output) -
     found["offline"] = str(args.offline)
     found["owner_pid"] = owner
     if owner is not None:
-        out.note(f"pid {owner} owns these files and is running: its newest rows may be missing here")
+        out.note(_owned(owner))
     if custom:
         out.note(f"shown as hex: the serdes {', '.join(custom)} are the application's own and not known here")
     if request.verb == "get" and not answer.rows:

@@ -78,7 +78,7 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Stores against their changelogs: `stores` is stores times partitions, `unequal` those not found equal by digest."""
+    """Stores against their changelogs: how many (stores times partitions), and how many were not found equal."""
 
     stores: int
     rows: int

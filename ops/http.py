@@ -173,6 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
     """One request; HTTP/1.0 semantics, so the connection closes after the answer."""
 
     timeout = SOCKET_TIMEOUT_S
+    default_request_version = "HTTP/1.0"  # so that even what is no HTTP gets a status line
 
     def setup(self) -> None:
         super().setup()

@@ -197,7 +197,7 @@ def error_reply(status: int, error: str, message: str) -> Reply:
 
 def nearest(name: str, known: list[str]) -> str:
     """`, did you mean ...?`, or what there is."""
-    near = difflib.get_close_matches(name, known, 1, 0.6)
+    near = difflib.get_close_matches(name, known, 1, 0.5)
     return f", did you mean {near[0]!r}?" if near else f": there are {', '.join(known) or 'none'}"
 
 

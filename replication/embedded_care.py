@@ -89,12 +89,18 @@ class Care:
         return sum(self._compact_partition(each, policy, now_ms, dedupe=True) for each in partitions)
 
     def apply_retention(self, now_ms: int) -> int:
-        """Remove records older (by timestamp) than `retention_ms` from the head. Returns how many."""
+        """Remove records older than `retention_ms`, by timestamp and by append, from the head. Returns how many.
+
+        Both ages must have passed: a replay of old events writes old timestamps now, and a changelog of them must not
+        lose at once what its store has just been given.
+        """
         removed = 0
         for policy, partition_id in self._partitions("delete"):
-            if policy.retention_ms >= 0:
-                begin = self._first_kept(partition_id, now_ms - policy.retention_ms)
+            row = self._row(partition_id)
+            if policy.retention_ms >= 0 and row is not None:
+                begin = self._first_kept(row, now_ms - policy.retention_ms)
                 removed += self._move_begin(partition_id, begin)
+                self._set("DELETE FROM ages WHERE partition = ? AND end_offset <= ?", partition_id, begin)
         return removed
 
     def truncate(self, source: TopicPartition, before: int) -> Bounds:
@@ -155,6 +161,8 @@ class Care:
             row = self._row(partition_id)
         if row is not None and policy.delete_retention_ms >= 0:
             removed += self._sweep_tombstones(row, now_ms - policy.delete_retention_ms)
+            if "delete" not in policy.cleanup:  # else retention still asks for them
+                self._set("DELETE FROM ages WHERE partition = ? AND end_offset <= ?", partition_id, row.swept)
         return removed
 
     def _latest_rows(self, row: PartitionRow, end: int, newest_ms: int | None) -> tuple[dict[Any, int], int]:
@@ -195,15 +203,7 @@ class Care:
         Age is counted from the append, not from the record's timestamp: that one may be an event of years ago, and a
         standby that was away for an hour would never learn of the delete.
         """
-        if row.appended_ms <= cutoff_ms:
-            old = row.end
-        else:
-            with self._db.read() as run:
-                old = run.execute(
-                    "SELECT coalesce(max(end_offset), 0) FROM ages WHERE partition = ? AND appended_ms <= ?",
-                    (row.id, cutoff_ms),
-                ).fetchone()[0]
-        swept = min(old, row.clean)
+        swept = min(self._appended_by(row, cutoff_ms), row.clean)
         if swept <= row.swept:
             return 0
         base = first_id(row.id)
@@ -214,22 +214,30 @@ class Care:
             "UPDATE partitions SET swept_offset = max(swept_offset, ?), kept = max(kept - ?, 0) WHERE id = ?",
             *(swept, removed, row.id),
         )
-        self._set("DELETE FROM ages WHERE partition = ? AND end_offset <= ?", row.id, swept)
         return removed
+
+    def _appended_by(self, row: PartitionRow, cutoff_ms: int) -> int:
+        """Offset below which everything was appended at `cutoff_ms` or before (to the step in which ages are noted)."""
+        if row.appended_ms <= cutoff_ms:
+            return row.end
+        with self._db.read() as run:
+            found = run.execute(
+                "SELECT coalesce(max(end_offset), 0) FROM ages WHERE partition = ? AND appended_ms <= ?",
+                (row.id, cutoff_ms),
+            ).fetchone()
+        return int(found[0])
 
     # -- retention and truncation -------------------------------------------------------------------------------------
 
-    def _first_kept(self, partition_id: int, cutoff_ms: int) -> int:
-        """Offset of the first record with a timestamp of `cutoff_ms` or later, else the end."""
-        row = self._row(partition_id)
-        if row is None:
-            return 0
-        base = first_id(partition_id)
-        for rows in self._scan("id, timestamp", base + row.begin, base + row.end):
+    def _first_kept(self, row: PartitionRow, cutoff_ms: int) -> int:
+        """Offset of the first record with a timestamp of `cutoff_ms` or later, else where younger appends begin."""
+        base = first_id(row.id)
+        old = max(self._appended_by(row, cutoff_ms), row.begin)
+        for rows in self._scan("id, timestamp", base + row.begin, base + old):
             for record_id, timestamp in rows:
                 if timestamp >= cutoff_ms:
                     return int(record_id) - base
-        return row.end
+        return old
 
     def _move_begin(self, partition_id: int, begin: int) -> int:
         """Move the begin offset forward and remove what is below; returns how many records that were."""

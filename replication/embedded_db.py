@@ -33,6 +33,7 @@ from standfast.store.errors import (
 Transaction: TypeAlias = sqlite3.Connection  # what read() and write() hand out
 
 SCHEMA_VERSION = 1
+SQLITE_VERSION = sqlite3.sqlite_version
 APPLICATION_ID = 0x53464C47  # "SFLG"
 PAGE_BYTES = 8_192  # fewer and larger pages than the default: 10 % faster appends and half the checkpoint time
 CACHE_KIB = 4_096  # per connection

@@ -130,7 +130,7 @@ def _append(run: Transaction, source: TopicPartition, batch: Prepared, now_ms: i
 
 def _remember_age(run: Transaction, row: PartitionRow, now_ms: int) -> int:
     """From time to time note what was there already: everything below its end was appended by `row.appended_ms`."""
-    if not row.keyed or now_ms - row.aged_ms < AGE_STEP_MS:
+    if now_ms - row.aged_ms < AGE_STEP_MS:
         return row.aged_ms
     if row.end:
         run.execute(

@@ -126,6 +126,8 @@ class StoreRows:
 
     def get_if_present(self, family: str, key: bytes) -> bytes | None:
         """As `get`, for a family that no commit may have made yet."""
+        if self.closed:
+            self._refuse_closed()
         rows = self.buffer.rows.get(family)
         if (rows is not None and key in rows) or family in self.engine.families():
             return self.get(family, key)
@@ -196,6 +198,8 @@ class StoreRows:
         self, family: str, start: bytes | None = None, end: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[Row]:
         """Rows of one family as this task sees them, start <= key < end."""
+        if self.closed:
+            self._refuse_closed()
         pending = self.buffer.pending(family, start, end, reverse=reverse)
         if family not in self.engine.families():
             return ((key, row) for key, row in pending if row is not None)

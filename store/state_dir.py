@@ -74,6 +74,7 @@ class StateDir:
     def close(self) -> None:
         """Release the lock. Closing twice is fine."""
         if self._lock >= 0:
+            os.ftruncate(self._lock, 0)  # so that nobody takes this process, should it live on, for the owner
             os.close(self._lock)
             self._lock = -1
 

@@ -65,8 +65,8 @@ class TaskStores:
             self.engine.close()
             raise
 
-    def store(self, name: str) -> AnyStore:
-        """A store by name."""
+    def store(self, name: str) -> Any:
+        """A store by name; its class is that of its definition's kind, so the type is left open."""
         try:
             return self.stores[name]
         except KeyError:
@@ -80,7 +80,7 @@ class TaskStores:
         for store in self.stores.values():
             store.rows.now_ms = now_ms
 
-    def committed_view(self, name: str) -> AnyStore:
+    def committed_view(self, name: str) -> Any:
         """A read-only view of a store's committed rows; other threads may use it. Closed with the task."""
         self.store(name)
         return self._open_store(self.specs[name], WriteBuffer(0), read_only=True)

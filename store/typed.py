@@ -102,7 +102,7 @@ class TypedStore(ABC, Generic[K, V, S]):
 
     def _timestamp(self, timestamp: int | None) -> int:
         """The given timestamp, else that of the record in hand (wall clock outside a record)."""
-        if type(timestamp) is int and timestamp >= 0:  # the usual case, at once
+        if type(timestamp) is int and 0 <= timestamp <= TIME_MAX_MS:  # the usual case, at once
             return timestamp
         return self.rows.now_ms() if timestamp is None else self._time("timestamp", timestamp)
 

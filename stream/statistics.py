@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 COMMIT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 RESTORE_BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
@@ -57,7 +58,7 @@ class SessionCounters:
 
     def copy(self) -> SessionCounters:
         """The numbers now: a snapshot must not move under its reader."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         return SessionCounters(
             **{name: value if isinstance(value, int) else value.copy() for name, value in values.items()}
         )

@@ -29,6 +29,7 @@ from standfast.restore import restorer
 from standfast.store import serde
 from standfast.store.errors import Fenced, InvalidRequest
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.stream import session as session_module
 from standfast.stream.session import Session
 from standfast.stream.task import Task, TaskState
 
@@ -75,6 +76,7 @@ class LossTeller(Listener):
 
 def open_session(settings: Mapping[str, Any], listener: Listener, *, background: bool = True) -> Session:
     """A session as every process of a run opens it, the looking one included."""
+    session_module.CARE_INTERVAL_S = LIFE_MAX_S  # folding to a position needs what compaction would remove
     return Session(
         APP,
         log=settings["log"],

@@ -82,12 +82,13 @@ def test_truncate_moves_the_begin_and_never_the_end(log: EmbeddedLog) -> None:
 
 
 def test_retention_removes_old_records_from_the_head_only(log: EmbeddedLog, clock: ManualClock) -> None:
-    now_ms = clock.wall_ms()
+    now_ms = clock.wall_ms() + 1_000
     log.admin.create_topic("board", 1, TopicPolicy(retention_ms=1_000))
     log.admin.create_topic("forever", 1, TopicPolicy())
     log.producer().append({TopicPartition("forever", 0): [Outgoing(b"k", b"v", 1)]})
     for age_ms in (3_000, 2_000, 1_001, 1_000, 5_000, 10):
         put(log, ("k", str(age_ms)), at_ms=now_ms - age_ms)
+    clock.advance(1_000)
     assert log.apply_retention(now_ms) == 3
     assert [record.value for record in contents(log)] == [b"1000", b"5000", b"10"]
     assert log.apply_retention(now_ms) == 0
@@ -96,11 +97,23 @@ def test_retention_removes_old_records_from_the_head_only(log: EmbeddedLog, cloc
     assert log.reader().bounds([TopicPartition("forever", 0)]) == {TopicPartition("forever", 0): Bounds(0, 1)}
 
 
+def test_replayed_old_events_are_kept_until_their_append_is_old_as_well(log: EmbeddedLog, clock: ManualClock) -> None:
+    log.admin.create_topic("board", 1, TopicPolicy(retention_ms=DAY_MS))
+    put(log, ("a", "1"), at_ms=1)
+    clock.advance(DAY_MS // 2)
+    put(log, ("b", "2"), at_ms=2)
+    assert log.apply_retention(clock.wall_ms()) == 0
+    clock.advance(DAY_MS // 2)
+    assert log.apply_retention(clock.wall_ms()) == 1
+    assert [record.value for record in contents(log)] == [b"2"]
+
+
 def test_reader_overtaken_by_retention_loses_its_state(log: EmbeddedLog, clock: ManualClock) -> None:
     log.admin.create_topic("board", 1, TopicPolicy(retention_ms=1_000))
     put(log, ("a", "1"), ("b", "2"))
     reader = log.reader()
     reader.assign({T0: 1})
+    clock.advance(1_001)
     log.apply_retention(clock.wall_ms())
     with pytest.raises(StateLost, match="position 1"):
         reader.fetch(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fix_machines import Change, StoreMachine, keys, machine_settings, maybe_values, timestamps, values
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -12,6 +13,8 @@ from standfast.store.results import ValueAndTimestamp
 from standfast.store.specs import KeyValueStore
 
 bounds = st.none() | keys
+
+pytestmark = pytest.mark.slow
 
 
 class Table:

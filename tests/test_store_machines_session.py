@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fix_machines import Change, StoreMachine, keys, machine_settings, maybe_values, moment_ms, moments, timestamps
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -16,6 +17,8 @@ INTERVAL_MS = 60_000  # the least a segment may be, here longer than the retenti
 bounds = st.none() | keys
 lengths = st.sampled_from([0, 1, 1_000, INTERVAL_MS, 3 * INTERVAL_MS])
 Moment = tuple[str, int, int]
+
+pytestmark = pytest.mark.slow
 
 
 def row_key(key: bytes, start: int, end: int) -> bytes:

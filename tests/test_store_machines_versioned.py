@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fix_machines import Change, StoreMachine, machine_settings, maybe_values, moment_ms, moments
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -17,6 +18,8 @@ Moment = tuple[str, int, int]
 
 # Few keys, so that histories grow long; a key that begins with another, and bytes that look like a segment's id.
 keys = st.sampled_from([b"", b"a", b"a\x00", b"\xff", b"\x00\x00\x00\x00\x00\x00\x00\x01a", b"\xff" * 8])
+
+pytestmark = pytest.mark.slow
 
 
 class Versions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fix_machines import Change, StoreMachine, keys, machine_settings, maybe_values, moment_ms, moments, timestamps
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -17,6 +18,8 @@ INTERVAL_MS = 75_000  # half the retention, as it is above a minute
 TIME_MAX = 2**63 - 1
 bounds = st.none() | keys
 Row = tuple[bytes, int, int]
+
+pytestmark = pytest.mark.slow
 
 
 def row_key(key: bytes, start: int, sequence: int) -> bytes:

@@ -1,0 +1,248 @@
+"""The command verify: do the stores of a state directory hold what their changelogs say?
+
+    standfast verify --state-dir DIR [--app NAME] [--store NAME] [--partition P] --log ADDRESS [--limit N] [--json]
+
+Rules of this file: arguments and tables; what is compared and how stands in `standfast.restore.verify`. It opens
+files read-only and changes nothing, so a live owner may keep running: it is then the state of the moment at which the
+files were opened that is verified. In one process, one store after the other, each store's rows in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
+
+if TYPE_CHECKING:
+    from standfast.ops.offline import OfflineStores, OfflineTask
+    from standfast.ops.output import Output
+    from standfast.replication.log import Log
+    from standfast.restore.verify import RowDifference, StoreVerdict
+    from standfast.store.task_stores import AnyStore
+
+Json: TypeAlias = dict[str, Any]
+SCHEMA = "standfast.verify/1"
+LIMIT_DEFAULT = 20
+EXIT_CODES = {"equal": 0, "different": 1, "inconclusive": 3}
+COUNTS = ("matched", "missing", "extra", "different", "stale", "indeterminate")
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "verify",
+        help="compare stores with their changelogs",
+        description="Compare each store of a state directory with its changelog, folded to the position of the store.",
+        epilog="Exit codes: 0 equal, 1 different, 3 inconclusive (the log cannot speak for a store).",
+    )
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="a state directory, an application's, or a task's")
+    parser.add_argument("--app", metavar="NAME", help="application; may be left out if DIR holds only one")
+    parser.add_argument("--store", metavar="NAME", help="only this store")
+    parser.add_argument("--partition", type=int, metavar="P", help="only this partition")
+    parser.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log")
+    parser.add_argument(
+        "--limit", type=int, default=LIMIT_DEFAULT, metavar="N", help="differing rows shown of each store (20)"
+    )
+    add_json(parser)
+    add_config(parser)
+    parser.set_defaults(handler=printing(run_verify))
+
+
+def run_verify(args: argparse.Namespace, out: Output) -> int:
+    """verify."""
+    from standfast.ops.offline import open_tasks
+    from standfast.store.errors import InvalidRequest
+
+    if args.limit < 0:
+        raise InvalidRequest(f"--limit is {args.limit}: give 0 or more")
+    tasks = _tasks(args)
+    app, owner = tasks[0].app, tasks[0].owner_pid
+    log = log_of(args)
+    try:
+        with open_tasks(tasks) as opened:
+            if owner is not None:
+                out.note(f"pid {owner} owns these files and is running: verified is their state when they were opened")
+            verdicts, left_out = _verify(opened, args, log, out)
+    finally:
+        log.close()
+    verdict = overall(verdicts)
+    out.document(_document(args, app, owner, verdict, verdicts, left_out))
+    show(verdicts, out)
+    for line in left_out:
+        out.note(f"left out: {line}")
+    out.line(f"{app}: {verdict}")
+    return EXIT_CODES[verdict]
+
+
+def overall(verdicts: list[StoreVerdict]) -> str:
+    """The worst of all: one wrong row outweighs what could not be told."""
+    found = {one.verdict for one in verdicts}
+    return next((verdict for verdict in ("different", "inconclusive", "equal") if verdict in found), "inconclusive")
+
+
+def show(verdicts: list[StoreVerdict], out: Output) -> None:
+    """Tables for people: stores, why something could not be told, rows that differ."""
+    columns = ("store", "partition", "verdict", "position", "end", *COUNTS, "digest of the log", "of the store")
+    rows = [
+        [one.store, one.task.partition, one.verdict, _offset(one.position), _offset(one.end)]
+        + [getattr(one, count) for count in COUNTS]
+        + [one.log_digest.hex(), one.store_digest.hex()]
+        for one in verdicts
+    ]
+    out.table(columns, rows, right=("partition", "position", "end", *COUNTS))
+    for one in verdicts:
+        if one.explanation:
+            out.line(f"- {one.store}, partition {one.task.partition}: {one.explanation}")
+        elif one.indeterminate:
+            rows_in_all = one.indeterminate + one.log_digest.count
+            share = one.indeterminate / max(rows_in_all, 1)
+            out.line(
+                f"- {one.store}, partition {one.task.partition}: {share:.1%} of the rows could not be told, because "
+                "compaction removed their records in favour of newer ones above the position"
+            )
+    differing = [(one, row) for one in verdicts for row in one.differences]
+    if differing:
+        columns = ("store", "partition", "row", "key", "in the log", "in the store")
+        cells = [
+            (one.store, one.task.partition, row.kind, _text(row.key), _side(row.log), _side(row.store))
+            for one, row in differing
+        ]
+        out.table(columns, cells, right=("partition",))
+    for one in verdicts:
+        if one.truncated:
+            out.note(f"{one.store}, partition {one.task.partition}: more rows differ than are shown, raise --limit")
+
+
+def _tasks(args: argparse.Namespace) -> list[OfflineTask]:
+    from standfast.ops.offline import find_tasks
+    from standfast.store.errors import InvalidRequest
+
+    settings = settings_of(args)
+    if settings.state_dir is None:
+        raise InvalidRequest(
+            "which state directory? name it with --state-dir DIR (or --config FILE, or STANDFAST_APP__STATE_DIR)"
+        )
+    tasks = find_tasks(Path(settings.state_dir), settings.app)
+    if args.partition is not None:
+        held = ", ".join(str(task.task.partition) for task in tasks)
+        tasks = [task for task in tasks if task.task.partition == args.partition]
+        if not tasks:
+            raise InvalidRequest(f"{settings.state_dir} has no task of partition {args.partition}, it has {held}")
+    return tasks
+
+
+def _verify(
+    opened: list[OfflineStores], args: argparse.Namespace, log: Log, out: Output
+) -> tuple[list[StoreVerdict], list[str]]:
+    from standfast.restore.verify import verify_task
+
+    selected = [_stores(one, args.store) for one in opened]
+    verdicts: list[StoreVerdict] = []
+    total = sum(one.cut.positions[name].offset for one, (stores, _) in zip(opened, selected, strict=True)
+                for name in stores if name in one.cut.positions)
+    with out.progress("verifying", total) as bar:
+        for one, (stores, _) in zip(opened, selected, strict=True):
+            verdicts += verify_task(
+                one.task.task,
+                stores,
+                one.cut.positions,
+                log,
+                one.task.app,
+                differences_max=args.limit,
+                on_records=bar.advance,
+            )
+    return verdicts, sorted({line for _, left_out in selected for line in left_out})
+
+
+def _stores(opened: OfflineStores, name: str | None) -> tuple[dict[str, AnyStore], list[str]]:
+    """Stores of a task that can be verified, and which cannot and why."""
+    from standfast.store.errors import InvalidRequest, UnknownStore
+    from standfast.store.kinds import open_store
+
+    stores: dict[str, AnyStore] = {}
+    left_out = []
+    for each, definition in sorted(opened.definitions.items()):
+        if name not in (None, each):
+            continue
+        if definition["engine"] == "memory":
+            left_out.append(f"store {each!r} is kept in memory and leaves nothing in files")
+        elif not definition["logging"]:
+            left_out.append(f"store {each!r} is not logged, there is nothing to compare it with")
+        else:
+            part = opened.part(each)
+            stores[each] = open_store(part.spec, part.rows)
+    if name is not None and left_out:
+        raise InvalidRequest(f"{left_out[0]}: verify another store")
+    if name is not None and not stores:
+        known = ", ".join(sorted(opened.definitions)) or "none"
+        raise UnknownStore(f"task {opened.task.task} in {opened.task.path} has no store {name!r}: it has {known}")
+    return stores, left_out
+
+
+def _document(
+    args: argparse.Namespace, app: str, owner: int | None, verdict: str, verdicts: list[StoreVerdict], left_out: list[str]
+) -> Json:
+    return {
+        "schema": SCHEMA,
+        "app": app,
+        "state_dir": str(settings_of(args).state_dir),
+        "log": settings_of(args).log,
+        "owner_pid": owner,
+        "verdict": verdict,
+        "stores": [_store_document(one) for one in verdicts],
+        "left_out": left_out,
+    }
+
+
+def _store_document(one: StoreVerdict) -> Json:
+    return {
+        "store": one.store,
+        "kind": one.kind,
+        "task": str(one.task),
+        "partition": one.task.partition,
+        "changelog": str(one.changelog),
+        "verdict": one.verdict,
+        "reason": one.reason,
+        "explanation": one.explanation,
+        "position": _offset(one.position),
+        "begin": _offset(one.begin),
+        "end": _offset(one.end),
+        "observed_ms": one.observed_ms,
+        "records": one.records,
+        **{count: getattr(one, count) for count in COUNTS},
+        "log_digest": one.log_digest.hex(),
+        "store_digest": one.store_digest.hex(),
+        "differences": [_difference(row) for row in one.differences],
+        "truncated": one.truncated,
+    }
+
+
+def _difference(row: RowDifference) -> Json:
+    from standfast.ops.text import bytes_text, hex_text
+
+    def side(found: tuple[int, bytes] | None) -> Json | None:
+        return None if found is None else {"timestamp": found[0], "value_hex": hex_text(found[1])}
+
+    return {
+        "row": row.kind,
+        "key": bytes_text(row.key),
+        "key_hex": hex_text(row.key),
+        "log": side(row.log),
+        "store": side(row.store),
+    }
+
+
+def _text(raw: bytes) -> str:
+    from standfast.ops.text import bytes_text
+
+    return bytes_text(raw)
+
+
+def _side(found: tuple[int, bytes] | None) -> str:
+    return "(absent)" if found is None else f"{_text(found[1])} @{found[0]}"
+
+
+def _offset(offset: int) -> int | None:
+    return None if offset < 0 else offset

@@ -1,0 +1,163 @@
+"""Metrics: what a scrape holds, over real sessions on a real embedded log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+
+import standfast as sf
+from standfast.ops.metrics import SessionMetrics
+from standfast.ops.metrics_list import METRICS, Metric, table_rows
+
+if TYPE_CHECKING:
+    from fix_sessions import Bench
+
+
+def scrape(session: sf.Session) -> dict[str, Family]:
+    text = SessionMetrics(session).exposition().decode()
+    return {full_name(family): family for family in text_string_to_metric_families(text)}
+
+
+def full_name(family: Family) -> str:
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def values(family: Family) -> dict[tuple[tuple[str, str], ...], float]:
+    return {tuple(sorted(sample.labels.items())): sample.value for sample in family.samples}
+
+
+def label_names(samples: Iterable[dict[str, str]]) -> set[frozenset[str]]:
+    return {frozenset(set(labels) - {"le"}) for labels in samples}
+
+
+def test_scrape_holds_every_listed_metric_and_no_other(bench: Bench) -> None:
+    assert set(scrape(bench.active())) == {metric.name for metric in METRICS}
+
+
+def test_kinds_labels_and_help_are_those_of_the_list(bench: Bench) -> None:
+    first = bench.active("a", partitions=(0, 1))
+    first.task(0).store("kv").put("k", "v")
+    first.task(0).commit({("in", 0): 1})
+    second = bench.session("b")
+    second.assign(standby=[0])
+    bench.settle(first, second)
+    for session in (first, second):
+        families = scrape(session)
+        for metric in METRICS:
+            family = families[metric.name]
+            assert (family.type, family.documentation) == (metric.kind, metric.help)
+            assert label_names(sample.labels for sample in family.samples) <= {frozenset(metric.labels)}
+
+
+def test_values_tell_what_happened(bench: Bench) -> None:
+    session = bench.active("a", partitions=(0,))
+    task = session.task(0)
+    task.store("kv").put("key", "value")
+    task.store("win").put("key", "value", 0)
+    task.store("kv").get("key")
+    task.commit({("in", 0): 1})
+    families = scrape(session)
+    kv = {"partition": "0", "store": "kv"}
+    assert values(families["standfast_ready"]) == {(): 1.0}
+    assert values(families["standfast_tasks"]) == {(("role", "active"), ("state", "running")): 1.0}
+    assert values(families["standfast_commits_total"])[(("outcome", "committed"),)] == 1.0
+    assert values(families["standfast_changelog_records_total"])[tuple(sorted(kv.items()))] == 1.0
+    assert values(families["standfast_changelog_bytes_total"])[tuple(sorted(kv.items()))] == len("keyvalue")
+    assert values(families["standfast_checkpoint_offset"])[tuple(sorted(kv.items()))] == 1.0
+    ops = values(families["standfast_store_ops_total"])
+    assert ops[tuple(sorted({**kv, "op": "put"}.items()))] == 1.0
+    assert ops[tuple(sorted({**kv, "op": "get"}.items()))] == 1.0
+
+
+def test_restored_and_standby_records_are_counted_by_store_and_reason(bench: Bench) -> None:
+    first = bench.active("a", partitions=(0,))
+    for number in range(5):
+        first.task(0).store("kv").put(f"k{number}", "v")
+    first.task(0).commit()
+    standby = bench.session("b")
+    standby.assign(standby=[0])
+    bench.settle(first, standby)
+    counted = values(scrape(standby)["standfast_standby_records_total"])
+    assert counted[(("partition", "0"), ("store", "kv"))] == 5.0
+    assert values(scrape(standby)["standfast_standby_lag_records"])[(("partition", "0"), ("store", "kv"))] == 0.0
+    first.close()
+    restoring = bench.active("c", partitions=(0,))
+    samples = scrape(restoring)["standfast_restore_records_total"].samples
+    restored = {sample.labels["store"]: sample for sample in samples}
+    assert restored["kv"].value == 5.0
+    assert restored["kv"].labels["reason"]
+    (size,) = [s for s in scrape(restoring)["standfast_restore_bytes_total"].samples if s.labels["store"] == "kv"]
+    assert size.value == 5 * len("k0v")
+
+
+def test_series_of_a_revoked_task_vanish(bench: Bench) -> None:
+    session = bench.active("a", partitions=(0, 1))
+    for partition in (0, 1):
+        session.task(partition).store("kv").put("k", "v")
+        session.task(partition).commit()
+    session.assign(active=[1])
+    samples = [sample for family in scrape(session).values() for sample in family.samples]
+    assert {sample.labels["partition"] for sample in samples if "partition" in sample.labels} == {"1"}
+
+
+def test_series_stay_within_thirty_for_each_store_and_partition(bench: Bench) -> None:
+    session = bench.active("a", partitions=(0, 1))
+    samples = [sample for family in scrape(session).values() for sample in family.samples]
+    per_store = [sample for sample in samples if sample.labels.get("store") == "kv"]
+    assert len(per_store) <= 2 * 30
+
+
+def test_scrapes_within_a_second_share_one_reading(bench: Bench) -> None:
+    session = bench.active()
+    metrics = SessionMetrics(session)
+    first = metrics.exposition()
+    session.task(0).store("kv").put("k", "v")
+    session.task(0).commit()
+    bench.clock.advance(999)
+    assert metrics.exposition() == first
+    bench.clock.advance(1)
+    assert metrics.exposition() != first
+
+
+def test_snapshot_does_not_move_under_its_reader(bench: Bench) -> None:
+    session = bench.active()
+    before = session.statistics()
+    session.task(0).store("kv").put("k", "v")
+    session.task(0).commit()
+    assert before.counters.commits["committed"] == 0
+    assert sum(before.counters.commit_seconds.counts) == 0
+
+
+def test_closed_session_scrapes_as_not_ready_with_an_error(bench: Bench) -> None:
+    session = bench.active()
+    metrics = SessionMetrics(session)
+    session.close()
+    families = {full_name(one): one for one in text_string_to_metric_families(metrics.exposition().decode())}
+    assert values(families["standfast_ready"]) == {(): 0.0}
+    assert values(families["standfast_collect_errors_total"]) == {(): 1.0}
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_name_follows_the_rules_of_promtool(metric: Metric) -> None:
+    assert re.fullmatch(r"standfast_[a-z][a-z0-9_]*[a-z0-9]", metric.name)
+    assert metric.help.strip() and not metric.help.endswith(".")
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert not metric.name.endswith(("_count", "_sum", "_bucket", "_gauge", "_counter", "_histogram"))
+    assert not re.search(r"_(ms|milliseconds|kb|mb|minutes|hours|percent)(_|$)", metric.name)
+    assert all(
+        re.fullmatch(r"[a-z_]+", label) and label not in ("le", "key", "host", "offset") for label in metric.labels
+    )
+    if metric.kind == "histogram":
+        assert metric.name.endswith("_seconds")
+
+
+def test_names_are_unique_and_the_table_has_a_row_for_each() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    rows = list(table_rows())
+    assert [row.split("`")[1] for row in rows[2:]] == names
