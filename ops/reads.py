@@ -95,15 +95,18 @@ def live_part(spec: StoreSpec, rows: StoreRows, partition: int, role: str, lag_r
 
 
 def read(parts: Iterable[Part], request: ReadRequest) -> Answer:
-    """Rows of all parts in turn, each in raw key order."""
+    """Rows of all parts in turn, each in raw key order. Parts are used up: their scans are closed."""
     total = 0
     rows: list[JsonRow] = []
     for part in parts:
-        for row in _rows(part, request):
-            total += row.pop("_bytes")
-            if len(rows) >= request.limit or (rows and total > REPLY_BYTES_MAX):
-                return Answer(rows, truncated=True)
-            rows.append(row)
+        try:
+            for row in _rows(part, request):
+                total += row.pop("_bytes")
+                if len(rows) >= request.limit or (rows and total > REPLY_BYTES_MAX):
+                    return Answer(rows, truncated=True)
+                rows.append(row)
+        finally:
+            part.rows.close()  # a scan that was cut short would pin its files until it is collected
     return Answer(rows)
 
 

@@ -10,8 +10,9 @@ record), at twice the bound a write is refused as Backpressure and changes nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import TypeAlias
 
 from sortedcontainers import SortedList
@@ -121,6 +122,11 @@ class WriteBuffer:
         self.changes = {}
         self._indexes = {}
         self.size_bytes = 0
+
+
+def changes_bytes(changes: Sequence[Change]) -> int:
+    """Bytes of keys and values; column by column in C, since it is counted at every commit."""
+    return sum(sum(map(len, filter(None, map(itemgetter(column), changes)))) for column in (0, 1))
 
 
 def merge_pending(stored: Iterator[Row], pending: list[tuple[bytes, bytes | None]], *, reverse: bool) -> Iterator[Row]:

@@ -59,9 +59,10 @@ class SessionCounters:
     def copy(self) -> SessionCounters:
         """The numbers now: a snapshot must not move under its reader."""
         values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        return SessionCounters(
-            **{name: value if isinstance(value, int) else value.copy() for name, value in values.items()}
-        )
+        copies: dict[str, Any] = {
+            name: value if isinstance(value, int) else value.copy() for name, value in values.items()
+        }
+        return SessionCounters(**copies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Batches, Committed, Group, GroupCommit, LogWriter, Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.buffer import changes_bytes
 from standfast.store.clock import Clock
 from standfast.store.cut import Cut, parse_source_key, source_key
 from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, NotReady, StandfastError
@@ -273,7 +274,7 @@ class Task:
         for name, store_changes in changes.items():
             counters = self.stores.stores[name].rows.counters
             counters.logged_records += len(store_changes)
-            counters.logged_bytes += sum(len(change[0]) + len(change[1] or b"") for change in store_changes)
+            counters.logged_bytes += changes_bytes(store_changes)
 
     def _checked_offsets(self, given: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
         offsets = {}

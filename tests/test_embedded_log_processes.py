@@ -20,14 +20,16 @@ from standfast.replication.offsets import Bounds, TopicPartition
 
 P0, P1 = TopicPartition("board", 0), TopicPartition("board", 1)
 
-# Appends `batches` batches of `size` records "writer number" and prints the next offset after each.
+# Appends `batches` batches of `size` records "writer number" and prints the next offset after each. Its clock stands at
+# 0, so that retention is decided by the timestamps alone: to it, every append is long ago.
 APPEND = """
 import json, sys
 from standfast.replication.embedded import EmbeddedLog
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
+from standfast.store.clock import ManualClock
 path, name, batches, size, keys = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
-log = EmbeddedLog(path)
+log = EmbeddedLog(path, clock=ManualClock(0))
 producer = log.producer()
 print("ready", flush=True)
 number = 0
