@@ -99,17 +99,12 @@ def show(document: Json, out: Output) -> None:
     settings, versions = document["settings"], document["versions"]
     out.line(
         f"{settings['records']:,} records of {settings['key_bytes']} + {settings['value_bytes']} bytes, "
-        f"{settings['runs']} runs, memory {settings['memory_bytes'] >> 20} MiB, "
+        f"{settings['runs']} run{'s' * (settings['runs'] > 1)}, memory {settings['memory_bytes'] >> 20} MiB, "
         "one process, RocksDB, embedded log (synchronous=full)"
     )
     out.line(", ".join(f"{name} {version}" for name, version in versions.items()))
     columns = ("measure", "records/s", "slowest", "fastest", "goal", "", "waited for CPU", "what")
-    rows = [
-        [one["name"], *(f"{one[name]:,.0f}" for name in ("median", "min", "max"))]
-        + ["" if one["goal"] is None else f"{one['goal']:,}", _met(one["goal_met"])]
-        + ["" if one["waited_share"] is None else f"{one['waited_share']:.0%}", one["what"]]
-        for one in document["measures"]
-    ]
+    rows = [_cells(one) for one in document["measures"]]
     out.table(columns, rows, right=columns[1:5])
     for one in document["measures"]:
         if one.get("peak_rss_bytes") is not None:
@@ -119,6 +114,13 @@ def show(document: Json, out: Output) -> None:
             )
     for ratio in document["ratios"]:
         out.line(f"{ratio['name']}: {ratio['value']:.2f} ({ratio['what']})")
+
+
+def _cells(one: Json) -> list[str]:
+    rates = [f"{one[name]:,.0f}" for name in ("median", "min", "max")]
+    goal = "" if one["goal"] is None else f"{one['goal']:,}"
+    waited = "" if one["waited_share"] is None else f"{one['waited_share']:.0%}"
+    return [one["name"], *rates, goal, _met(one["goal_met"]), waited, one["what"]]
 
 
 def _write(step: Step, settings: Json, out: Output) -> tuple[list[Json], list[Json]]:

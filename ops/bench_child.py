@@ -2,8 +2,8 @@
 
     python -m standfast.ops.bench_child '{"step": "restore", "folder": ..., ...}'   ->   one JSON document on stdout
 
-    write      put + commit in batches through a session        fill       write a changelog, as fast as the log takes it
-    read       point gets and scans of committed rows           log        read that changelog and do nothing with it
+    write      put + commit in batches through a session        fill     write a changelog, as fast as the log takes it
+    read       point gets and scans of committed rows           log      read that changelog and do nothing with it
     restore    open a session on an empty directory, wait until its restore gate opens
 
 Rules of this file: only the public path (Session, task, store) is timed, with RocksDB and the embedded log at its
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import resource
 import sys
@@ -285,8 +284,8 @@ def _waited_ms() -> float | None:
     """Milliseconds for which threads of this process were ready to run and had no processor; None if unknown."""
     total_ns = 0
     try:
-        for thread in os.listdir("/proc/self/task"):
-            total_ns += int(Path(f"/proc/self/task/{thread}/schedstat").read_text(encoding="ascii").split()[1])
+        for thread in Path("/proc/self/task").iterdir():
+            total_ns += int((thread / "schedstat").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):
         return None
     return total_ns / 1e6

@@ -37,7 +37,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Compare each store of a state directory with its changelog, folded to the position of the store.",
         epilog="Exit codes: 0 equal, 1 different, 3 inconclusive (the log cannot speak for a store).",
     )
-    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="a state directory, an application's, or a task's")
+    parser.add_argument(
+        "--state-dir", type=Path, metavar="DIR", help="a state directory, an application's, or a task's"
+    )
     parser.add_argument("--app", metavar="NAME", help="application; may be left out if DIR holds only one")
     parser.add_argument("--store", metavar="NAME", help="only this store")
     parser.add_argument("--partition", type=int, metavar="P", help="only this partition")
@@ -104,12 +106,11 @@ def show(verdicts: list[StoreVerdict], out: Output) -> None:
             )
     differing = [(one, row) for one in verdicts for row in one.differences]
     if differing:
-        columns = ("store", "partition", "row", "key", "in the log", "in the store")
         cells = [
             (one.store, one.task.partition, row.kind, _text(row.key), _side(row.log), _side(row.store))
             for one, row in differing
         ]
-        out.table(columns, cells, right=("partition",))
+        out.table(("store", "partition", "row", "key", "in the log", "in the store"), cells, right=("partition",))
     for one in verdicts:
         if one.truncated:
             out.note(f"{one.store}, partition {one.task.partition}: more rows differ than are shown, raise --limit")
@@ -137,11 +138,17 @@ def _verify(
     opened: list[OfflineStores], args: argparse.Namespace, log: Log, out: Output
 ) -> tuple[list[StoreVerdict], list[str]]:
     from standfast.restore.verify import verify_task
+    from standfast.store.clock import SystemClock
 
+    now_ms = SystemClock().wall_ms()
     selected = [_stores(one, args.store) for one in opened]
     verdicts: list[StoreVerdict] = []
-    total = sum(one.cut.positions[name].offset for one, (stores, _) in zip(opened, selected, strict=True)
-                for name in stores if name in one.cut.positions)
+    total = sum(
+        one.cut.positions[name].offset
+        for one, (stores, _) in zip(opened, selected, strict=True)
+        for name in stores
+        if name in one.cut.positions
+    )
     with out.progress("verifying", total) as bar:
         for one, (stores, _) in zip(opened, selected, strict=True):
             verdicts += verify_task(
@@ -150,6 +157,7 @@ def _verify(
                 one.cut.positions,
                 log,
                 one.task.app,
+                now_ms=now_ms,
                 differences_max=args.limit,
                 on_records=bar.advance,
             )
@@ -182,7 +190,12 @@ def _stores(opened: OfflineStores, name: str | None) -> tuple[dict[str, AnyStore
 
 
 def _document(
-    args: argparse.Namespace, app: str, owner: int | None, verdict: str, verdicts: list[StoreVerdict], left_out: list[str]
+    args: argparse.Namespace,
+    app: str,
+    owner: int | None,
+    verdict: str,
+    verdicts: list[StoreVerdict],
+    left_out: list[str],
 ) -> Json:
     return {
         "schema": SCHEMA,

@@ -92,7 +92,8 @@ def verify_state(folder: Path, log: Log, retention_ms: int, clock: Clock) -> Ver
     found: list[StoreVerdict] = []
     with open_state(state_dir(folder, "b"), retention_ms, clock) as tasks:
         for partition, task in tasks.items():
-            found += verify_task(TaskId(0, partition), committed_views(task), task.cut.positions, log, APP)
+            views, positions = committed_views(task), task.cut.positions
+            found += verify_task(TaskId(0, partition), views, positions, log, APP, now_ms=clock.wall_ms())
     return Verified(
         stores=len(found),
         rows=sum(one.store_digest.count for one in found),

@@ -182,5 +182,5 @@ class Restorer:
 
 
 def payload_bytes(records: Sequence[Record]) -> int:
-    """Bytes of keys and values. Column by column in C: a Python expression per record would cost a tenth of a restore."""
+    """Bytes of keys and values, column by column in C: a Python expression a record costs a tenth of a restore."""
     return sum(sum(map(len, filter(None, map(itemgetter(column), records)))) for column in (2, 3))

@@ -6,7 +6,10 @@
     value                            other      no / yes                different / looked at again
     tombstone                        present    no / yes                stale (a delete was not applied) / again
     none                             present    yes                     indeterminate: compaction removed the older one
-    none                             present    no                      extra; indeterminate if the log begins above 0
+    none                             present    no                      extra, unless what explains it may be gone:
+                                                                        the log begins above 0; the partition was
+                                                                        compacted and the store is versioned, or its
+                                                                        position older than tombstones are kept
 
     equal          every row that the log can still speak for is as the log has it
     different      at least one row is missing, extra, different or stale
@@ -109,6 +112,7 @@ class _Target:
     position: Position | None
     changelog: TopicPartition
     info: TopicInfo | None
+    now_ms: int
 
     def inconclusive(self, reason: str, bounds: Bounds | None = None) -> StoreVerdict:
         begin, end = bounds if bounds is not None else (-1, -1)
@@ -131,9 +135,15 @@ class _Target:
 
 @dataclass(slots=True)
 class _Facts:
-    """What the log says of the keys whose rows differ."""
+    """What the log says of the keys whose rows differ.
+
+    `compacted`: records are gone below the position. `deletes_expired`: and tombstones above it may have gone as well,
+    so that a key without any record may have been deleted after the position.
+    """
 
     begin: int
+    compacted: bool
+    deletes_expired: bool = False
     below: set[bytes] = field(default_factory=set)
     later: set[bytes] = field(default_factory=set)
 
@@ -145,13 +155,15 @@ def verify_task(
     log: Log,
     app: str,
     *,
+    now_ms: int,
     differences_max: int = DIFFERENCES_MAX,
     on_records: Callable[[int], None] | None = None,
 ) -> tuple[StoreVerdict, ...]:
     """Verify logged stores of one task against the log, in order of their names.
 
     `stores` show committed rows only, with the observed times of the cut that `positions` are from: views of files at
-    rest, or `committed_views` of a live task. `on_records` is called with the number of records of each batch read.
+    rest, or `committed_views` of a live task. `now_ms` is wall time, as in the positions. `on_records` is called with
+    the number of records of each batch read.
     Raises Unavailable if the log does not answer, Corruption for damaged rows.
     """
     reader = log.reader()
@@ -161,7 +173,7 @@ def verify_task(
             topic = changelog_topic(app, name)
             info = log.admin.describe_topic(topic)
             changelog = TopicPartition(topic, task.partition)
-            target = _Target(task, store, positions.get(name), changelog, info)
+            target = _Target(task, store, positions.get(name), changelog, info, now_ms)
             verdicts.append(_verify_store(target, reader, differences_max, on_records or _ignore))
         return tuple(verdicts)
     finally:
@@ -226,24 +238,23 @@ def _compare(
     judged: list[tuple[Difference, RowVerdict]] = []
     if compared.mismatches:
         keys = {difference.key for difference in compared.differences}
-        facts = _facts(reader, changelog, bounds, position, keys, on_records)
-        compacted = records < position - bounds.begin
-        judged = [(one, _judge(one, facts, versioned, compacted, last)) for one in compared.differences]
+        facts = _facts(target, reader, bounds, keys, records < position - bounds.begin, on_records)
+        judged = [(one, _judge(one, facts, versioned, last)) for one in compared.differences]
         if any(verdict == "again" for _, verdict in judged):
             return None
     return _conclude(target, bounds, records, compared, judged, (in_log.digest, in_store.digest), differences_max)
 
 
-def _judge(difference: Difference, facts: _Facts, versioned: bool, compacted: bool, last: bool) -> RowVerdict:
+def _judge(difference: Difference, facts: _Facts, versioned: bool, last: bool) -> RowVerdict:
     """The table at the top, for a row that is not equal."""
     key = difference.key
     below, later = key in facts.below, key in facts.later
-    # A version may be gone although its key is not: compaction keeps the last record of a key, not every version.
-    unknown = versioned and compacted and difference.kind != "different"
+    # Compaction keeps the last record of a key, not every version; once a tombstone expires not even that.
+    unknown = versioned and facts.compacted and difference.kind != "different"
     if difference.kind == "extra" and (not below or unknown):
         if facts.begin > 0:
             return "lost"
-        return "indeterminate" if later or (unknown and below) else "extra"
+        return "indeterminate" if later or unknown or facts.deletes_expired else "extra"
     if unknown:
         return "indeterminate"
     if later and not last:
@@ -326,20 +337,29 @@ def _fold(
 
 
 def _facts(
+    target: _Target,
     reader: LogReader,
-    changelog: TopicPartition,
     bounds: Bounds,
-    position: int,
     keys: Collection[bytes],
+    compacted: bool,
     on_records: Callable[[int], None],
 ) -> _Facts:
-    """Which of these keys have a record below the position, and which at or above it."""
-    facts = _Facts(bounds.begin)
-    for batch in _batches(reader, changelog, bounds):
+    """Which of these keys have a record below the position, and which at or above it; and what may be gone."""
+    assert target.position is not None and target.info is not None
+    position = target.position.offset
+    facts = _Facts(bounds.begin, compacted)
+    above = 0
+    for batch in _batches(reader, target.changelog, bounds):
         for record in batch.records:
-            if record.key in keys:
-                (facts.below if record.offset < position else facts.later).add(record.key)
+            offset, key = record.offset, record.key
+            above += position <= offset < bounds.end
+            if key is not None and key in keys:
+                (facts.below if offset < position else facts.later).add(key)
         on_records(len(batch.records))
+    # A tombstone above the position was appended after the position was written, and is kept for so long.
+    kept_ms = target.info.policy.delete_retention_ms
+    old = 0 <= kept_ms <= target.now_ms - target.position.at_ms
+    facts.deletes_expired = compacted and old and above < bounds.end - position
     return facts
 
 

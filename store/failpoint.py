@@ -5,7 +5,7 @@
     commit.logged     the log has the commit, the local database does not
     commit.local      the local database has the commit; at least once, the source offsets are not committed yet
     stores.families   families of new segments are made, their rows are not written
-    stores.written    rows and cut are written, expired segments are not dropped
+    engine.written    a batch is in the database, whatever was to follow it is not
     stores.dropped    the first expired segment is dropped, others are not
     restore.apply     a batch of a restore is fetched, not applied
     standby.apply     a batch of a standby is fetched, not applied
@@ -28,7 +28,7 @@ NAMES = (
     "commit.logged",
     "commit.local",
     "stores.families",
-    "stores.written",
+    "engine.written",
     "stores.dropped",
     "restore.apply",
     "standby.apply",

@@ -31,13 +31,14 @@ import rocksdict
 
 from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, Rows
 from standfast.store.errors import Closed, InternalError, InvalidRequest, StandfastError, UnknownStore
+from standfast.store.failpoint import reach
 from standfast.store.rocks_errors import translate
 from standfast.store.rocks_files import CONFIG_FILE, link, refuse_foreign
 from standfast.store.rocks_scan import RocksScan
 
 MEMORY_BYTES_MIN = 1 << 20
 WAL_BYTES_MAX = 32 << 20  # a reopen after a kill replays at most this: 180 MB took 4.5 s, 5 MB 58 ms
-WRITE_BUFFER_BYTES = 16 << 20
+WRITE_BUFFER_BYTES = 8 << 20  # inserts stay near the processor: 16 MiB wrote 8 % slower, 4 MiB flushed too often
 WRITE_BUFFERS_MAX = 3
 ARENA_BLOCK_BYTES = 128 << 10  # a task may have a hundred small segment families, each with a memtable
 OPEN_FILES_MAX = 512
@@ -251,6 +252,7 @@ class RocksEngine:
                 _fill(batch, changes, families[family].column)
             if len(batch):
                 self._db.write(batch)
+                reach("engine.written")
         except Exception as error:
             raise self._error(error, family, "writing") from error
         finally:

@@ -32,7 +32,7 @@ class Segments:
     def family_for(self, time_ms: int) -> str | None:
         """The family that a row of this time goes to, or None if its segment is dead (the row is late)."""
         number = segment_id(time_ms, self.interval_ms)
-        if not is_live(number, max(self.rows.observed_ms, time_ms), self.retention_ms, self.interval_ms):
+        if not is_live(number, self.rows.observed_ms, self.retention_ms, self.interval_ms):
             return None
         if number not in self._ids:
             self._add(number)

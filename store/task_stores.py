@@ -180,15 +180,20 @@ class TaskStores:
             positions={name: at for name, at in cut.positions.items() if name not in gone},
             stores={name: times for name, times in cut.stores.items() if name not in gone},
         )
-        if stored != declared:
-            # The record goes first: a crash after it leaves families without a position, which restore refills.
-            record = {CUT_KEY: cut.encode(), STORES_KEY: encode_definitions(declared)}
-            self.engine.write({DEFAULT_FAMILY: record})
-        for family in self.engine.families():
-            owner = _owner(family)
-            if owner is not None and (owner in gone or owner not in declared):
-                self.engine.drop_family(family)
+        kept = {name: definition for name, definition in stored.items() if name not in gone}
+        dead = [family for family in self.engine.families() if (owner := _owner(family)) and owner not in kept]
+        # A store leaves the record before its rows go and enters it when none are left, so that wherever a crash
+        # comes between, the rows of a store in the record are its own.
+        if dead and kept != stored:
+            self._record(cut, kept)
+        for family in dead:
+            self.engine.drop_family(family)
+        if dead or declared != stored:
+            self._record(cut, declared)
         return cut
+
+    def _record(self, cut: Cut, definitions: Mapping[str, Any]) -> None:
+        self.engine.write({DEFAULT_FAMILY: {CUT_KEY: cut.encode(), STORES_KEY: encode_definitions(definitions)}})
 
     def _refuse_changed(self, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
         for name, definition in declared.items():
@@ -244,7 +249,6 @@ class TaskStores:
             self.engine.write(kept)
             self.memory.write(volatile)
         self.cut = cut
-        reach("stores.written")
 
     def _times(self) -> dict[str, StoreTimes]:
         return {name: StoreTimes(store.rows.observed_ms, store.rows.sequence) for name, store in self.stores.items()}

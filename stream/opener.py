@@ -77,7 +77,7 @@ class TaskOpener:
         self._shared = shared
         self._clock = clock
         self._listener = listener
-        self._guarantee = guarantee
+        self._guarantee: Guarantee = guarantee
         self._limits = limits
         self._accept_empty_log = accept_empty_log
         self._accept_missing_history = accept_missing_history

@@ -4,8 +4,8 @@
     session.assign(active=[0, 1], standby=[2, 3]); session.wait_ready(30)
     task = session.task(0); task.store("aircraft").put(...); task.commit(source_offsets={("flights", 0): 4712})
 
-Rules of this file: the public face, its lock and its threads (restore and standby work; the lease; log care). Tasks that
-run are the application's; everything else is the background thread's. What goes wrong there is raised at the next
+Rules of this file: the public face, its lock and its threads (restore and standby work; the lease; log care). Tasks
+that run are the application's; everything else is the background thread's. What goes wrong there is raised at the next
 call, never lost.
 """
 
@@ -187,15 +187,15 @@ class Session:
         """Block until the restore gate is open; NotReady says who is missing and how far it is."""
         deadline_ms = None if timeout_s is None else self.clock.monotonic_ms() + timeout_s * 1_000
         while True:
-            if not self._threads:
-                self.poll_once()
+            driven = 0 if self._threads else self.poll_once()
             with self._usable():
                 missing = self._instance.gate.missing()
             if not missing:
                 return
             if deadline_ms is not None and self.clock.monotonic_ms() >= deadline_ms:
                 raise NotReady(f"the restore gate is shut after {timeout_s} s: {'; '.join(self.missing())}")
-            self.clock.sleep_ms(2)
+            if not driven:
+                self.clock.sleep_ms(2)
 
     def missing(self) -> tuple[str, ...]:
         """Who keeps the gate shut, and how far it is; empty when it is open."""
@@ -288,7 +288,13 @@ class Session:
     def statistics(self) -> SessionStatistics:
         """An immutable snapshot of everything, for metrics and status."""
         with self._usable():
-            return session_statistics(self, self._instance, self._statistics_reader)
+            return session_statistics(
+                self.app,
+                self._instance,
+                self._statistics_reader,
+                missing=self.missing(),
+                now_ms=self.clock.monotonic_ms(),
+            )
 
     def close(self) -> None:
         """Stop the threads, close tasks cleanly, leave the group, release the directory. Closing twice is fine."""

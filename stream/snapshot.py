@@ -5,8 +5,6 @@ Rules of this file: reads only; called under the session's lock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.cut import Position
@@ -15,23 +13,22 @@ from standfast.stream.instance import Instance
 from standfast.stream.statistics import RestoreStatistics, SessionStatistics, StoreStatistics, TaskStatistics
 from standfast.stream.task import Task, TaskState
 
-if TYPE_CHECKING:
-    from standfast.stream.session import Session
 
-
-def session_statistics(session: Session, instance: Instance, reader: LogReader) -> SessionStatistics:
+def session_statistics(
+    app: str, instance: Instance, reader: LogReader, *, missing: tuple[str, ...], now_ms: int
+) -> SessionStatistics:
     """Everything a session knows of itself now."""
     view = instance.view
     return SessionStatistics(
-        app=session.app,
-        instance=session.instance_id,
+        app=app,
+        instance=instance.member,
         ready=not instance.gate.missing(),
-        missing=session.missing(),
+        missing=missing,
         members=tuple(member.member_id for member in view.members) if view is not None else (),
         standbys_missing=instance.standbys_missing,
         tasks=tuple(_task(task, instance, reader) for _, task in sorted(instance.tasks.items())),
-        restores=_restores(instance, session.clock.monotonic_ms()),
-        counters=session.counters.copy(),
+        restores=_restores(instance, now_ms),
+        counters=instance.counters.copy(),
     )
 
 

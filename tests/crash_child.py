@@ -2,6 +2,7 @@
 
     writer     active for all partitions: operations, commits with source offsets, now and then a reopen
     restorer   restores all partitions in small batches, then waits
+    opener     opens the database of one task with key-value stores of some `names`, and ends
     standby    stands by for all partitions; after `promote_ms`, if given, takes them and goes on as a writer
 
     stdout     ready                  it has its tasks (a writer: the gate is open)
@@ -20,6 +21,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
 
@@ -28,7 +30,9 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore import restorer
 from standfast.store import serde
 from standfast.store.errors import Fenced, InvalidRequest
+from standfast.store.rocks import RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.task_stores import TaskStores
 from standfast.stream import session as session_module
 from standfast.stream.session import Session
 from standfast.stream.task import Task, TaskState
@@ -195,6 +199,12 @@ def run_standby(settings: dict[str, Any], random: Random) -> None:
     run_writer(settings, random, session)
 
 
+def open_task(settings: Mapping[str, Any]) -> TaskStores:
+    """The stores of one task, without log or session."""
+    specs = [KeyValueStore(name, serde.string, serde.string) for name in settings["names"]]
+    return TaskStores(Path(settings["directory"]), APP, "0_0", specs, RocksShared(MEMORY_BYTES), now_ms=lambda: 0)
+
+
 def watch(session: Session) -> NoReturn:
     """Wait to be killed; a failure of the background work must not pass for a quiet life."""
     while True:
@@ -211,8 +221,10 @@ def say(line: str) -> None:
 def main() -> None:
     settings = json.loads(sys.argv[1])
     signal.alarm(LIFE_MAX_S)
-    random = Random(settings["life"])
-    if settings["role"] == "writer":
+    random = Random(settings.get("life"))
+    if settings["role"] == "opener":
+        open_task(settings).close()
+    elif settings["role"] == "writer":
         run_writer(settings, random)
     elif settings["role"] == "restorer":
         run_restorer(settings)

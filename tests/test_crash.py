@@ -7,8 +7,9 @@ compared with the log: rows and observed stream time of each store at the stored
 the last one a session on the same directory (warm) and one on a fresh directory (cold) must restore the same rows,
 stream times and source offsets, and the counter that was committed with the offsets must agree with them.
 
-Rules of this file: it prints the seed of each run. STANDFAST_CRASH_RUNS is the number of runs, STANDFAST_CRASH_SEED
-the seed of all of them: it repeats every choice, but a kill after a delay still hits where it hits.
+Rules of this file: it prints the seed of each run; the run's number gives role, place and guarantee. To repeat run 37:
+`STANDFAST_CRASH_SEED=<seed> make crash RUNS=38 ARGS="-k kills[37]"`. That makes every choice again, but a kill after
+a delay still hits where it hits.
 """
 
 from __future__ import annotations
@@ -21,308 +22,36 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-from crash_child import APP, COUNTER, EXIT_FENCED, LEASE_MS, MEMORY_BYTES, PARTITIONS, SOURCE, open_session, specs_of
-from crash_oracle import differences, plain_fold, read_differences
+from crash_child import APP, LEASE_MS, MEMORY_BYTES, PARTITIONS, open_session, open_task
+from crash_run import CHILD, PATIENCE_S, Crash, Reasons
 
-from standfast.replication.listeners import Listener
-from standfast.replication.log import Record, TopicPolicy
-from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.open_log import open_log
-from standfast.restore.digest import digest_rows
 from standfast.store.cut import CUT_KEY, Cut, Position
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import BadConfig
 from standfast.store.failpoint import NAMES, VARIABLE, parse
-from standfast.store.names import changelog_topic
 from standfast.store.rocks import RocksEngine, RocksShared
-from standfast.store.task_stores import TaskStores
-from standfast.stream.session import Session
 
 RUNS = int(os.environ.get("STANDFAST_CRASH_RUNS", "20"))
-CHILD = Path(__file__).with_name("crash_child.py")
-PATIENCE_S = 30.0
-FAILPOINT_S = 5.0
 GUARANTEES = ("exactly_once", "at_least_once")
 # Role of the process to be killed, and where the first of its kills strikes. The others come at random times.
 STRIKES = (
     ("writer", "commit.logged"),
     ("writer", "commit.local"),
     ("writer", "stores.families"),
-    ("writer", "stores.written"),
+    ("writer", "engine.written"),
     ("writer", "stores.dropped"),
     ("restorer", "restore.apply"),
-    ("restorer", "stores.written"),
+    ("restorer", "engine.written"),
     ("restorer", "stores.dropped"),
     ("standby", "standby.apply"),
     ("standby", "stores.dropped"),
 )
-
-Logged = Mapping[tuple[str, int], list[Record]]  # records of a changelog by store and partition
-
-
-@dataclass
-class Life:
-    """One child, and what it says."""
-
-    process: subprocess.Popen[bytes]
-    out: Path
-    err: Path
-
-    def lines(self) -> list[str]:
-        return self.out.read_text().split("\n")[:-1]
-
-    def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while "ready" not in self.lines():
-            assert self.process.poll() is None, f"the child ended by itself: {self.err.read_text()}"
-            assert time.monotonic() < deadline, "the child did not become ready"
-            time.sleep(0.005)
-
-    def wait_for_failpoint(self) -> bool:
-        """Whether it was met; a life that does not meet it is one to be killed like any other."""
-        try:
-            self.process.wait(FAILPOINT_S)
-        except subprocess.TimeoutExpired:
-            return False
-        return self.process.returncode == -signal.SIGKILL
-
-    def kill(self, *, may_be_fenced: bool = False) -> None:
-        self.process.kill()
-        allowed = {-signal.SIGKILL} | ({EXIT_FENCED} if may_be_fenced else set())
-        code = self.process.wait()
-        assert code in allowed, f"the child ended by itself with {code}: {self.err.read_text()}"
-
-
-@dataclass
-class Looked:
-    """What was found in a state directory at rest."""
-
-    problems: list[str] = field(default_factory=list)
-    positions: dict[tuple[str, int], int] = field(default_factory=dict)  # by store and partition
-    rows: int = 0
-    behind: int = 0  # changelogs whose position is below their end
-    expired: int = 0  # families past retention that the kill left on disk
-
-
-class Reasons(Listener):
-    """Why each changelog was restored, and what was given up."""
-
-    def __init__(self) -> None:
-        self.reasons: dict[tuple[str, int], str] = {}
-        self.lost: list[tuple[TaskId, str]] = []
-
-    def on_restore_start(
-        self, task: TaskId, store: str, changelog: TopicPartition, start: int, end: int, reason: str
-    ) -> None:
-        self.reasons[store, task.partition] = reason
-
-    def on_state_lost(self, task: TaskId, reason: str) -> None:
-        self.lost.append((task, reason))
-
-
-@dataclass
-class Crash:
-    """One application with its log, its state directories and its children. Its choices follow from the seed."""
-
-    root: Path
-    seed: int
-    guarantee: str
-    acknowledged: dict[int, int] = field(default_factory=dict)
-    lives: int = 0
-    kills: int = 0
-    met: int = 0
-    looks: dict[str, Looked] = field(default_factory=dict)
-    total: Looked = field(default_factory=Looked)
-
-    def __post_init__(self) -> None:
-        self.random = Random(self.seed)
-        # A kill takes nothing from the page cache, so most runs need not wait for the disk.
-        self.address = f"sqlite:///{self.root}/log?synchronous={self.random.choice(('normal', 'normal', 'full'))}"
-        self.volatile = self.random.random() < 0.3
-        self.specs = specs_of({"volatile": self.volatile})
-        with closing(open_log(self.address)) as log:
-            log.admin.create_topic(SOURCE, PARTITIONS, TopicPolicy())
-
-    def settings(self, directory: str) -> dict[str, Any]:
-        return {
-            "log": self.address,
-            "state_dir": str(self.root / directory),
-            "guarantee": self.guarantee,
-            "volatile": self.volatile,
-        }
-
-    @contextmanager
-    def life(self, role: str, directory: str, failpoint: str = "", **more: Any) -> Iterator[Life]:
-        """Start a child; it is dead afterwards, and what it said is kept."""
-        self.lives += 1
-        given = self.settings(directory) | {"role": role, "seed": self.seed, "life": f"{self.seed}/{self.lives}"} | more
-        out, err = self.root / f"out.{self.lives}", self.root / f"err.{self.lives}"
-        with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, str(CHILD), json.dumps(given)],
-                stdout=stdout,
-                stderr=stderr,
-                env=os.environ | {VARIABLE: failpoint},
-            )
-        life = Life(process, out, err)
-        try:
-            yield life
-        finally:
-            process.kill()
-            process.wait()
-        for line in life.lines():
-            assert not line.startswith("lost"), f"seed {self.seed}, {role} in {directory}: {line}"
-            if line.startswith("ack "):
-                partition, offset = map(int, line.split()[1:])
-                self.acknowledged[partition] = max(self.acknowledged.get(partition, 0), offset)
-
-    def kill_once(self, role: str, directory: str, failpoint: str = "", **more: Any) -> None:
-        """A child that ends at the failpoint, or without one after a random while; then look at what it left."""
-        with self.life(role, directory, failpoint, **more) as life:
-            if failpoint:
-                self.met += life.wait_for_failpoint()
-            elif self.random.random() < 0.25:
-                time.sleep(self.random.uniform(0.1, 0.5))  # anywhere, from the first import on
-            else:
-                life.wait_until_ready()
-                time.sleep(self.random.uniform(0, 0.25))
-            life.kill()
-        self.kills += 1
-        self.check_left(directory)
-
-    def check_left(self, directory: str) -> Looked:
-        """Compare every task directory, as the kill left it, with the log."""
-        looked = self.look_at(directory)
-        assert not looked.problems, f"seed {self.seed}, {directory}, {self.guarantee}: " + "; ".join(looked.problems)
-        self.looks[directory] = looked
-        self.total.rows += looked.rows
-        self.total.behind += looked.behind
-        self.total.expired += looked.expired
-        return looked
-
-    def look_at(self, directory: str) -> Looked:
-        """Opens a copy of each task's database, without any session, and reads the log afterwards."""
-        state = self.root / directory / APP
-        looked = Looked([f"{path} was set aside" for path in (state / ".aside").glob("*")])
-        copies = self.root / f"copy.{directory}"
-        shutil.rmtree(copies, ignore_errors=True)
-        tasks = [number for number in range(PARTITIONS) if (state / str(TaskId(0, number))).exists()]
-        for number in tasks:
-            shutil.copytree(state / str(TaskId(0, number)), copies / str(number))
-        logged = self.read_log()
-        for number in tasks:
-            with closing(self.open_stores(copies / str(number), number)) as stores:
-                self.look_at_task(stores, number, logged, looked)
-        return looked
-
-    def open_stores(self, directory: Path, number: int) -> TaskStores:
-        shared = RocksShared(MEMORY_BYTES)
-        return TaskStores(directory, APP, str(TaskId(0, number)), self.specs, shared, now_ms=lambda: 0)
-
-    def look_at_task(self, stores: TaskStores, number: int, logged: Logged, looked: Looked) -> None:
-        for spec in self.specs:
-            at = stores.cut.positions.get(spec.name)
-            position = at.offset if at is not None else 0
-            if at is not None:
-                looked.positions[spec.name, number] = position
-            log = logged.get((spec.name, number), [])
-            where = f"{spec.name}-{number} at {position} of {len(log)}"
-            if position > len(log):
-                looked.problems.append(f"{where}: it is ahead of the log")
-            looked.problems += differences(stores.stores[spec.name], log[:position], where)
-            looked.rows += len(plain_fold(spec, log[:position]).rows)
-            looked.behind += position < len(log)
-            looked.expired += len(stores.stores[spec.name].expired_families())
-        offset = stores.cut.sources.get(f"{SOURCE}/{number}", 0)
-        counted = counter_of(stores)
-        if counted < offset:
-            looked.problems.append(f"partition {number}: source offset {offset}, but {counted} records counted")
-
-    def read_log(self) -> Logged:
-        """Every record of every changelog that exists."""
-        with closing(open_log(self.address)) as log:
-            found = {
-                TopicPartition(topic, number): (spec.name, number)
-                for spec in self.specs
-                if log.admin.describe_topic(topic := changelog_topic(APP, spec.name)) is not None
-                for number in range(PARTITIONS)
-            }
-            records: dict[tuple[str, int], list[Record]] = {changelog: [] for changelog in found.values()}
-            reader = log.reader()
-            ends = reader.bounds(found)
-            reader.assign(dict.fromkeys(found, 0))
-            while any(position < ends[at].end for at, position in reader.assignment().items()):
-                for batch in reader.fetch(10_000):
-                    records[found[batch.source]] += batch.records
-            return records
-
-    def check_restored(self, directories: list[str]) -> None:
-        """Restore the directories, all at rest, one after the other: equal to the whole log, and to each other."""
-        logged = self.read_log()
-        answers = [self.restore(directory, logged) for directory in directories]
-        for directory, answer in zip(directories, answers, strict=True):
-            assert answer == answers[0], f"seed {self.seed}: {directory} differs from {directories[0]}"
-
-    def restore(self, directory: str, logged: Logged) -> list[Any]:
-        """Open at once, restore, compare; returns per partition what must be equal wherever it is restored."""
-        listener = Reasons()
-        known = self.looks.get(directory, Looked()).positions
-        with open_session(self.settings(directory), listener, background=False) as session:
-            session.assign(active=range(PARTITIONS))  # the leases of the killed are still running
-            session.wait_ready(PATIENCE_S)
-            problems = [f"{task} was lost: {reason}" for task, reason in listener.lost]
-            for changelog, reason in listener.reasons.items():
-                if (reason == "no-local-state") == (changelog in known):
-                    problems.append(f"{changelog} was restored as {reason}")
-            for number in range(PARTITIONS):
-                problems += self.restored_problems(session, number, logged)
-            assert not problems, f"seed {self.seed}, {directory}, {self.guarantee}: " + "; ".join(problems)
-            return [self.portable(session, number) for number in range(PARTITIONS)]
-
-    def restored_problems(self, session: Session, number: int, logged: Logged) -> list[str]:
-        task = session.task(number)
-        problems = []
-        for spec in self.specs:
-            log, store, where = logged.get((spec.name, number), []), task.store(spec.name), f"{spec.name}-{number}"
-            problems += differences(store, log, where) + read_differences(store, log, where)
-        at = TopicPartition(SOURCE, number)
-        with closing(session.log.group(APP)) as group:
-            committed = group.committed([at])[at].offset if group.committed([at]) else 0
-        ours, counted = task.source_offsets().get(at, 0), counter_of(task.stores)
-        acknowledged = self.acknowledged.get(number, 0)
-        if self.guarantee == "exactly_once":
-            fits = counted == committed == ours >= acknowledged
-        else:
-            fits = counted >= ours >= committed and counted >= acknowledged
-        if not fits:
-            problems.append(f"{at}: counted {counted}, ours {ours}, group {committed}, acknowledged {acknowledged}")
-        return problems
-
-    def portable(self, session: Session, number: int) -> dict[str, Any]:
-        task = session.task(number)
-        stores = task.stores.stores
-        answer: dict[str, Any] = {
-            "digests": {name: digest_rows(store.logical_rows()).hex() for name, store in stores.items()},
-            "observed": {name: store.rows.observed_ms for name, store in stores.items()},
-            "sequences": {name: store.rows.sequence for name, store in stores.items()},
-        }
-        if self.guarantee == "exactly_once":
-            # At least once, the local offsets may be ahead of the group's by the commit that was cut short.
-            answer |= {"sources": task.source_offsets(), "stream_times": dict(task.stream_times)}
-        return answer
-
-
-def counter_of(stores: TaskStores) -> int:
-    counts: Any = stores.store("counts")
-    return counts.get(COUNTER) or 0
 
 
 # -- random runs -------------------------------------------------------------------------------------------------------
@@ -398,7 +127,7 @@ def test_kill_between_rows_and_segment_drop_leaves_hidden_segments_that_go_with_
     crash = Crash(tmp_path, 2, "exactly_once")
     while not crash.total.expired:
         assert crash.kills < 10, "no life ended at a commit that expires a segment"
-        crash.kill_once("writer", "a", "stores.written=kill:15")
+        crash.kill_once("writer", "a", "engine.written=kill:15")
     with crash.life("writer", "a", stop_after=200) as writer:
         assert writer.process.wait(PATIENCE_S) == 0, writer.err.read_text()
     assert crash.check_left("a").expired == 0
@@ -450,6 +179,25 @@ def test_a_lost_row_a_changed_row_and_a_moved_position_are_reported(tmp_path: Pa
     changed = problems_after(lambda engine, key, row: engine.write({family: {key: row + b"!"}}))
     assert any("1 rows missing" in problem and "1 extra" in problem for problem in changed)
     assert any(f"{family}-0" in problem for problem in problems_after(move_position))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dropping", "adding"), [(1, 1), (1, 2), (2, 1)])
+def test_rows_of_a_dropped_store_never_come_back(tmp_path: Path, dropping: int, adding: int) -> None:
+    def opened(*names: str) -> dict[str, Any]:
+        return {"role": "opener", "directory": str(tmp_path / "0_0"), "names": names}
+
+    with closing(open_task(opened("kept", "gone"))) as stores:
+        for name in ("kept", "gone"):
+            stores.store(name).put("a", name)
+        stores.commit(Cut(positions={"kept": Position(1), "gone": Position(1)}))
+    for names, times in ((("kept",), dropping), (("kept", "gone"), adding)):
+        command = [sys.executable, str(CHILD), json.dumps(opened(*names))]
+        failpoint = {VARIABLE: f"engine.written=kill:{times}"}
+        assert subprocess.run(command, env=os.environ | failpoint).returncode in (0, -signal.SIGKILL)
+    with closing(open_task(opened("kept", "gone"))) as stores:
+        assert (stores.store("kept").get("a"), stores.store("gone").get("a")) == ("kept", None)
+        assert set(stores.cut.positions) == {"kept"}
 
 
 def test_failpoint_that_does_not_exist_is_refused() -> None:

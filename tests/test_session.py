@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores
@@ -240,8 +241,10 @@ def test_listeners_hear_of_restore_standby_and_commit(bench: Bench) -> None:
     heard: list[str] = []
 
     class Ears(sf.Listener):
-        def on_restore_start(self, task: TaskId, store: str, changelog: object, start: int, end: int, why: str) -> None:
-            heard.append(f"restore {store} {start}..{end} {why}")
+        def on_restore_start(
+            self, task: TaskId, store: str, changelog: object, start: int, end: int, reason: str
+        ) -> None:
+            heard.append(f"restore {store} {start}..{end} {reason}")
 
         def on_restore_end(self, task: TaskId, store: str, changelog: object, records: int) -> None:
             heard.append(f"restored {store} {records}")
@@ -336,7 +339,7 @@ def test_wrong_topic_policy_is_refused_with_the_fix(bench: Bench) -> None:
         ({"stores": [four_stores()[0], four_stores()[0]]}, "declared 2 times"),
     ],
 )
-def test_unusable_setting_is_refused(bench: Bench, settings: dict[str, object], problem: str) -> None:
+def test_unusable_setting_is_refused(bench: Bench, settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(sf.BadConfig, match=problem):
         bench.session(**settings)
 

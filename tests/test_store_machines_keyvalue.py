@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from fix_machines import Change, StoreMachine, keys, machine_settings, maybe_values, timestamps, values
+from fix_machines import (
+    Change,
+    StoreMachine,
+    bounds,
+    keys,
+    machine_settings,
+    maybe_values,
+    pick,
+    read_keys,
+    timestamps,
+    values,
+)
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
@@ -11,8 +22,6 @@ from standfast.restore.fold import Fold, fold_for
 from standfast.store import serde
 from standfast.store.results import ValueAndTimestamp
 from standfast.store.specs import KeyValueStore
-
-bounds = st.none() | keys
 
 pytestmark = pytest.mark.slow
 
@@ -62,9 +71,9 @@ class KeyValueMachine(StoreMachine):
 
     def check_all(self) -> None:
         for group, oracle in self.oracles.items():
-            self.same(group, oracle.items(), "all")
+            self.same_both_ways(group, oracle.items(), "all")
 
-    @rule(writes=st.lists(st.tuples(keys, maybe_values, timestamps), min_size=1, max_size=8))
+    @rule(writes=st.lists(st.tuples(keys, maybe_values, timestamps), min_size=3, max_size=12))
     def put(self, writes: list[tuple[bytes, bytes | None, int]]) -> None:
         for group, oracle in self.oracles.items():
             for key, value, timestamp in writes:
@@ -80,43 +89,45 @@ class KeyValueMachine(StoreMachine):
             for store in self.each(group):
                 store.put_all(iter(items), timestamp)
 
-    @rule(key=keys, value=values, timestamp=timestamps)
-    def put_if_absent(self, key: bytes, value: bytes, timestamp: int) -> None:
+    @rule(drawn=read_keys, value=values, timestamp=timestamps)
+    def put_if_absent(self, drawn: bytes | int, value: bytes, timestamp: int) -> None:
         for group, oracle in self.oracles.items():
+            key = pick(drawn, oracle.rows)
             old = oracle.rows.get(key, (None,))[0]
             self.same(group, old, "put_if_absent", key, value, timestamp)
             if old is None:
                 oracle.put(key, value, timestamp)
 
-    @rule(key=keys)
-    def delete(self, key: bytes) -> None:
+    @rule(drawn=read_keys)
+    def delete(self, drawn: bytes | int) -> None:
         for group, oracle in self.oracles.items():
+            key = pick(drawn, oracle.rows)
             old = oracle.rows.get(key, (None,))[0]
             self.same(group, old, "delete", key)
             oracle.put(key, None, 1_000_000)
 
-    @rule(some=st.lists(keys, max_size=6))
-    def get(self, some: list[bytes]) -> None:
-        for key in some:
-            for group, oracle in self.oracles.items():
+    @rule(drawn=st.lists(read_keys, min_size=2, max_size=6))
+    def get(self, drawn: list[bytes | int]) -> None:
+        for group, oracle in self.oracles.items():
+            for key in (pick(one, oracle.rows) for one in drawn):
                 self.same(group, oracle.rows.get(key, (None,))[0], "get", key)
-            row = self.oracles["timestamped"].rows.get(key)
-            expected = None if row is None else ValueAndTimestamp(*row)
-            self.same("timestamped", expected, "get_with_timestamp", key)
+                if group == "timestamped":
+                    row = oracle.rows.get(key)
+                    self.same(group, row and ValueAndTimestamp(*row), "get_with_timestamp", key)
 
-    @rule(low=bounds, high=bounds, reverse=st.booleans())
-    def range(self, low: bytes | None, high: bytes | None, reverse: bool) -> None:
+    @rule(ranges=st.lists(st.tuples(bounds, bounds), min_size=2, max_size=5))
+    def range(self, ranges: list[tuple[bytes | int | None, bytes | int | None]]) -> None:
         for group, oracle in self.oracles.items():
-            expected = oracle.items(low, high)
-            expected = expected[::-1] if reverse else expected
-            self.same(group, expected, "range", low, high, reverse=reverse)
+            for drawn_low, drawn_high in ranges:
+                low, high = pick(drawn_low, oracle.rows), pick(drawn_high, oracle.rows)
+                self.same_both_ways(group, oracle.items(low, high), "range", low, high)
 
-    @rule(prefix=keys, reverse=st.booleans())
-    def prefix_scan(self, prefix: bytes, reverse: bool) -> None:
+    @rule(drawn=st.lists(keys, min_size=2, max_size=5))
+    def prefix_scan(self, drawn: list[bytes]) -> None:
         for group, oracle in self.oracles.items():
-            expected = [row for row in oracle.items() if row[0].startswith(prefix)]
-            expected = expected[::-1] if reverse else expected
-            self.same(group, expected, "prefix_scan", prefix, reverse=reverse)
+            for prefix in drawn:
+                expected = [row for row in oracle.items() if row[0].startswith(prefix)]
+                self.same_both_ways(group, expected, "prefix_scan", prefix)
 
     @rule(reverse=st.booleans())
     def hold_an_iterator(self, reverse: bool) -> None:

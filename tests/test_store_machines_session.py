@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from fix_machines import Change, StoreMachine, keys, machine_settings, maybe_values, moment_ms, moments, timestamps
+from fix_machines import (
+    Change,
+    StoreMachine,
+    bounds,
+    keys,
+    machine_settings,
+    maybe_values,
+    moment_ms,
+    moments,
+    pick,
+    read_keys,
+    timestamps,
+)
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
@@ -14,7 +26,9 @@ from standfast.store.specs import SessionStore
 
 RETENTION_MS = 50_000
 INTERVAL_MS = 60_000  # the least a segment may be, here longer than the retention
-bounds = st.none() | keys
+TIME_MAX = 2**63 - 1
+# Rows of the keys b"" and b"a" lie above all rows of these, though the keys are smaller: a time follows the key.
+ABOVE = [(None, bytes(7)), (None, b"a" + bytes(5))]
 lengths = st.sampled_from([0, 1, 1_000, INTERVAL_MS, 3 * INTERVAL_MS])
 Moment = tuple[str, int, int]
 
@@ -50,8 +64,11 @@ class Sessions:
         if value is not None:
             self.rows[key, start, end] = value
 
+    def keys(self) -> list[bytes]:
+        return [key for key, _, _ in self.rows]
+
     def found(
-        self, low: bytes | None = None, high: bytes | None = None, earliest_end: int = 0, latest_start: int = 2**63 - 1
+        self, low: bytes | None = None, high: bytes | None = None, earliest_end: int = 0, latest_start: int = TIME_MAX
     ) -> list[tuple[Windowed[bytes], bytes]]:
         """Visible sessions in raw order of key, end, start."""
         return [
@@ -89,13 +106,13 @@ class SessionMachine(StoreMachine):
         return self.oracles["sessions"]  # type: ignore[no-any-return]
 
     def check_all(self) -> None:
-        self.same("sessions", self.oracle.found(), "all")
+        self.same_both_ways("sessions", self.oracle.found(), "all")
         self.same_time("sessions", self.oracle.observed_ms)
 
     def at(self, moment: Moment) -> int:
         return moment_ms(moment, self.oracle.observed_ms, RETENTION_MS, INTERVAL_MS)
 
-    @rule(writes=st.lists(st.tuples(keys, moments, lengths, maybe_values, timestamps), min_size=1, max_size=8))
+    @rule(writes=st.lists(st.tuples(keys, moments, lengths, maybe_values, timestamps), min_size=3, max_size=12))
     def put(self, writes: list[tuple[bytes, Moment, int, bytes | None, int]]) -> None:
         for key, moment, length, value, timestamp in writes:
             end = self.at(moment)
@@ -118,30 +135,25 @@ class SessionMachine(StoreMachine):
     @rule(key=keys, moment=moments, length=lengths)
     def fetch_session(self, key: bytes, moment: Moment, length: int) -> None:
         end = self.at(moment)
-        for session in [(key, max(end - length, 0), end), *sorted(self.oracle.rows)[:6]]:
+        for session in [(key, max(end - length, 0), end), *sorted(self.oracle.rows)]:
             visible = session[2] > self.oracle.observed_ms - RETENTION_MS
             expected = self.oracle.rows.get(session) if visible else None
             self.same("sessions", expected, "fetch_session", *session)
 
-    @rule(key=keys, earliest_end=moments, latest_start=moments, reverse=st.booleans())
-    def find_sessions(self, key: bytes, earliest_end: Moment, latest_start: Moment, reverse: bool) -> None:
-        first, last = self.at(earliest_end), self.at(latest_start)
-        for one in {key, *(known for known, _, _ in list(self.oracle.rows)[:3])}:
-            expected = self.oracle.found(one, one, first, last)
-            expected = expected[::-1] if reverse else expected
-            self.same("sessions", expected, "find_sessions", one, first, last, reverse=reverse)
+    @rule(finds=st.lists(st.tuples(read_keys, moments, moments), min_size=2, max_size=5))
+    def find_sessions(self, finds: list[tuple[bytes | int, Moment, Moment]]) -> None:
+        for drawn, earliest_end, latest_start in finds:
+            key, first, last = pick(drawn, self.oracle.keys()), self.at(earliest_end), self.at(latest_start)
+            for begin, end in ((first, last), (0, last), (first, TIME_MAX)):
+                expected = self.oracle.found(key, key, begin, end)
+                self.same_both_ways("sessions", expected, "find_sessions", key, begin, end)
+            self.same_both_ways("sessions", self.oracle.found(key, key), "fetch", key)
 
-    @rule(key=keys, reverse=st.booleans())
-    def fetch(self, key: bytes, reverse: bool) -> None:
-        expected = self.oracle.found(key, key)
-        expected = expected[::-1] if reverse else expected
-        self.same("sessions", expected, "fetch", key, reverse=reverse)
-
-    @rule(low=bounds, high=bounds, reverse=st.booleans())
-    def fetch_key_range(self, low: bytes | None, high: bytes | None, reverse: bool) -> None:
-        expected = self.oracle.found(low, high)
-        expected = expected[::-1] if reverse else expected
-        self.same("sessions", expected, "fetch_key_range", low, high, reverse=reverse)
+    @rule(ranges=st.lists(st.tuples(bounds, bounds), min_size=2, max_size=5))
+    def fetch_key_range(self, ranges: list[tuple[bytes | int | None, bytes | int | None]]) -> None:
+        for drawn_low, drawn_high in [*ranges, *ABOVE]:
+            low, high = pick(drawn_low, self.oracle.keys()), pick(drawn_high, self.oracle.keys())
+            self.same_both_ways("sessions", self.oracle.found(low, high), "fetch_key_range", low, high)
 
     @rule()
     def hold_an_iterator(self) -> None:

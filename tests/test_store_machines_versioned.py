@@ -105,13 +105,14 @@ class VersionedMachine(StoreMachine):
         self.same("versions", self.oracle.get(key), "get", key)
         for as_of in self.times_of(key):
             self.same("versions", self.oracle.get(key, as_of), "get", key, as_of=as_of)
+            self.same("versions", self.oracle.range(key, 0, as_of), "range", key, 0, as_of)
         expected = self.oracle.range(key, 0, 2**60)
         self.same("versions", expected, "range", key, 0, 2**60)
 
     def at(self, moment: Moment) -> int:
         return moment_ms(moment, self.oracle.observed_ms, RETENTION_MS, INTERVAL_MS)
 
-    @rule(key=keys, writes=st.lists(st.tuples(maybe_values, moments), min_size=1, max_size=6))
+    @rule(key=keys, writes=st.lists(st.tuples(maybe_values, moments), min_size=3, max_size=10))
     def put(self, key: bytes, writes: list[tuple[bytes | None, Moment]]) -> None:
         for value, moment in writes:
             timestamp, late = self.at(moment), self.oracle.late
@@ -138,13 +139,14 @@ class VersionedMachine(StoreMachine):
         self.same("versions", expected, "delete", key, timestamp)
         self.check_key(key)
 
-    @rule(key=keys, time_from=moments, time_to=moments, ascending=st.booleans())
-    def range(self, key: bytes, time_from: Moment, time_to: Moment, ascending: bool) -> None:
-        first, last = self.at(time_from), self.at(time_to)
-        expected = self.oracle.range(key, first, last)
-        expected = expected[::-1] if ascending else expected
-        self.same("versions", expected, "range", key, first, last, ascending=ascending)
+    @rule(key=keys, moments=st.lists(st.tuples(moments, moments), min_size=2, max_size=5))
+    def range(self, key: bytes, moments: list[tuple[Moment, Moment]]) -> None:
+        edges = [(first, last) for first in self.times_of(key) for last in self.times_of(key)]
+        for first, last in [*((self.at(first), self.at(last)) for first, last in moments), *edges[:40]]:
+            expected = self.oracle.range(key, first, last)
+            self.same("versions", expected, "range", key, first, last)
+            self.same("versions", expected[::-1], "range", key, first, last, ascending=True)
 
 
 TestVersionedMachine = VersionedMachine.TestCase
-TestVersionedMachine.settings = machine_settings(max_examples=50, steps=50)
+TestVersionedMachine.settings = machine_settings(max_examples=40, steps=50)

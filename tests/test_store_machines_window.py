@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from fix_machines import Change, StoreMachine, keys, machine_settings, maybe_values, moment_ms, moments, timestamps
+from fix_machines import (
+    Change,
+    StoreMachine,
+    bounds,
+    keys,
+    machine_settings,
+    maybe_values,
+    moment_ms,
+    moments,
+    pick,
+    read_keys,
+    timestamps,
+)
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
@@ -16,8 +28,8 @@ SIZE_MS = 10_000
 RETENTION_MS = 150_000
 INTERVAL_MS = 75_000  # half the retention, as it is above a minute
 TIME_MAX = 2**63 - 1
-bounds = st.none() | keys
 Row = tuple[bytes, int, int]
+Moment = tuple[str, int, int]
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +70,9 @@ class Windows:
         if value is not None:
             self.rows[row] = (value, timestamp)
 
+    def keys(self) -> list[bytes]:
+        return [key for key, _, _ in self.rows]
+
     def found(
         self, low: bytes | None = None, high: bytes | None = None, time_from: int = 0, time_to: int = TIME_MAX
     ) -> list[tuple[Windowed[bytes], bytes]]:
@@ -95,14 +110,15 @@ class WindowMachine(StoreMachine):
 
     def check_all(self) -> None:
         for group, oracle in self.oracles.items():
-            self.same(group, oracle.found(), "all")
+            self.same_both_ways(group, oracle.found(), "all")
             self.same_time(group, oracle.observed_ms)
+            assert {store.rows.sequence for store in self.each(group)} == {oracle.sequence}
 
-    def at(self, moment: tuple[str, int, int]) -> int:
+    def at(self, moment: Moment) -> int:
         return moment_ms(moment, self.oracles["single"].observed_ms, RETENTION_MS, INTERVAL_MS)
 
-    @rule(writes=st.lists(st.tuples(keys, maybe_values, moments, timestamps), min_size=1, max_size=8))
-    def put(self, writes: list[tuple[bytes, bytes | None, tuple[str, int, int], int]]) -> None:
+    @rule(writes=st.lists(st.tuples(keys, maybe_values, moments, timestamps), min_size=3, max_size=12))
+    def put(self, writes: list[tuple[bytes, bytes | None, Moment, int]]) -> None:
         for key, value, moment, timestamp in writes:
             start = self.at(moment)
             for group, oracle in self.oracles.items():
@@ -114,50 +130,38 @@ class WindowMachine(StoreMachine):
                     assert store.rows.counters.late_dropped - counted == oracle.late - late
 
     @rule(windows=st.lists(st.tuples(keys, moments), min_size=1, max_size=6))
-    def fetch(self, windows: list[tuple[bytes, tuple[str, int, int]]]) -> None:
+    def fetch(self, windows: list[tuple[bytes, Moment]]) -> None:
         oracle = self.oracles["single"]
         known = [(key, start) for key, start, _ in oracle.rows]
-        for key, start in [(key, self.at(moment)) for key, moment in windows] + known[:6]:
+        for key, start in [(key, self.at(moment)) for key, moment in windows] + known:
             visible = start > oracle.observed_ms - RETENTION_MS
             row = oracle.rows.get((key, start, 0)) if visible else None
             self.same("single", row and row[0], "fetch", key, start)
-            expected = row and ValueAndTimestamp(*row)
-            self.same("single", expected, "fetch_with_timestamp", key, start)
+            self.same("single", row and ValueAndTimestamp(*row), "fetch_with_timestamp", key, start)
 
-    @rule(key=keys, time_from=moments, time_to=moments, reverse=st.booleans())
-    def fetch_range(
-        self, key: bytes, time_from: tuple[str, int, int], time_to: tuple[str, int, int], reverse: bool
-    ) -> None:
+    @rule(ranges=st.lists(st.tuples(read_keys, moments, moments), min_size=2, max_size=5))
+    def fetch_range(self, ranges: list[tuple[bytes | int, Moment, Moment]]) -> None:
+        for group, oracle in self.oracles.items():
+            for drawn, time_from, time_to in ranges:
+                key, first, last = pick(drawn, oracle.keys()), self.at(time_from), self.at(time_to)
+                for high in (last, TIME_MAX):
+                    expected = [(window.start, value) for window, value in oracle.found(key, key, first, high)]
+                    self.same_both_ways(group, expected, "fetch_range", key, first, high)
+
+    @rule(ranges=st.lists(st.tuples(bounds, bounds, moments, moments), min_size=2, max_size=5))
+    def fetch_key_range(self, ranges: list[tuple[bytes | int | None, bytes | int | None, Moment, Moment]]) -> None:
+        for group, oracle in self.oracles.items():
+            for drawn_low, drawn_high, time_from, time_to in ranges:
+                low, high = pick(drawn_low, oracle.keys()), pick(drawn_high, oracle.keys())
+                for first, last in ((self.at(time_from), self.at(time_to)), (0, self.at(time_to))):
+                    expected = oracle.found(low, high, first, last)
+                    self.same_both_ways(group, expected, "fetch_key_range", low, high, first, last)
+
+    @rule(time_from=moments, time_to=moments)
+    def fetch_all(self, time_from: Moment, time_to: Moment) -> None:
         first, last = self.at(time_from), self.at(time_to)
         for group, oracle in self.oracles.items():
-            expected = [(window.start, value) for window, value in oracle.found(key, key, first, last)]
-            expected = expected[::-1] if reverse else expected
-            self.same(group, expected, "fetch_range", key, first, last, reverse=reverse)
-
-    @rule(low=bounds, high=bounds, time_from=moments, time_to=moments, reverse=st.booleans())
-    def fetch_key_range(
-        self,
-        low: bytes | None,
-        high: bytes | None,
-        time_from: tuple[str, int, int],
-        time_to: tuple[str, int, int],
-        reverse: bool,
-    ) -> None:
-        first, last = self.at(time_from), self.at(time_to)
-        for group, oracle in self.oracles.items():
-            expected = oracle.found(low, high, first, last)
-            expected = expected[::-1] if reverse else expected
-            self.same(group, expected, "fetch_key_range", low, high, first, last, reverse=reverse)
-
-    @rule(time_from=moments, time_to=moments, reverse=st.booleans())
-    def fetch_all(self, time_from: tuple[str, int, int], time_to: tuple[str, int, int], reverse: bool) -> None:
-        first, last = self.at(time_from), self.at(time_to)
-        for group, oracle in self.oracles.items():
-            expected, everything = oracle.found(None, None, first, last), oracle.found()
-            if reverse:
-                expected, everything = expected[::-1], everything[::-1]
-            self.same(group, expected, "fetch_all", first, last, reverse=reverse)
-            self.same(group, everything, "all", reverse=reverse)
+            self.same_both_ways(group, oracle.found(None, None, first, last), "fetch_all", first, last)
 
     @rule()
     def hold_an_iterator(self) -> None:

@@ -6,6 +6,7 @@ The shapes of row C3 that only transactions of Kafka make (markers, aborted reco
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 
 import pytest
 from fix_sessions import Bench
@@ -18,7 +19,7 @@ KV = TopicPartition("app-kv-changelog", 0)
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 
 
-def write(session: sf.Session, pairs: dict[str, str | None]) -> None:
+def write(session: sf.Session, pairs: Mapping[str, str | None]) -> None:
     """Put each pair in a commit of its own."""
     task = session.task(0)
     for key, value in pairs.items():

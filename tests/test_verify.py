@@ -20,7 +20,6 @@ from standfast.ops.cli import main
 from standfast.ops.offline import find_tasks, open_tasks
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.verify import StoreVerdict, committed_views, verify_task
-from standfast.store.errors import InvalidRequest, UnknownStore
 from standfast.store.kinds import open_store
 from standfast.store.rocks import RocksEngine, RocksShared
 from standfast.store.value_timestamp import TIMESTAMP
@@ -37,7 +36,9 @@ def verify(bench: Bench, directory: str = "a", **options: Any) -> dict[str, Stor
     with open_tasks(tasks) as (opened,):
         parts = {name: opened.part(name) for name in opened.definitions}
         stores = {name: open_store(part.spec, part.rows) for name, part in parts.items()}
-        found = verify_task(TASK, stores, opened.cut.positions, bench.log, "app", **options)
+        found = verify_task(
+            TASK, stores, opened.cut.positions, bench.log, "app", now_ms=bench.clock.wall_ms(), **options
+        )
     return {one.store: one for one in found}
 
 
@@ -126,7 +127,7 @@ def test_live_task_is_verified_at_its_cut_and_not_at_its_buffer(bench: Bench) ->
     task.store("kv").put("k0", "uncommitted")
     task.store("win").put("k0", "uncommitted", START_MS + 10 * DAY_MS)
     views = committed_views(task.stores)
-    found = verify_task(TASK, views, task.stores.cut.positions, bench.log, "app")
+    found = verify_task(TASK, views, task.stores.cut.positions, bench.log, "app", now_ms=0)
     assert [one.verdict for one in found] == ["equal"] * 4
 
 
@@ -269,6 +270,19 @@ def test_versions_that_compaction_removed_are_indeterminate(bench: Bench) -> Non
     assert (found.verdict, found.matched, found.indeterminate) == ("equal", 5, 5)
 
 
+def test_rows_deleted_after_the_position_are_indeterminate_once_their_tombstones_expired(bench: Bench) -> None:
+    fill(bench).close()
+    other = bench.active("b")
+    for number in (1, 2):
+        other.task(0).store("kv").delete(f"k{number}")
+    other.task(0).commit()
+    bench.clock.advance(8 * DAY_MS)
+    assert bench.embedded.compact("app-kv-changelog", bench.clock.wall_ms()) == 4
+    found = verify(bench)["kv"]
+    assert (found.verdict, found.matched, found.indeterminate) == ("equal", 3, 2)
+    assert (verify(bench, "b")["kv"].verdict, verify(bench, "b")["kv"].matched) == ("equal", 3)
+
+
 def test_truncated_log_is_inconclusive_only_where_rows_need_what_is_gone(bench: Bench) -> None:
     fill(bench).close()
     bench.embedded.truncate(TopicPartition("app-kv-changelog", 0), 2)
@@ -310,10 +324,10 @@ def test_position_ahead_of_the_log_is_inconclusive(bench: Bench, tmp_path: Path)
     session = fill(bench)
     cut = session.task(0).stores.cut
     ahead = {name: position._replace(offset=position.offset + 1) for name, position in cut.positions.items()}
-    found = verify_task(TASK, committed_views(session.task(0).stores), ahead, bench.log, "app")
+    found = verify_task(TASK, committed_views(session.task(0).stores), ahead, bench.log, "app", now_ms=0)
     assert {(one.verdict, one.reason) for one in found} == {("inconclusive", "position-ahead")}
     assert "6" in found[0].explanation and "5" in found[0].explanation
-    found = verify_task(TASK, committed_views(session.task(0).stores), {}, bench.log, "app")
+    found = verify_task(TASK, committed_views(session.task(0).stores), {}, bench.log, "app", now_ms=0)
     assert {(one.verdict, one.reason) for one in found} == {("inconclusive", "no-position")}
 
 

@@ -1,0 +1,126 @@
+"""The bench command at a tiny size: it runs, it reports every field, its data set is what it says.
+
+Rules of this file: nothing about speed; the numbers of so few records mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from standfast.ops.bench_child import key_numbers, key_of, values_of
+from standfast.ops.cli import main
+
+slow = pytest.mark.slow
+
+MEASURES = {
+    "write": ["put_commit"],
+    "read": ["get", "get_absent", "scan", "scan_reverse"],
+    "restore": [f"restore_{name}" for name in ("distinct", "distinct_log", "versions_near", "versions_near_log")]
+    + ["restore_versions_far", "restore_versions_far_log"],
+}
+
+
+def tiny(what: str, folder: Path, *options: str) -> list[str]:
+    return ["bench", what, "--records", "404", "--batch", "100", "--runs", "2", "--dir", str(folder), *options]
+
+
+@slow
+@pytest.mark.parametrize("what", MEASURES)
+def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(tiny(what, tmp_path, "--json", "--memory", "16MiB")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["bench"]) == ("standfast.bench/1", what)
+    assert document["settings"] == {
+        "records": 404,
+        "key_bytes": 16,
+        "value_bytes": 100,
+        "batch": 100,
+        "versions": 4,
+        "runs": 2,
+        "memory_bytes": 16 << 20,
+    }
+    assert set(document["versions"]) == {"standfast", "python", "rocksdict", "sqlite", "platform", "cores"}
+    assert [one["name"] for one in document["measures"]] == MEASURES[what]
+    for one in document["measures"]:
+        assert one["unit"] == "records/s" and one["what"]
+        assert 0 < one["min"] <= one["median"] <= one["max"]
+        assert one["records"] == 404
+        assert one["goal"] is None and one["goal_met"] is None, "a goal is for its own data set only"
+        assert len(one["runs"]) == 2
+        for run in one["runs"]:
+            assert {"records", "elapsed_ms", "rate", "cpu_ms", "waited_for_cpu_ms"} <= set(run)
+    if what == "restore":
+        check_restores(document)
+    assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
+
+
+def check_restores(document: dict[str, Any]) -> None:
+    restored = [one for one in document["measures"] if not one["name"].endswith("_log")]
+    assert len(restored) == len(document["ratios"])
+    for one in restored:
+        assert one["peak_rss_bound_bytes"] == (16 + 200) << 20
+        assert one["peak_rss_within_bound"] is True
+        assert 0 < one["runs"][0]["rss_before_bytes"] <= one["peak_rss_bytes"]
+    for ratio in document["ratios"]:
+        assert ratio["value"] > 0 and ratio["what"]
+
+
+@slow
+def test_bench_compares_with_its_goal_on_the_data_set_of_the_goal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "write", "--records", "2000", "--runs", "1", "--dir", str(tmp_path), "--json"]) == 0
+    (measure,) = json.loads(capsys.readouterr().out)["measures"]
+    assert measure["goal"] == 150_000 and isinstance(measure["goal_met"], bool)
+
+
+@slow
+def test_bench_shows_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(tiny("restore", tmp_path, "--versions", "1", "--runs", "1")) == 0
+    shown = capsys.readouterr().out
+    assert "404 records of 16 + 100 bytes, 1 run, memory 256 MiB" in shown
+    assert "restore_distinct" in shown and "versions_near" not in shown
+    assert "largest resident size" in shown and "share of the speed" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--records", "0"), "--records is 0"),
+        (("--runs", "0"), "--runs is 0"),
+        (("--key-bytes", "7"), "--key-bytes is 7"),
+        (("--value-bytes", "1000001"), "--value-bytes is 1000001"),
+        (("--batch", "20000"), "--batch is 20000"),
+        (("--memory", "much"), "--memory is 'much'"),
+        (("--memory", "1KiB"), "--memory is '1KiB'"),
+    ],
+)
+def test_bench_refuses_settings_it_cannot_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], says: str
+) -> None:
+    assert main(tiny("write", tmp_path, *options)) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", ["near", "far"])
+@pytest.mark.parametrize("versions", [1, 4])
+def test_every_key_has_as_many_records_as_asked_for(order: str, versions: int) -> None:
+    numbers = list(key_numbers(40_000, versions, order))
+    assert len(numbers) == 40_000
+    assert Counter(Counter(numbers).values()) == {versions: 40_000 // versions}
+    if order == "near":
+        first = {}
+        spread = max(at - first.setdefault(number, at) for at, number in enumerate(numbers))
+        assert spread < 10_000
+    assert numbers == list(key_numbers(40_000, versions, order)), "the data set is always the same"
+
+
+def test_keys_and_values_have_the_sizes_asked_for() -> None:
+    assert {len(key_of(number, 16)) for number in range(100)} == {16}
+    assert len({key_of(number, 8) for number in range(1_000)}) == 1_000
+    assert {len(value) for value in values_of(100)} == {100}
