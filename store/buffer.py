@@ -86,6 +86,28 @@ class WriteBuffer:
         changes[slot] = (key, value, timestamp, ())
         self.size_bytes += added
 
+    def write(
+        self, family: str, key: bytes, row: bytes | None, store: str, value: bytes | None, timestamp: int
+    ) -> None:
+        """`put` and `log` of the latest change only, in one step: the path of most puts of a cached, logged store.
+
+        Row and change have the same key, so that one look tells whether both replace earlier ones.
+        """
+        rows, changes = self.rows.get(family), self.changes.get(store)
+        if rows is None or changes is None:
+            self.put(family, key, row)
+            self.log(store, key, value, timestamp, latest_only=True)
+            return
+        added = 0 if row is None or value is None else len(row) + len(value)
+        if key not in rows:
+            added += ROW_OVERHEAD_BYTES + CHANGE_OVERHEAD_BYTES + 2 * len(key)
+        else:
+            old = rows[key]
+            added -= 0 if old is None else len(old) + len(changes[key][1] or b"")
+        rows[key] = row
+        changes[key] = (key, value, timestamp, ())
+        self.size_bytes += added
+
     def pending(
         self, family: str, start: bytes | None, end: bytes | None, *, reverse: bool
     ) -> list[tuple[bytes, bytes | None]]:

@@ -16,7 +16,15 @@ from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp
 from standfast.store.rows import StoreIterator
 from standfast.store.specs import KeyValueStore
-from standfast.store.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow, TypedStore, require_key
+from standfast.store.typed import (
+    NO_TIMESTAMP,
+    TIME_MAX_MS,
+    FamilyRows,
+    LoggedRecord,
+    LogicalRow,
+    TypedStore,
+    require_key,
+)
 from standfast.store.value_timestamp import TIMESTAMP
 
 K = TypeVar("K")
@@ -48,9 +56,19 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
 
     def put(self, key: K, value: V | None, timestamp: int | None = None) -> None:
         """Set the value; None deletes. `timestamp` defaults to that of the record in hand."""
-        raw_key = self._encode_key(key)
-        raw = None if value is None else self._encode_value(value)
-        self._put_raw(raw_key, raw, self._timestamp(timestamp))
+        if key is None or value is None or type(timestamp) is not int or not 0 <= timestamp <= TIME_MAX_MS:
+            raw_key = self._encode_key(key)
+            raw = None if value is None else self._encode_value(value)
+            self._put_raw(raw_key, raw, self._timestamp(timestamp))
+            return
+        # The usual case without a call more than it needs: this runs for every record of an application.
+        try:
+            raw_key, raw = self._write_key(key), self._write_value(value)
+        except Exception:
+            self._encode_key(key)  # one of the two raises the error that says what and where
+            self._encode_value(value)
+            raise
+        self.rows.write(self.name, raw_key, TIMESTAMP.pack(timestamp) + raw if self._skip else raw, raw, timestamp)
 
     def put_if_absent(self, key: K, value: V, timestamp: int | None = None) -> V | None:
         """Set the value only where there is none; returns the value that was there."""

@@ -177,9 +177,12 @@ class StoreRows:
             self.counters.delete += 1
         else:
             self.counters.put += 1
+        if self.logging and self.caching:
+            buffer.write(family, key, row, self.name, raw, timestamp)
+            return
         buffer.put(family, key, row)
         if self.logging:
-            buffer.log(self.name, key, raw, timestamp, latest_only=self.caching)
+            buffer.log(self.name, key, raw, timestamp, latest_only=False)
 
     def put(self, family: str, key: bytes, row: bytes | None) -> None:
         """Buffer a row; the caller has called `check`."""

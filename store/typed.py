@@ -45,11 +45,7 @@ class TypedStore(ABC, Generic[K, V, S]):
         self._read_key = spec.key.deserialize
         self._read_value = spec.value.deserialize
         self._skip = 8 if spec.timestamped else 0
-
-    @property
-    def name(self) -> str:
-        """The store's name."""
-        return self.spec.name
+        self.name = spec.name
 
     @abstractmethod
     def restore(self, records: Sequence[LoggedRecord]) -> FamilyRows:
