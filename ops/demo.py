@@ -1,6 +1,6 @@
 """The command `standfast demo`: a delay board over real flights, one of its two processes killed on the way.
 
-    standfast demo [--data sample|full] [--dir D] [--json]
+    standfast demo [--data sample|full] [--dir D] [--metrics-port N] [--json]
     standfast demo --limit N                                  first N flights, for a quick look and for tests
 
 Exit codes: 0 all rows equal, 1 any row differs, 2 a folder that is not empty, 78 data that is not installed.
@@ -43,6 +43,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--data", choices=("sample", "full"), default="sample", help="January 2013 (default), or all of 2013"
     )
     parser.add_argument("--dir", type=Path, metavar="D", help="keep logs and state here; must be absent or empty")
+    parser.add_argument(
+        "--metrics-port",
+        type=_port,
+        default=0,
+        metavar="N",
+        help="where the surviving process serves /metrics and /v1/status (default: a free port, shown at the end)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     parser.add_argument("--limit", type=_whole, metavar="N", help=argparse.SUPPRESS)
     parser.set_defaults(handler=run)
@@ -78,7 +85,14 @@ def _run(arguments: argparse.Namespace, folder: Path) -> DemoResult:
 
     data = read_flights(arguments.data, arguments.limit)
     with choose_display(sys.stderr) as display:
-        return run_demo(folder, data, display, SystemClock(), kept=arguments.dir is not None)
+        return run_demo(
+            folder,
+            data,
+            display,
+            SystemClock(),
+            kept=arguments.dir is not None,
+            metrics_port=arguments.metrics_port,
+        )
 
 
 @contextmanager
@@ -106,6 +120,13 @@ def _terminated() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 65_535:
+        raise argparse.ArgumentTypeError("give a port from 1 to 65535, or 0 for a free one")
+    return number
 
 
 def _whole(text: str) -> int:

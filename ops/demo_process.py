@@ -55,7 +55,7 @@ class Status:
 class Worker:
     """One worker process."""
 
-    def __init__(self, folder: Path, name: str, retention_ms: int, clock: Clock) -> None:
+    def __init__(self, folder: Path, name: str, retention_ms: int, clock: Clock, port: int = 0) -> None:
         self.name = name
         self._clock = clock
         self._status = Status()
@@ -64,7 +64,7 @@ class Worker:
         self._path.unlink(missing_ok=True)
         self._log_path = folder / f"worker-{name}.log"
         command = [sys.executable, "-m", "standfast.ops.demo_worker", "--folder", str(folder), "--name", name]
-        command += ["--retention-ms", str(retention_ms), "--parent", str(os.getpid())]
+        command += ["--retention-ms", str(retention_ms), "--parent", str(os.getpid()), "--port", str(port)]
         with self._log_path.open("wb") as log:
             # A session of its own: Ctrl-C reaches the demo alone, which then stops its workers in order.
             self._process = subprocess.Popen(

@@ -46,7 +46,9 @@ class Killed:
     waiting: int
 
 
-def run_demo(folder: Path, data: FlightData, display: Display, clock: Clock, *, kept: bool) -> DemoResult:
+def run_demo(
+    folder: Path, data: FlightData, display: Display, clock: Clock, *, kept: bool, metrics_port: int = 0
+) -> DemoResult:
     """The whole course in `folder`. Leaves no process behind, whatever happens. Raises StandfastError."""
     started_ms = clock.monotonic_ms()
     retention_ms = RETENTION_MS[data.name]
@@ -56,7 +58,7 @@ def run_demo(folder: Path, data: FlightData, display: Display, clock: Clock, *, 
         feeder = Feeder(log, TOPIC, PARTITIONS, data.flights)
         group = log.group(APP)
         try:
-            course = Course(folder, retention_ms, feeder, group, display, clock)
+            course = Course(folder, retention_ms, feeder, group, display, clock, metrics_port)
             try:
                 course.run()
             finally:
@@ -98,7 +100,14 @@ class Course:
     """The part with live processes. What it learnt is in its attributes once `run` returned."""
 
     def __init__(
-        self, folder: Path, retention_ms: int, feeder: Feeder, group: Group, display: Display, clock: Clock
+        self,
+        folder: Path,
+        retention_ms: int,
+        feeder: Feeder,
+        group: Group,
+        display: Display,
+        clock: Clock,
+        metrics_port: int,
     ) -> None:
         self.killed = Killed(-1, 0, 0, 0)
         self.promoted = self.b_last = self.a_back = Status()
@@ -109,6 +118,7 @@ class Course:
         self._group = group
         self._display = display
         self._clock = clock
+        self._metrics_port = metrics_port
         self._slice = max(feeder.total // SLICE_PARTS, SLICE_RECORDS_MIN)
         self._workers: list[Worker] = []
         self._a = Status()
@@ -152,7 +162,8 @@ class Course:
         )
 
     def _start(self, name: str) -> Worker:
-        worker = Worker(self._folder, name, self._retention_ms, self._clock)
+        port = self._metrics_port if name == "b" else 0  # B is the one that lives to the end
+        worker = Worker(self._folder, name, self._retention_ms, self._clock, port)
         self._workers.append(worker)
         return worker
 

@@ -145,6 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--name", required=True)
     parser.add_argument("--retention-ms", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True, help="process id; the worker ends when it is gone")
+    parser.add_argument("--port", type=int, default=0, help="of metrics and status; 0 takes a free one")
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     clock = SystemClock()
@@ -155,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     session = app.open()
     path = status_path(given.folder, given.name)
     reporter = Reporter(app, session, tally, watcher, path, given.parent)
-    server = OpsServer(session, port=0)
+    server = OpsServer(session, port=given.port)
     try:
         reporter.address = server.address
         reporter.start()

@@ -111,6 +111,14 @@ class TaskStores:
         self._write(rows, cut)
         self._drop(self._expired())
 
+    def observe(self, name: str, timestamp_ms: int) -> None:
+        """Take over an observed stream time that the log knows of; a discard does not take it back."""
+        store = self.stores.get(name)
+        if store is not None and timestamp_ms > store.rows.observed_ms:
+            store.rows.observe(timestamp_ms)
+            times = self.cut.stores.get(name, StoreTimes())
+            self.cut = replace(self.cut, stores={**self.cut.stores, name: times._replace(observed_ms=timestamp_ms)})
+
     def discard(self) -> None:
         """Forget everything uncommitted."""
         self.buffer.clear()

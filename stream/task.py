@@ -233,8 +233,7 @@ class Task:
         for key, value in metadata.progress.items():
             self.progress[key] = max(value, self.progress.get(key, value))
         for name, stamp in metadata.observed.items():
-            if name in self.stores.stores:
-                self.stores.stores[name].rows.observe(stamp)
+            self.stores.observe(name, stamp)
 
     def _make_durable(self, batches: Batches, commit: GroupCommit) -> None:
         writer = self.writer

@@ -418,3 +418,17 @@ def test_statistics_are_a_snapshot_of_everything(bench: Bench) -> None:
     assert (task.role, task.state, task.sources) == ("active", "running", {"src/0": 20})
     kv = next(store for store in task.stores if store.store == "kv")
     assert (kv.position, kv.end, kv.lag, kv.logged_records) == (7, 7, 0, 7)
+
+
+def test_observed_time_from_the_log_survives_a_discard(bench: Bench) -> None:
+    first = bench.active()
+    fill(first, 60)
+    first.close()
+    # The changelog alone no longer says how far stream time had come; the commit's metadata does.
+    bench.embedded.truncate(TopicPartition("app-win-changelog", 0), 60)
+    cold = bench.active("cold")
+    task = cold.task(0)
+    observed = task.store("win").rows.observed_ms
+    assert observed == 59 * HOUR_MS
+    task.discard()
+    assert task.store("win").rows.observed_ms == observed
