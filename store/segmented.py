@@ -10,9 +10,16 @@ Rules of this file: decides which family a row belongs to and which families are
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from standfast.store.rows import StoreRows
-from standfast.store.segments import family_name, is_live, parse_family, segment_id
+from standfast.store.segments import family_name, is_live, parse_family, segment_id, segment_interval_ms
+from standfast.store.specs import SessionStore, WindowStore
+from standfast.store.typed import TypedStore
+
+K = TypeVar("K")
+V = TypeVar("V")
+S = TypeVar("S", bound=WindowStore | SessionStore)
 
 
 class Segments:
@@ -92,3 +99,21 @@ class Segments:
 
     def _name(self, number: int) -> str:
         return family_name(self.rows.name, number * self.interval_ms)
+
+
+class SegmentedStore(TypedStore[K, V, S]):
+    """What window and session stores share: segments that expire as whole families."""
+
+    def __init__(self, spec: S, rows: StoreRows) -> None:
+        super().__init__(spec, rows)
+        self.segments = Segments(rows, spec.retention_ms, segment_interval_ms(spec.retention_ms))
+
+    def families(self) -> list[str]:
+        present = self.rows.engine.families()
+        return [family for family in self.segments.families() if family in present]
+
+    def expired_families(self) -> list[str]:
+        return self.segments.expired()
+
+    def forget_families(self, families: Sequence[str]) -> None:
+        self.segments.forget(families)

@@ -16,11 +16,10 @@ from standfast.store import session_key
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import Windowed
-from standfast.store.rows import StoreIterator, StoreRows
-from standfast.store.segmented import Segments
-from standfast.store.segments import segment_interval_ms
+from standfast.store.rows import StoreIterator
+from standfast.store.segmented import SegmentedStore
 from standfast.store.specs import SessionStore
-from standfast.store.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow, TypedStore, require_key
+from standfast.store.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow, require_key
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -28,12 +27,8 @@ V = TypeVar("V")
 TIME_MAX = 2**63 - 1
 
 
-class SessionState(TypedStore[K, V, SessionStore]):
+class SessionState(SegmentedStore[K, V, SessionStore]):
     """A task's session store."""
-
-    def __init__(self, spec: SessionStore, rows: StoreRows) -> None:
-        super().__init__(spec, rows)
-        self.segments = Segments(rows, spec.retention_ms, segment_interval_ms(spec.retention_ms))
 
     def put(self, key: K, start: int, end: int, value: V | None, timestamp: int | None = None) -> None:
         """Set the value of the session start..end (both included) of a key; None removes it.
@@ -110,16 +105,6 @@ class SessionState(TypedStore[K, V, SessionStore]):
             for key, row in self.rows.engine.scan(family):
                 if session_key.end_of(key) >= visible_from:
                     yield key, NO_TIMESTAMP, row
-
-    def families(self) -> list[str]:
-        present = self.rows.engine.families()
-        return [family for family in self.segments.families() if family in present]
-
-    def expired_families(self) -> list[str]:
-        return self.segments.expired()
-
-    def forget_families(self, families: Sequence[str]) -> None:
-        self.segments.forget(families)
 
     def _row_key(self, raw_key: bytes, start: int, end: int) -> bytes:
         if self._time("session start", start) > self._time("session end", end):

@@ -16,11 +16,10 @@ from standfast.store import window_key
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp, Windowed
-from standfast.store.rows import StoreIterator, StoreRows
-from standfast.store.segmented import Segments
-from standfast.store.segments import segment_interval_ms
+from standfast.store.rows import StoreIterator
+from standfast.store.segmented import SegmentedStore
 from standfast.store.specs import WindowStore
-from standfast.store.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow, TypedStore, require_key
+from standfast.store.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow, require_key
 from standfast.store.value_timestamp import TIMESTAMP
 
 K = TypeVar("K")
@@ -30,12 +29,8 @@ SEQUENCE_MASK = 0x7FFFFFFF
 TIME_MAX = 2**63 - 1
 
 
-class WindowState(TypedStore[K, V, WindowStore]):
+class WindowState(SegmentedStore[K, V, WindowStore]):
     """A task's window store."""
-
-    def __init__(self, spec: WindowStore, rows: StoreRows) -> None:
-        super().__init__(spec, rows)
-        self.segments = Segments(rows, spec.retention_ms, segment_interval_ms(spec.retention_ms))
 
     def put(self, key: K, value: V | None, window_start: int, timestamp: int | None = None) -> None:
         """Set the value of (key, window start); None deletes. With retain_duplicates every put is kept.
@@ -128,16 +123,6 @@ class WindowState(TypedStore[K, V, WindowStore]):
             for key, row in self.rows.engine.scan(family):
                 if window_key.start_of(key) >= visible_from:
                     yield key, TIMESTAMP.unpack_from(row)[0] if skip else NO_TIMESTAMP, row[skip:]
-
-    def families(self) -> list[str]:
-        present = self.rows.engine.families()
-        return [family for family in self.segments.families() if family in present]
-
-    def expired_families(self) -> list[str]:
-        return self.segments.expired()
-
-    def forget_families(self, families: Sequence[str]) -> None:
-        self.segments.forget(families)
 
     def _fetch_row(self, key: K, window_start: int) -> bytes | None:
         if self.spec.retain_duplicates:

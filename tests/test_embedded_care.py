@@ -6,11 +6,11 @@ in `test_embedded_log_processes.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from fix_embedded import COMPACT, DAY_MS, T0, contents, pairs, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,39 +28,10 @@ from standfast.store.errors import (
     UnknownStore,
 )
 
-T0 = TopicPartition("board", 0)
-COMPACT = frozenset({"compact"})
-DAY_MS = 86_400_000
-
 
 @pytest.fixture
-def log(tmp_path: Path, clock: ManualClock) -> Iterator[EmbeddedLog]:
-    opened = EmbeddedLog(tmp_path / "log.sqlite", clock=clock)
-    yield opened
-    opened.close()
-
-
-def put(log: EmbeddedLog, *pairs: tuple[str, str | None], at_ms: int = 1_000) -> None:
-    """Append (key, value) pairs to partition 0 of the topic."""
-    producer = log.producer()
-    producer.append(
-        {T0: [Outgoing(key.encode(), None if value is None else value.encode(), at_ms) for key, value in pairs]}
-    )
-    producer.close()
-
-
-def contents(log: EmbeddedLog, position: int | None = None) -> list[Record]:
-    reader = log.reader()
-    reader.assign({T0: log.reader().bounds([T0])[T0].begin if position is None else position})
-    found: list[Record] = []
-    while batch := reader.fetch(1_000):
-        found += [record for fetched in batch for record in fetched.records]
-    reader.close()
-    return found
-
-
-def pairs(log: EmbeddedLog) -> list[tuple[int, bytes | None, bytes | None]]:
-    return [(record.offset, record.key, record.value) for record in contents(log)]
+def log(embedded_log: EmbeddedLog) -> EmbeddedLog:
+    return embedded_log
 
 
 # -- truncation, retention --------------------------------------------------------------------------------------------

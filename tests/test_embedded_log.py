@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fix_embedded import T0, contents, put
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ from standfast.replication import embedded_db, embedded_reader
 from standfast.replication.embedded import EmbeddedLog
 from standfast.replication.embedded_db import SCHEMA_VERSION, Database
 from standfast.replication.embedded_rows import pack_headers, unpack_headers
-from standfast.replication.log import Committed, Headers, Outgoing, Record, TopicPolicy
+from standfast.replication.log import Committed, Headers, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.open_log import open_log
 from standfast.store.clock import ManualClock
@@ -33,39 +33,10 @@ from standfast.store.errors import (
     Unavailable,
 )
 
-T0 = TopicPartition("board", 0)
-COMPACT = frozenset({"compact"})
-DAY_MS = 86_400_000
-
 
 @pytest.fixture
-def log(tmp_path: Path, clock: ManualClock) -> Iterator[EmbeddedLog]:
-    opened = EmbeddedLog(tmp_path / "log.sqlite", clock=clock)
-    yield opened
-    opened.close()
-
-
-def put(log: EmbeddedLog, *pairs: tuple[str, str | None], at_ms: int = 1_000) -> None:
-    """Append (key, value) pairs to partition 0 of the topic."""
-    producer = log.producer()
-    producer.append(
-        {T0: [Outgoing(key.encode(), None if value is None else value.encode(), at_ms) for key, value in pairs]}
-    )
-    producer.close()
-
-
-def contents(log: EmbeddedLog, position: int | None = None) -> list[Record]:
-    reader = log.reader()
-    reader.assign({T0: log.reader().bounds([T0])[T0].begin if position is None else position})
-    found: list[Record] = []
-    while batch := reader.fetch(1_000):
-        found += [record for fetched in batch for record in fetched.records]
-    reader.close()
-    return found
-
-
-def pairs(log: EmbeddedLog) -> list[tuple[int, bytes | None, bytes | None]]:
-    return [(record.offset, record.key, record.value) for record in contents(log)]
+def log(embedded_log: EmbeddedLog) -> EmbeddedLog:
+    return embedded_log
 
 
 # -- address and file -------------------------------------------------------------------------------------------------

@@ -35,6 +35,21 @@ def position(session: sf.Session) -> int:
     return session.task(0).stores.cut.positions["kv"].offset
 
 
+def restoring(bench: Bench) -> sf.Session:
+    """A session in the middle of restoring 12,000 records."""
+    first = bench.active(stores=STORES)
+    task = first.task(0)
+    for number in range(12_000):
+        task.store("kv").put(f"{number:05}", "v")
+        if number % 1_000 == 999:
+            task.commit()
+    first.close()
+    cold = bench.session("cold", stores=STORES)
+    cold.assign(active=[0])
+    cold.poll_once()
+    return cold
+
+
 def test_empty_topic_is_whole_at_once(bench: Bench) -> None:
     session = bench.active(stores=STORES)
     assert rows(session) == []
@@ -158,16 +173,7 @@ def test_position_older_than_delete_retention_may_have_missed_deletes(bench: Ben
 
 @pytest.mark.usefixtures("small_batches")
 def test_log_truncated_in_the_middle_of_a_restore_starts_over(bench: Bench) -> None:
-    first = bench.active(stores=STORES)
-    task = first.task(0)
-    for number in range(12_000):
-        task.store("kv").put(f"{number:05}", "v")
-        if number % 1_000 == 999:
-            task.commit()
-    first.close()
-    cold = bench.session("cold", stores=STORES)
-    cold.assign(active=[0])
-    cold.poll_once()
+    cold = restoring(bench)
     bench.embedded.truncate(KV, 11_000)
     cold.wait_ready(30)
     assert len(rows(cold)) == 1_000
@@ -203,16 +209,7 @@ def test_topic_deleted_under_a_running_standby_is_not_a_silent_wipe(bench: Bench
 
 @pytest.mark.usefixtures("small_batches")
 def test_topic_deleted_in_the_middle_of_a_restore_is_refused_with_rows_here(bench: Bench) -> None:
-    first = bench.active(stores=STORES)
-    task = first.task(0)
-    for number in range(12_000):
-        task.store("kv").put(f"{number:05}", "v")
-        if number % 1_000 == 999:
-            task.commit()
-    first.close()
-    cold = bench.session("cold", stores=STORES)
-    cold.assign(active=[0])
-    cold.poll_once()
+    cold = restoring(bench)
     bench.log.admin.delete_topic(KV.topic)
     with pytest.raises(sf.NotReady, match="may be the last copy"):
         cold.wait_ready(0.3)
