@@ -176,7 +176,7 @@ class Loop:
         running = self._running[partition]
         running.next_commit_ms = self._clock.monotonic_ms() + self._commit_interval_ms
         try:
-            self._session.commit_task(running.task, running.pending)
+            running.task.commit(running.pending)
         except (Fenced, StateLost, Corruption, NotReady) as error:
             logger.warning("task %s stops: %s", running.task.id, error)
             return False

@@ -274,11 +274,7 @@ class Session:
         for partition, task in sorted(self.tasks().items()):
             if task.state is TaskState.RUNNING:
                 own = {at: offset for at, offset in source_offsets.items() if at[1] == partition}
-                self.commit_task(task, own)
-
-    def commit_task(self, task: Task, source_offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit one task."""
-        task.commit(source_offsets)
+                task.commit(own)
 
     def poll_once(self) -> int:
         """One round of background work, for callers that run without the background thread."""

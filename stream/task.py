@@ -27,7 +27,7 @@ from standfast.replication.log import Batches, Committed, Group, GroupCommit, Lo
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.buffer import changes_bytes
 from standfast.store.clock import Clock
-from standfast.store.cut import Cut, parse_source_key, source_key
+from standfast.store.cut import parse_source_key, source_key
 from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, NotReady, StandfastError
 from standfast.store.failpoint import reach
 from standfast.store.names import check_topic
@@ -256,13 +256,10 @@ class Task:
             progress=dict(self.progress),
             epoch=writer.epoch,
         )
-        self._write_local(cut)
+        self.stores.commit(cut)
         reach("commit.local")
         if self.guarantee == "at_least_once" and commit.offsets:
             self._group.commit(commit.offsets)
-
-    def _write_local(self, cut: Cut) -> None:
-        self.stores.commit(cut)
 
     def _observed(self) -> dict[str, int]:
         return {
