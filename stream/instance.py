@@ -168,7 +168,7 @@ class Instance:
         self._opener.close()
 
     def _plan(self) -> MemberPlan:
-        held = {task_id: task.role for task_id, task in self.tasks.items() if task.state not in GONE}
+        held = {task_id: task.role for task_id, task in dict(self.tasks).items() if task.state not in GONE}
         return MemberPlan(
             active=frozenset(task_id for task_id, role in held.items() if role == "active"),
             standby=frozenset(task_id for task_id, role in held.items() if role == "standby"),

@@ -26,7 +26,6 @@ from standfast.store.errors import (
     Closed,
     InvalidRequest,
     NotReady,
-    StandfastError,
     Unavailable,
 )
 from standfast.store.log import logger
@@ -330,7 +329,14 @@ class Session:
         return self._lock
 
     def _start(self, name: str, run: Callable[[], None]) -> None:
-        thread = threading.Thread(target=run, name=name, daemon=True)
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException as error:  # noqa: BLE001 - raised again at the next call
+                logger.exception("%s stopped", name)
+                self._fatal = error
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -344,10 +350,6 @@ class Session:
             except Unavailable as error:
                 logger.warning("background work will be tried again: %s", error)
                 wait_s = RETRY_WAIT_S
-            except BaseException as error:  # noqa: BLE001 - raised again at the next call
-                logger.exception("background work stopped")
-                self._fatal = error
-                return
             if wait_s:
                 self._wake.wait(wait_s)
                 self._wake.clear()
@@ -358,7 +360,7 @@ class Session:
         while not self._stop.wait(interval_s):
             try:
                 self._instance.heartbeat(self._lease_group)
-            except StandfastError as error:
+            except Unavailable as error:
                 logger.warning("heartbeat failed, trying again: %s", error)
 
     def _run_care(self) -> None:
@@ -369,7 +371,7 @@ class Session:
                 continue
             try:
                 self.log.care(self.clock.wall_ms())
-            except StandfastError as error:
+            except Unavailable as error:
                 logger.warning("log care failed, trying again: %s", error)
 
     def _buffer_bytes(self) -> int:

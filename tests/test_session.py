@@ -11,6 +11,7 @@ from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores
 import standfast as sf
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.clock import SystemClock
 
 
 def fill(session: sf.Session, count: int = 20, *, offset: int = 0, partition: int = 0) -> None:
@@ -432,3 +433,15 @@ def test_observed_time_from_the_log_survives_a_discard(bench: Bench) -> None:
     assert observed == 59 * HOUR_MS
     task.discard()
     assert task.store("win").rows.observed_ms == observed
+
+
+def test_what_stops_the_background_work_is_raised_at_the_next_call(bench: Bench) -> None:
+    class Broken(sf.Listener):
+        def on_restore_end(self, task: TaskId, store: str, changelog: object, records: int) -> None:
+            raise ZeroDivisionError("a listener of the application fails")
+
+    session = bench.session(background=True, clock=SystemClock(), listeners=[Broken()])
+    session.assign(active=[0])
+    with pytest.raises(sf.Unavailable, match="a listener of the application fails") as error:
+        session.wait_ready(30)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
