@@ -1,0 +1,79 @@
+"""Asks a Kafka broker one thing: which brokers its cluster has. An answer with one of them means that it is up.
+
+    request    length | key 3 (Metadata) | version 1 | correlation | client id | 0 topics
+    answer     length | correlation | brokers: node, host, port, rack | controller | topics
+
+All numbers are big-endian; texts are a length of 2 bytes (-1: absent) and UTF-8.
+
+Rules of this file: one request on one connection, in plain text. Reading and writing records is not its business.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+
+METADATA_KEY = 3
+METADATA_VERSION = 1
+CORRELATION = 0x5F
+CLIENT_ID = b"standfast-probe"
+ANSWER_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A broker that its cluster counts as alive."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+def live_nodes(host: str, port: int, timeout_s: float) -> list[Node] | None:
+    """Brokers that the one at this address knows to be alive; None if it does not answer as a broker does in time."""
+    header = struct.pack(">hhih", METADATA_KEY, METADATA_VERSION, CORRELATION, len(CLIENT_ID)) + CLIENT_ID
+    request = header + struct.pack(">i", 0)
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            (size,) = struct.unpack(">i", _exactly(connection, 4))
+            if not 0 < size <= ANSWER_BYTES_MAX:
+                return None
+            return parse_answer(_exactly(connection, size))
+    except (OSError, struct.error, ValueError):
+        return None
+
+
+def parse_answer(answer: bytes) -> list[Node]:
+    """The brokers in an answer, without its length. Raises ValueError or struct.error if it is not one."""
+    correlation, count = struct.unpack_from(">ii", answer)
+    if correlation != CORRELATION or not 0 <= count <= len(answer):
+        raise ValueError(f"not an answer to request {CORRELATION}")
+    at = 8
+    nodes: list[Node] = []
+    for _ in range(count):
+        (node_id,) = struct.unpack_from(">i", answer, at)
+        host, at = _text(answer, at + 4)
+        (port,) = struct.unpack_from(">i", answer, at)
+        _, at = _text(answer, at + 4)
+        nodes.append(Node(node_id, host, port))
+    return nodes
+
+
+def _text(answer: bytes, at: int) -> tuple[str, int]:
+    (size,) = struct.unpack_from(">h", answer, at)
+    end = at + 2 + max(size, 0)
+    if end > len(answer):
+        raise ValueError("the answer ends inside a text")
+    return answer[at + 2 : end].decode(), end
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = connection.recv(size - len(parts))
+        if not part:
+            raise ValueError("the connection was closed")
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,72 @@
+"""A real Kafka broker for tests: one that all of a session share, and one that a test may kill.
+
+    kafka_address       "127.0.0.1:port" of the shared one: take topic and group names of your own
+    restartable_broker  a Broker of this test alone, started: kill() it, start() it again, same port and topics
+
+Rules of this file: Java and Kafka are fetched before the first test, once a machine, so that no test's time limit runs
+meanwhile. Where they cannot be had, tests are skipped with the reason; with CI set they fail.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from standfast.ops.broker import JAR_SET, Broker
+from standfast.ops.jars import ensure_jars, load_jar_set
+from standfast.ops.java import ensure_java
+from standfast.store.errors import Corruption, Unavailable
+
+MISSING = pytest.StashKey[str]()  # why there is no Kafka; "" if there is
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fetch what the chosen tests need."""
+    items = [item for item in session.items if isinstance(item, pytest.Function)]
+    if session.config.option.collectonly or not any("kafka_files" in item.fixturenames for item in items):
+        return
+    capture: Any = session.config.pluginmanager.getplugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n==> setup: {text}", flush=True)
+
+    session.config.stash[MISSING] = ""
+    try:
+        ensure_jars(load_jar_set(JAR_SET), ensure_java(say), say)
+    except (Unavailable, Corruption) as error:
+        session.config.stash[MISSING] = str(error)
+
+
+@pytest.fixture(scope="session")
+def kafka_files(request: pytest.FixtureRequest) -> None:
+    """Java and Kafka are there."""
+    missing = request.config.stash[MISSING]
+    if missing and (os.environ.get("CI") or os.environ.get("STANDFAST_CI")):
+        pytest.fail(f"no Kafka to test with, and CI must have it: {missing}", pytrace=False)
+    if missing:
+        pytest.skip(f"no Kafka to test with: {missing}")
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """The broker that all tests of the session share; it ends with pytest, however that ends."""
+    with Broker(tmp_path_factory.mktemp("kafka"), light=True) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def kafka_address(kafka_broker: Broker) -> str:
+    """Where the shared broker listens."""
+    return kafka_broker.address
+
+
+@pytest.fixture
+def restartable_broker(kafka_files: None, tmp_path: Path) -> Iterator[Broker]:
+    """A started broker of this test alone."""
+    with Broker(tmp_path / "kafka", light=True) as broker:
+        yield broker
