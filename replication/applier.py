@@ -3,7 +3,8 @@
     Fetched ──> stores.restore (rows) + cut with the new position ──> one WriteBatch
 
 Rules of this file: used by restore and standby alike; it decides nothing (how far, when, whether: see
-`standfast.restore.plan` and `standfast.replication.standby`). A position never moves without its rows.
+`standfast.restore.plan` and `standfast.replication.standby`). A position never moves without its rows. Where a source
+topic serves as the changelog (`limited`), records that the store cannot hold are left out and counted.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import replace
 
 from standfast.replication.log import Log, LogReader, Record, TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.source_records import as_logged
 from standfast.store.clock import Clock
 from standfast.store.cut import Position
 from standfast.store.errors import InternalError
+from standfast.store.log import logger
 from standfast.store.task_stores import TaskStores
 
 
@@ -29,6 +32,10 @@ class ChangelogApplier:
         self._topic_ids = {name: info.topic_id for name, info in topics.items()}
         self.changelogs = {name: TopicPartition(info.name, task.partition) for name, info in topics.items()}
         self.store_of = {partition: name for name, partition in self.changelogs.items()}
+        # Source topics: they hold records that are not processed yet, so that no more than what the group committed
+        # may be applied.
+        self.limited = frozenset(at for name, at in self.changelogs.items() if stores.specs[name].from_source)
+        self._warned: set[TopicPartition] = set()
 
     def position(self, changelog: TopicPartition) -> Position | None:
         """The stored position of a changelog, or None if nothing was ever applied."""
@@ -51,22 +58,49 @@ class ChangelogApplier:
     def apply(self, changelog: TopicPartition, records: Sequence[Record], next_offset: int) -> None:
         """Apply records (in offset order) and move the position to `next_offset`, in one batch."""
         name = self._store(changelog)
+        if changelog in self.limited:
+            records = self._writable(changelog, name, records)
         position = Position(next_offset, -1, self._topic_ids[name], self._clock.wall_ms())
         cut = self.stores.cut
         cut = replace(cut, positions={**cut.positions, name: position})
         self.stores.apply({name: records} if records else {}, cut)
 
-    def advanced(self, acknowledged: Mapping[TopicPartition, int]) -> dict[str, Position]:
+    def advanced(
+        self, acknowledged: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, int]
+    ) -> dict[str, Position]:
         """Positions by store after the task's own writes were acknowledged up to these next offsets.
 
-        The task is the only writer, so the others stand at their ends as well and are known to be good now.
+        The task is the only writer, so the others stand at their ends as well and are known to be good now. Not so a
+        source topic, which others write: its position is the source offset in `committed`, and stays without one.
         """
         now_ms = self._clock.wall_ms()
-        positions = {name: stored._replace(at_ms=now_ms) for name, stored in self.stores.cut.positions.items()}
+        positions = dict(self.stores.cut.positions)
         for name, changelog in self.changelogs.items():
-            if changelog in acknowledged:
-                positions[name] = Position(acknowledged[changelog], -1, self._topic_ids[name], now_ms)
+            own = changelog not in self.limited
+            moved = (acknowledged if own else committed).get(changelog)
+            if moved is not None:
+                positions[name] = Position(moved, -1, self._topic_ids[name], now_ms)
+            elif own and name in positions:
+                positions[name] = positions[name]._replace(at_ms=now_ms)
         return positions
+
+    def _writable(self, changelog: TopicPartition, name: str, records: Sequence[Record]) -> Sequence[Record]:
+        kept = as_logged(self.stores.specs[name], records)
+        skipped = len(records) - len(kept)
+        if skipped:
+            self.stores.stores[name].rows.counters.skipped += skipped
+            if changelog not in self._warned:  # a topic may be full of them: one line each time it is opened
+                self._warned.add(changelog)
+                logger.warning(
+                    "task %s: %d records of %s below offset %d have no key, or bytes that the serdes of store %r "
+                    "cannot read: left out, as its puts would refuse them; further ones are only counted",
+                    self.task,
+                    skipped,
+                    changelog,
+                    records[-1].offset + 1,
+                    name,
+                )
+        return kept
 
     def _store(self, changelog: TopicPartition) -> str:
         try:

@@ -54,7 +54,7 @@ class EmbeddedLog:
         self._closed = False
         self._admin_db = Database(self._path, synchronous=synchronous)
         self._care = Care(self._connect)
-        self._admin = EmbeddedAdmin(self._admin_db, self._care.purge)
+        self._admin = EmbeddedAdmin(self._admin_db, self._care.purge, self._care.truncate)
 
     @property
     def address(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from standfast.replication.embedded_db import Database, Transaction
@@ -97,9 +97,12 @@ def dirty_ratio(policy: TopicPolicy) -> float:
 class EmbeddedAdmin:
     """LogAdmin of the embedded log. May be used by several threads."""
 
-    def __init__(self, db: Database, purge: Callable[[], object]) -> None:
+    def __init__(
+        self, db: Database, purge: Callable[[], object], truncate: Callable[[TopicPartition, int], object]
+    ) -> None:
         self._db = db
         self._purge = purge
+        self._truncate = truncate
 
     def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
         """Create a topic; one that exists is described, unchanged. Raises InvalidRequest for a bad name or policy."""
@@ -148,6 +151,11 @@ class EmbeddedAdmin:
             run.execute("DELETE FROM topics WHERE name = ?", (name,))
             run.execute("DELETE FROM committed WHERE topic = ?", (name,))
         self._purge()
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
+        """Remove what lies below these offsets, in chunks."""
+        for source, offset in before.items():
+            self._truncate(source, offset)
 
 
 def _unknown(run: Transaction, topic: str, number: int) -> UnknownStore:

@@ -199,6 +199,13 @@ class LogAdmin(Protocol):
 
     def delete_topic(self, name: str) -> None: ...
 
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
+        """Remove what lies below these offsets; a begin never moves back. Raises InvalidRequest for one past the end.
+
+        For topics whose records are of no use once they were processed.
+        """
+        ...
+
 
 class Group(Protocol):
     """Membership with a lease, and committed offsets."""

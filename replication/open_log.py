@@ -1,6 +1,7 @@
 """Opening a log by its address.
 
     sqlite:///relative/path?synchronous=normal      sqlite:////absolute/path
+    kafka://host:9092,other:9092?security.protocol=SSL      see kafka_address.py
 
 Rules of this file: the only place that maps a scheme to an implementation. It must not import one that was not asked
 for.
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+from standfast.replication.kafka_address import KafkaAddress, parse_kafka_address
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig
@@ -21,7 +23,7 @@ _SQLITE = "sqlite"
 _KAFKA = "kafka"
 _SCHEMES = (_SQLITE, _KAFKA)
 _OPTIONS = {"synchronous": ("full", "normal")}
-_EXAMPLE = "write sqlite:///./log (relative) or sqlite:////var/lib/app/log (absolute)"
+_EXAMPLE = "write sqlite:///./log (relative), sqlite:////var/lib/app/log (absolute) or kafka://host:9092"
 
 
 class SqliteAddress(NamedTuple):
@@ -31,7 +33,7 @@ class SqliteAddress(NamedTuple):
     synchronous: str = "full"
 
 
-def parse_address(address: str) -> SqliteAddress:
+def parse_address(address: str) -> SqliteAddress | KafkaAddress:
     """Check an address without opening anything. Raises BadConfig with every problem."""
     if not isinstance(address, str):
         raise BadConfig([f"log address {address!r} is not text: {_EXAMPLE}"])
@@ -39,9 +41,7 @@ def parse_address(address: str) -> SqliteAddress:
     if not separator:
         raise BadConfig([f"log address {address!r} has no scheme: {_EXAMPLE}"])
     if scheme == _KAFKA:
-        raise BadConfig(
-            [f"log address {address!r}: this build has no Kafka log, only the embedded one for one machine: {_EXAMPLE}"]
-        )
+        return parse_kafka_address(address)
     if scheme != _SQLITE:
         raise BadConfig([f"log address {address!r}: unknown scheme {scheme!r}{_nearest(scheme, _SCHEMES)}: {_EXAMPLE}"])
     location, _, query = rest.partition("?")
@@ -65,8 +65,15 @@ def parse_address(address: str) -> SqliteAddress:
 
 
 def open_log(address: str, *, clock: Clock | None = None) -> Log:
-    """Open the log at this address; an embedded one is created if absent. Raises BadConfig for a bad address."""
+    """Open the log at this address; an embedded one is created if absent.
+
+    Raises BadConfig for a bad address, Unavailable if no broker answers.
+    """
     where = parse_address(address)
+    if isinstance(where, KafkaAddress):
+        from standfast.replication.kafka import KafkaLog
+
+        return KafkaLog(where, clock=clock)
     from standfast.replication.embedded import EmbeddedLog
 
     return EmbeddedLog(where.path, synchronous=where.synchronous, clock=clock)

@@ -10,6 +10,7 @@ task of the instance is still restoring) are not given a single record.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from standfast.replication.applier import ChangelogApplier
@@ -41,8 +42,14 @@ class TailedChangelog:
 
     @property
     def lag(self) -> int:
-        """Records between position and end; an upper bound where the log has gaps."""
-        return max(self.end - self.machine.position, 0)
+        """Records between position and what may be applied; an upper bound where the log has gaps."""
+        return max(self.reachable - self.machine.position, 0)
+
+    @property
+    def reachable(self) -> int:
+        """Where the standby may be by now: the end, or the limit below it."""
+        limit = self.machine.limit
+        return self.end if limit is None else min(self.end, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +79,11 @@ class Tailer:
         there is none), read now, at every commit tick and at every resume.
         """
         bounds = self._reader.bounds(applier.store_of)
+        limits = self._committed(limited)
         for changelog, store in applier.store_of.items():
             stored = applier.position(changelog)
             start = bounds[changelog].begin if stored is None else stored.offset
-            machine = Standby(start, self._committed(changelog) if changelog in limited else None)
+            machine = Standby(start, limits.get(changelog, 0) if changelog in limited else None)
             self.changelogs[changelog] = TailedChangelog(
                 applier.task, store, machine, applier, end=bounds[changelog].end, replayed_from=start
             )
@@ -106,8 +114,8 @@ class Tailer:
         """Read the limits again, and try again what waits beyond them."""
         if not self._allowed:
             return
+        self._refresh_limits([at for at, tailed in self.changelogs.items() if tailed.machine.limit is not None])
         for changelog, tailed in self.changelogs.items():
-            self._refresh_limit(changelog, tailed)
             self._carry_out(changelog, tailed, tailed.machine.on_commit_tick(), now_ms)
 
     def poll_once(self, now_ms: int, timeout_ms: int = 0) -> TailResult:
@@ -163,7 +171,7 @@ class Tailer:
         tailed.end = max(tailed.end, batch.next_offset)
         step = tailed.machine.update(batch.records, batch.next_offset)
         applied = self._carry_out(batch.source, tailed, step, now_ms)
-        if batch.at_end and tailed.machine.position >= batch.next_offset:
+        if batch.at_end and tailed.machine.position >= tailed.reachable:
             tailed.caught_up_ms = now_ms
         return applied
 
@@ -185,20 +193,23 @@ class Tailer:
         if step.seek is not None:
             self._reader.seek(changelog, step.seek)
         if step.resume:
-            self._refresh_limit(changelog, tailed)
+            if tailed.machine.limit is not None:
+                self._refresh_limits([changelog])
             self._reader.resume([changelog])
             tailed.paused = False
-        if step.position >= tailed.end:
+        if step.position >= tailed.reachable:
             tailed.caught_up_ms = now_ms
         return len(step.apply)
 
-    def _refresh_limit(self, changelog: TopicPartition, tailed: TailedChangelog) -> None:
-        if tailed.machine.limit is not None:
-            tailed.machine.set_limit(self._committed(changelog))
+    def _refresh_limits(self, limited: Collection[TopicPartition]) -> None:
+        committed = self._committed(limited)
+        for changelog in limited:
+            self.changelogs[changelog].machine.set_limit(committed.get(changelog, 0))
 
-    def _committed(self, changelog: TopicPartition) -> int:
-        found = self._group.committed([changelog]).get(changelog)
-        return 0 if found is None else found.offset
+    def _committed(self, limited: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        if not limited:
+            return {}
+        return {at: found.offset for at, found in self._group.committed(limited).items()}
 
     def _find_lost(self, cause: StandfastError) -> dict[TaskId, StandfastError]:
         # The reader's error speaks of one partition; ask the log which of ours no longer fit.

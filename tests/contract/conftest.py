@@ -1,18 +1,27 @@
 """Logs for the log contract: each brings itself as one more parameter of `bench`.
 
-Rules of this file: a log says here how to open it again (as another process would), how to let time pass, and how to
-remove records from its head; the tests see the port and these three. Begin with topic `flights` of 3 partitions.
+    embedded   a file of the test's own, under a clock that the test moves
+    kafka      the broker that all tests share, emptied before each test; leases run by the test's clock here too
+
+Rules of this file: a log says here how to open it again (as another process would), how to let time pass, how to
+remove records from its head, and where it is allowed to differ: a log over a network may show what was acknowledged a
+moment later (`settle` waits for it), and a client may not be able to write every timestamp (`timestamp_least`). The
+tests see the port and these. Begin with topic `flights` of 3 partitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.kafka import KafkaLog
 from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock
@@ -25,15 +34,19 @@ class Bench(NamedTuple):
     reopen: Callable[[], Log]
     pass_time_ms: Callable[[int], None]
     truncate: Callable[[TopicPartition, int], object]
+    settle: Callable[[Mapping[TopicPartition, int]], None]  # until readers see these end offsets
+    timestamp_least: int
+    takes_any_offsets: bool  # also of topics that are not in the log
+    wait_ms: int  # how long what was just written may be on its way to a reader
 
 
 class MakeBench(Protocol):
     """Sets up one kind of log in an empty folder."""
 
-    def __call__(self, folder: Path) -> tuple[Bench, Callable[[], None]]: ...
+    def __call__(self, folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Callable[[], None]]: ...
 
 
-def embedded(folder: Path) -> tuple[Bench, Callable[[], None]]:
+def embedded(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Callable[[], None]]:
     """The embedded log, with a clock that moves only when told to."""
     clock = ManualClock(1_356_998_400_000)
     opened: list[EmbeddedLog] = []
@@ -47,13 +60,67 @@ def embedded(folder: Path) -> tuple[Bench, Callable[[], None]]:
             log.close()
 
     log = reopen()
-    return Bench(log, reopen, clock.advance, log.truncate), close_all
+    return Bench(log, reopen, clock.advance, log.truncate, lambda ends: None, 0, True, 0), close_all
 
 
-@pytest.fixture(params=[embedded])
+def kafka(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Callable[[], None]]:
+    """The Kafka log on a real broker, with a clock for leases that moves only when told to."""
+    address: str = request.getfixturevalue("kafka_address")
+    clear(address)
+    clock = ManualClock(1_356_998_400_000)
+    opened: list[KafkaLog] = []
+
+    def reopen() -> KafkaLog:
+        opened.append(KafkaLog(f"kafka://{address}", clock=clock))
+        return opened[-1]
+
+    def close_all() -> None:
+        for log in opened:
+            log.close()
+
+    log = reopen()
+
+    def truncate(source: TopicPartition, before: int) -> None:
+        log.admin.delete_records({source: before})
+
+    def settle(ends: Mapping[TopicPartition, int]) -> None:
+        # A transaction is committed once the broker has decided so; its markers follow within milliseconds.
+        deadline = time.monotonic() + 10
+        while any(found.end < ends[source] for source, found in log.reader().bounds(ends).items()):
+            assert time.monotonic() < deadline, "what was committed does not become visible"
+            time.sleep(0.005)
+
+    return Bench(log, reopen, clock.advance, truncate, settle, 1, False, 5_000), close_all
+
+
+def clear(address: str) -> None:
+    """Delete every topic and group that earlier tests left."""
+    admin = AdminClient({"bootstrap.servers": address, "log_level": "4"})
+    topics = [name for name in admin.list_topics(timeout=10).topics if not name.startswith("__")]
+    groups = [group.group_id for group in admin.list_consumer_groups().result().valid]
+    doomed = admin.delete_topics(topics) if topics else {}
+    doomed |= admin.delete_consumer_groups(groups) if groups else {}
+    for future in doomed.values():
+        try:
+            future.result(10)
+        except KafkaException as error:
+            assert error.args[0].name() in ("GROUP_ID_NOT_FOUND", "UNKNOWN_TOPIC_OR_PART"), error
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the Kafka log need what `fix_kafka` fetches."""
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if isinstance(item, pytest.Function) and call is not None and call.params.get("bench") is kafka:
+            item.fixturenames.append("kafka_files")
+            item.add_marker(pytest.mark.kafka)
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(params=[embedded, kafka])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     make: MakeBench = request.param
-    made, close = make(tmp_path)
+    made, close = make(tmp_path, request)
     made.log.admin.create_topic("flights", 3, TopicPolicy())
     yield made
     close()
@@ -81,3 +148,27 @@ def pass_time_ms(bench: Bench) -> Callable[[int], None]:
 def truncate(bench: Bench) -> Callable[[TopicPartition, int], object]:
     """Removes records of a partition below an offset."""
     return bench.truncate
+
+
+@pytest.fixture
+def settle(bench: Bench) -> Callable[[Mapping[TopicPartition, int]], None]:
+    """Waits until readers see these end offsets."""
+    return bench.settle
+
+
+@pytest.fixture
+def wait_ms(bench: Bench) -> int:
+    """How long a fetch may have to wait for what was just written."""
+    return bench.wait_ms
+
+
+@pytest.fixture
+def timestamp_least(bench: Bench) -> int:
+    """The smallest timestamp that the log can write; smaller ones are refused."""
+    return bench.timestamp_least
+
+
+@pytest.fixture
+def takes_any_offsets(bench: Bench) -> bool:
+    """Whether a group may commit offsets of topics that are not in the log."""
+    return bench.takes_any_offsets

@@ -6,7 +6,7 @@ are compared for order, not for contiguity, since a log may keep markers between
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -23,6 +23,7 @@ from standfast.store.errors import Fenced, Held, InvalidRequest, UnknownStore
 
 P0, P1, P2 = (TopicPartition("flights", number) for number in range(3))
 LEASE_MS = 3_000
+Settle = Callable[[Mapping[TopicPartition, int]], None]
 
 
 def out(*values: str, at_ms: int = 1_000) -> list[Outgoing]:
@@ -69,20 +70,21 @@ def test_writers_of_other_ids_do_not_fence_each_other(log: Log) -> None:
     assert values(log, P0) == [b"a", b"b"]
 
 
-def test_producer_is_not_fenced(log: Log) -> None:
+def test_producer_is_not_fenced(log: Log, settle: Settle) -> None:
     producer = log.producer()
     log.producer().append({P0: out("a")})
     log.writer("board-0", group="board", owner="a")
     producer.append({P0: out("b")})
-    producer.transact({P0: out("c")}, GroupCommit("feeder", {P1: Committed(0, "sent")}))
+    settle(producer.transact({P0: out("c")}, GroupCommit("feeder", {P1: Committed(0, "sent")})))
     assert producer.epoch == 0
     assert values(log, P0) == [b"a", b"b", b"c"]
     assert log.group("feeder").committed() == {P1: Committed(0, "sent")}
 
 
-def test_transaction_writes_records_and_offsets_together(log: Log) -> None:
+def test_transaction_writes_records_and_offsets_together(log: Log, settle: Settle) -> None:
     writer = log.writer("board-0", group="board", owner="a")
     ends = writer.transact({P0: out("a", "b"), P1: out("c")}, GroupCommit("board", {P2: Committed(4, "cut")}))
+    settle(ends)
     bounds = log.reader().bounds([P0, P1])
     assert all(2 - number <= ends[each] <= bounds[each].end for number, each in enumerate((P0, P1)))
     assert values(log, P0) == [b"a", b"b"]
@@ -91,7 +93,7 @@ def test_transaction_writes_records_and_offsets_together(log: Log) -> None:
 
 
 @pytest.mark.parametrize("bad", [TopicPartition("flights", 9), TopicPartition("absent", 0)])
-def test_transaction_with_one_bad_partition_changes_nothing(log: Log, bad: TopicPartition) -> None:
+def test_transaction_with_one_bad_partition_changes_nothing(log: Log, bad: TopicPartition, settle: Settle) -> None:
     writer = log.writer("board-0", group="board", owner="a")
     commit = GroupCommit("board", {P2: Committed(4)})
     with pytest.raises(UnknownStore):
@@ -100,7 +102,7 @@ def test_transaction_with_one_bad_partition_changes_nothing(log: Log, bad: Topic
         writer.transact({P0: out("a")}, GroupCommit("board", {P2: Committed(4, "x" * 4_097)}))
     assert log.reader().bounds([P0, P1]) == {P0: Bounds(0, 0), P1: Bounds(0, 0)}
     assert log.group("board").committed() == {}
-    writer.transact({P0: out("a")}, commit)
+    settle(writer.transact({P0: out("a")}, commit))
     assert values(log, P0) == [b"a"]
 
 
@@ -158,12 +160,22 @@ def test_committed_offsets_are_kept_with_their_metadata(log: Log, reopen: Callab
     assert log.group("other").committed() == {}
 
 
-def test_offsets_of_a_topic_outside_of_this_log_can_be_committed(log: Log) -> None:
+def test_offsets_of_a_topic_outside_of_this_log_can_be_committed_or_are_refused_whole(
+    log: Log, takes_any_offsets: bool
+) -> None:
     elsewhere = TopicPartition("of-another-log", 7)
     group = log.group("board")
-    group.commit({elsewhere: Committed(3)})
-    log.producer().transact({P0: out("a")}, GroupCommit("board", {elsewhere: Committed(4, "cut")}))
-    assert group.committed() == {elsewhere: Committed(4, "cut")}
+    commit = GroupCommit("board", {elsewhere: Committed(4, "cut"), P1: Committed(1)})
+    if takes_any_offsets:
+        group.commit({elsewhere: Committed(3)})
+        log.producer().transact({P0: out("a")}, commit)
+        assert group.committed() == commit.offsets
+        return
+    for call in (lambda: group.commit(commit.offsets), lambda: log.producer().transact({P0: out("a")}, commit)):
+        with pytest.raises(UnknownStore, match="of-another-log"):
+            call()
+    assert group.committed() == {}
+    assert log.reader().bounds([P0]) == {P0: Bounds(0, 0)}
 
 
 @pytest.mark.parametrize("bad", [Committed(-1), Committed(1, "x" * 4_097), Committed(1, "ü" * 2_049)])

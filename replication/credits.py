@@ -1,0 +1,301 @@
+"""Credit-based flow control between one fetcher and the appliers of many partitions.
+
+      log ──fetched──> queue of the partition ──a credit each──> in the applier's hand ──applied──> credit is back
+                       (backlog; the fetcher's)      Sent(batch, backlog)
+
+    own credits        each partition's own buffers, `credits` of add(); they come back to that partition only
+    floating credits   a pool for all; each goes to the largest backlog that has no credit of its own left, in a tie
+                       to the one favoured longest ago, and comes back to the pool
+
+    FETCHING ──queue at the high mark, or at its share of the bytes, or all queues full──> PAUSED
+    PAUSED ──queue empty, or down to the low marks while not all queues are full──────────> FETCHING
+
+What holds, whatever the order of events:
+  * A partition's batches are sent in the order in which they were fetched, each once. Without a credit they stay in
+    their queue: nothing is thrown away but by remove().
+  * One slow partition stops only itself: its own credits are gone, it holds at most `floating_per_partition_max`
+    floating ones, and its queue at most its share of the bytes. The others keep theirs; only while all queues
+    together are full (batches larger than a share, or shares that just shrank) are they fetched batch by batch.
+  * Memory: queues hold at most `queue_bytes_max` and one batch a partition; what is in hand at most `hand_bytes_max`
+    and the own credits of every partition.
+  * Pausing makes some readers throw their prefetch away, so the marks lie apart (hysteresis).
+
+Semantics as of Flink's credit-based network stack: exclusive and floating buffers, the backlog told with each buffer.
+Here both sides are one machine, so a floating credit is given only where own ones ran out, and spent in the same step.
+
+Rules of this file: pure; no I/O, clock or thread, and it never looks into a batch. It is called under one lock of the
+shell. An illegal event raises and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from standfast.replication.offsets import TopicPartition
+from standfast.store.errors import InternalError, InvalidRequest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CreditLimits:
+    """Bounds, in batches and in bytes of keys and values. Raises InvalidRequest for bounds that contradict."""
+
+    floating_batches: int = 8
+    floating_per_partition_max: int = 4
+    hand_bytes_max: int = 64 << 20
+    queue_batches_high: int = 8
+    queue_batches_low: int = 2
+    queue_bytes_max: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.floating_batches < 0 or self.floating_per_partition_max < 0:
+            raise InvalidRequest(
+                f"credits: floating_batches {self.floating_batches} and floating_per_partition_max "
+                f"{self.floating_per_partition_max} must be 0 or more"
+            )
+        if self.hand_bytes_max < 1 or self.queue_bytes_max < 1:
+            raise InvalidRequest(
+                f"credits: hand_bytes_max {self.hand_bytes_max} and queue_bytes_max {self.queue_bytes_max} "
+                "must be at least 1"
+            )
+        if not 0 <= self.queue_batches_low < self.queue_batches_high:
+            raise InvalidRequest(
+                f"credits: queue_batches_low {self.queue_batches_low} must be 0 or more and below "
+                f"queue_batches_high {self.queue_batches_high}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived(Generic[T]):
+    """A batch that the reader gave: its partition and the bytes that it counts for."""
+
+    partition: TopicPartition
+    batch: T
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent(Generic[T]):
+    """A batch for the applier, which gives this very value back to `applied` when it is done with it.
+
+    `backlog` is how many batches of the partition wait behind it; `number` tells every Sent from every other.
+    """
+
+    partition: TopicPartition
+    batch: T
+    size_bytes: int
+    backlog: int
+    floating: bool
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[T]):
+    """What the shell must do now: hand out `send` in this order; pause and resume before the next fetch.
+
+    `dropped` are the batches that remove() let go, oldest first.
+    """
+
+    send: tuple[Sent[T], ...] = ()
+    pause: tuple[TopicPartition, ...] = ()
+    resume: tuple[TopicPartition, ...] = ()
+    dropped: tuple[T, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCredits:
+    """Where one partition stands: credits are unspent own ones; in hand are batches that are not applied yet."""
+
+    credits: int
+    backlog: int
+    backlog_bytes: int
+    in_hand: int
+    floating_in_hand: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CreditStatistics:
+    """Counters since the machine was made, and where it is now."""
+
+    partitions: dict[TopicPartition, PartitionCredits]
+    floating_free: int
+    queue_bytes: int
+    hand_bytes: int
+    sent_batches: int
+    pauses: int
+
+
+@dataclass(slots=True)
+class _Partition(Generic[T]):
+    """One partition. credits + own_in_hand is what add() gave, always."""
+
+    credits: int
+    queue: deque[tuple[T, int]] = field(default_factory=deque)
+    queue_bytes: int = 0
+    own_in_hand: int = 0
+    floating_in_hand: int = 0
+    favoured: int = 0
+    paused: bool = False
+
+
+class Credits(Generic[T]):
+    """The queues of a fetcher and the credits of its appliers. Batches are whatever the shell fetches."""
+
+    def __init__(self, limits: CreditLimits | None = None) -> None:
+        self._limits = limits if limits is not None else CreditLimits()
+        self._partitions: dict[TopicPartition, _Partition[T]] = {}
+        self._in_hand: dict[int, tuple[Sent[T], _Partition[T]]] = {}
+        self._floating_free = self._limits.floating_batches
+        self._queue_bytes = self._hand_bytes = 0
+        self._sent = self._pauses = self._turns = 0
+
+    def add(self, partition: TopicPartition, credits: int = 2) -> Decision[T]:
+        """An applier takes a partition and grants it `credits` buffers of its own. Shares of the queues shrink."""
+        if partition in self._partitions:
+            raise InvalidRequest(f"credits: {partition} is there already; remove it first")
+        if credits < 1:
+            raise InvalidRequest(f"credits: {partition} needs at least one credit of its own, got {credits}")
+        self._partitions[partition] = _Partition(credits)
+        return self._settle()
+
+    def fetched(self, arrived: Iterable[Arrived[T]]) -> Decision[T]:
+        """All that one fetch gave, at most one batch a partition.
+
+        Raises InternalError for a partition that is not there, is paused or comes twice.
+        """
+        batches = list(arrived)
+        seen: set[TopicPartition] = set()
+        for one in batches:
+            held = self._partitions.get(one.partition)
+            if held is None:
+                raise InternalError(f"credits: a batch of {one.partition} arrived, but no applier takes that partition")
+            if held.paused:
+                raise InternalError(f"credits: a batch of {one.partition} arrived, but that partition is paused")
+            if one.partition in seen or one.size_bytes < 0:
+                raise InternalError(
+                    f"credits: {one.partition} comes twice in one fetch, or with {one.size_bytes} bytes"
+                )
+            seen.add(one.partition)
+        for one in batches:
+            held = self._partitions[one.partition]
+            held.queue.append((one.batch, one.size_bytes))
+            held.queue_bytes += one.size_bytes
+            self._queue_bytes += one.size_bytes
+        return self._settle()
+
+    def applied(self, sent: Sent[T]) -> Decision[T]:
+        """An applier is done with a batch, applied or given up: its credit is free again.
+
+        A batch of a partition that was removed meanwhile is told here too: its memory counts until then. Raises
+        InternalError for one that is not in hand.
+        """
+        if self._in_hand.get(sent.number, (None,))[0] is not sent:
+            raise InternalError(f"credits: batch {sent.number} of {sent.partition} is not in hand; told twice?")
+        _, held = self._in_hand.pop(sent.number)
+        self._hand_bytes -= sent.size_bytes
+        if sent.floating:
+            held.floating_in_hand -= 1
+            self._floating_free += 1
+        else:
+            held.own_in_hand -= 1
+            held.credits += 1
+        return self._settle()
+
+    def remove(self, partition: TopicPartition) -> Decision[T]:
+        """Nobody takes the partition any more; what waits is let go, what is in hand still has to be told.
+
+        For a seek: remove, then add; what was fetched before belongs to the old position.
+        """
+        if partition not in self._partitions:
+            raise InvalidRequest(f"credits: {partition} is not there")
+        held = self._partitions.pop(partition)
+        self._queue_bytes -= held.queue_bytes
+        return self._settle(dropped=tuple(batch for batch, _ in held.queue))
+
+    def statistics(self) -> CreditStatistics:
+        """An immutable snapshot."""
+        partitions = {
+            name: PartitionCredits(
+                held.credits,
+                len(held.queue),
+                held.queue_bytes,
+                held.own_in_hand + held.floating_in_hand,
+                held.floating_in_hand,
+                held.paused,
+            )
+            for name, held in self._partitions.items()
+        }
+        return CreditStatistics(
+            partitions, self._floating_free, self._queue_bytes, self._hand_bytes, self._sent, self._pauses
+        )
+
+    def _settle(self, dropped: tuple[T, ...] = ()) -> Decision[T]:
+        """Spend credits while there are batches for them, then see whose queue is too long or short again."""
+        send: list[Sent[T]] = []
+        for name, held in self._partitions.items():
+            while held.queue and held.credits:
+                held.credits -= 1
+                held.own_in_hand += 1
+                send.append(self._send(name, held, floating=False))
+        while self._floating_free and (neediest := self._neediest()) is not None:
+            held = self._partitions[neediest]
+            self._turns += 1
+            held.favoured = self._turns
+            self._floating_free -= 1
+            held.floating_in_hand += 1
+            send.append(self._send(neediest, held, floating=True))
+        pause = tuple(name for name, held in self._partitions.items() if not held.paused and self._too_long(held))
+        resume = tuple(name for name, held in self._partitions.items() if held.paused and self._short_again(held))
+        for name in (*pause, *resume):
+            self._partitions[name].paused = name in pause
+        self._pauses += len(pause)
+        return Decision(tuple(send), pause, resume, dropped)
+
+    def _send(self, name: TopicPartition, held: _Partition[T], *, floating: bool) -> Sent[T]:
+        batch, size_bytes = held.queue.popleft()
+        held.queue_bytes -= size_bytes
+        self._queue_bytes -= size_bytes
+        self._hand_bytes += size_bytes
+        self._sent += 1
+        sent = Sent(name, batch, size_bytes, len(held.queue), floating, self._sent)
+        self._in_hand[sent.number] = (sent, held)
+        return sent
+
+    def _neediest(self) -> TopicPartition | None:
+        """Who gets the next floating credit: the largest backlog of those that may have one more."""
+        room = self._limits.hand_bytes_max - self._hand_bytes
+        waiting = (
+            (len(held.queue), -held.favoured, name)
+            for name, held in self._partitions.items()
+            if held.queue
+            and held.floating_in_hand < self._limits.floating_per_partition_max
+            and held.queue[0][1] <= room
+        )
+        best = max(waiting, key=lambda one: one[:2], default=None)
+        return None if best is None else best[2]
+
+    def _too_long(self, held: _Partition[T]) -> bool:
+        # An empty queue may always take one batch, whatever the others hold: no partition waits for another.
+        return bool(held.queue) and (
+            len(held.queue) >= self._limits.queue_batches_high
+            or held.queue_bytes >= self._share_bytes
+            or self._queue_bytes >= self._limits.queue_bytes_max
+        )
+
+    def _short_again(self, held: _Partition[T]) -> bool:
+        low, high = self._limits.queue_batches_low, self._limits.queue_batches_high
+        return not held.queue or (
+            len(held.queue) <= low
+            and held.queue_bytes <= self._share_bytes * low // high
+            and held.queue_bytes < self._share_bytes
+            and self._queue_bytes < self._limits.queue_bytes_max
+        )
+
+    @property
+    def _share_bytes(self) -> int:
+        return self._limits.queue_bytes_max // max(len(self._partitions), 1)

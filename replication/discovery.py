@@ -1,0 +1,134 @@
+"""Partition discovery: which partitions are new, and which tasks they need.
+
+                 interval over                   described(topics)
+    WAITING ─────────────────────> ASKED ─────────────────────────────> WAITING     Discovered(partitions, tasks)
+       ^        poll(now) names the     │
+       └──────── topics to describe     └── a topic vanished, shrank or was made anew: raises, nothing is learned
+
+    group 0   flights 4 -> 6, weather 4 -> 5      new partitions flights-4 flights-5 weather-4, new tasks 0_4 0_5
+    group 0   flights 6,      weather 5 -> 6      new partition weather-5 of task 0_5, which runs already
+
+A group has as many tasks as its topic with most partitions has partitions. A new partition is read from its beginning:
+what was written before it was discovered belongs to it as well.
+
+Rules of this file: pure; no log, no clock. Time is `now_ms`, and any clock will do that does not go back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from standfast.replication.log import TopicInfo
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.errors import InternalError, InvalidRequest, StateLost, UnknownStore
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """What is new, in order. Start `partitions` at their begin offset; make `tasks` (they read some of them)."""
+
+    partitions: tuple[TopicPartition, ...] = ()
+    tasks: tuple[TaskId, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.partitions)
+
+
+class Discovery:
+    """What is known of the source topics of each group, looked at again every `interval_ms`; None is never.
+
+    Raises InvalidRequest for an interval below 1 ms and for a topic of two groups.
+    """
+
+    def __init__(self, groups: Mapping[int, Iterable[TopicInfo]], interval_ms: int | None, now_ms: int) -> None:
+        if interval_ms is not None and interval_ms < 1:
+            raise InvalidRequest(f"discovery: an interval of {interval_ms} ms is below 1 ms; None turns it off")
+        self._interval_ms = interval_ms
+        self._next_due_ms = None if interval_ms is None else now_ms + interval_ms
+        self._asked = False
+        self._known: dict[str, TopicInfo] = {}
+        self._group_of: dict[str, int] = {}
+        for group, topics in sorted(groups.items()):
+            for info in topics:
+                if info.name in self._known:
+                    raise InvalidRequest(
+                        f"discovery: topic {info.name!r} is given for groups {self._group_of[info.name]} and {group}: "
+                        "one group reads a topic"
+                    )
+                self._known[info.name], self._group_of[info.name] = info, group
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the topics are to be described again; None if discovery is off."""
+        return self._next_due_ms
+
+    @property
+    def partitions(self) -> dict[str, int]:
+        """Known partition count of each topic."""
+        return {name: info.partitions for name, info in self._known.items()}
+
+    def poll(self, now_ms: int) -> tuple[str, ...]:
+        """Topics to describe now and give to `described`; empty while it is not time, or discovery is off.
+
+        The next time is one interval from now, whatever becomes of this one: a log that does not answer is not asked
+        in a loop.
+        """
+        if self._interval_ms is None or self._next_due_ms is None or now_ms < self._next_due_ms:
+            return ()
+        self._next_due_ms = now_ms + self._interval_ms
+        self._asked = bool(self._known)
+        return tuple(self._known)
+
+    def described(self, topics: Mapping[str, TopicInfo | None]) -> Discovered:
+        """Compare with what is known, and learn it. `topics` has every name that poll gave; None = no such topic.
+
+        Raises UnknownStore for a vanished topic, StateLost for one that shrank (reason "partitions-removed") or was
+        made anew (reason "topic-recreated"), each naming the topic; InternalError without a poll before. After an
+        error nothing was learned: the next poll, or the same answer put right, tries again.
+        """
+        if not self._asked:
+            raise InternalError("discovery: described() without a poll() that named topics")
+        missing = sorted(set(self._known) - set(topics))
+        if missing:
+            raise InternalError(f"discovery: {', '.join(missing)} was to be described, but is not among what was given")
+        found = {name: _checked(known, topics[name]) for name, known in self._known.items()}
+        partitions = tuple(
+            TopicPartition(name, partition)
+            for name, info in found.items()
+            for partition in range(self._known[name].partitions, info.partitions)
+        )
+        before, after = self._tasks(self._known), self._tasks(found)
+        tasks = tuple(
+            TaskId(group, partition) for group, count in after.items() for partition in range(before[group], count)
+        )
+        self._known, self._asked = found, False
+        return Discovered(partitions, tasks)
+
+    def _tasks(self, known: Mapping[str, TopicInfo]) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for name, info in known.items():
+            group = self._group_of[name]
+            counts[group] = max(counts.get(group, 0), info.partitions)
+        return counts
+
+
+def _checked(known: TopicInfo, found: TopicInfo | None) -> TopicInfo:
+    if found is None:
+        raise UnknownStore(
+            f"topic {known.name!r} with {known.partitions} partitions is gone from the log: create it again, "
+            "or take it out of the application"
+        )
+    if found.topic_id != known.topic_id:
+        raise StateLost(
+            f"topic {known.name!r} was deleted and made anew (id {known.topic_id} is now {found.topic_id}): "
+            "its offsets mean something else, reinitialise what was read from it",
+            reason="topic-recreated",
+        )
+    if found.partitions < known.partitions:
+        raise StateLost(
+            f"topic {known.name!r} had {known.partitions} partitions and has {found.partitions}: partitions do not "
+            "go away by themselves, so reset the application or bring the topic back",
+            reason="partitions-removed",
+        )
+    return found

@@ -1,0 +1,378 @@
+"""The thread around a log's reader: it fetches ahead by one batch, hands over, and does what is asked in between.
+
+    applying thread                              fetch thread, the only one that uses the reader
+    assign, add, remove, seek, pause, resume ──> requests ──┐ wakes a hand-over that waits
+    call(action) <───────────────── answer ─────────────────┤
+                                                            v
+                         ┌──────────> carry out requests, in order <──── WakeUp: the batch is kept, and offered again
+                         │                   v                                                     │
+                         │            fetch, unless something is not handed over yet               │
+                         │                   v                                                     │
+    poll_next() <── Handover <────────── produce ──────────────────────────────────────────────────┘
+
+What holds:
+  * A batch is fetched once and comes out of poll_next once, in order per partition.
+  * Once assign, add, remove or seek was asked for, nothing comes out that was fetched before it was carried out. A
+    request that fails changes nothing, and what was fetched stays good. After pause, what is under way still comes.
+  * Errors travel once. A fetch that fails with StateLost or InvalidRequest is raised by one poll_next, and fetching
+    waits until a request (other than `call`) was carried out, say a remove of the partition it names; Unavailable is
+    raised likewise, and fetching goes on. A request that fails is raised by one poll_next, the failure of `call` by
+    call. Any other error ends the thread: raised by one poll_next after all that was fetched, from then on Closed.
+  * close() ends every wait of both sides, joins the thread, and the reader is closed.
+
+Rules of this file: a shell around any LogReader; it decides nothing about offsets and has no clock. A fetch cannot be
+woken, so requests and close() wait for at most one fetch, `fetch_timeout_ms` where there is nothing to read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+from standfast.replication.handover import Handover, WakeUp
+from standfast.replication.log import Fetched, LogReader
+from standfast.replication.offsets import TopicPartition
+from standfast.store.errors import Closed, InvalidRequest, StateLost, Unavailable
+
+FETCH_RECORDS_MAX = 5_000
+FETCH_TIMEOUT_MS = 50
+CALL_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 10.0
+
+R = TypeVar("R")
+
+EVERY_PARTITION = None  # what an assign moves
+NO_PARTITION: frozenset[TopicPartition] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What one fetch gave; `carried` is the last request carried out before it."""
+
+    fetched: list[Fetched]
+    carried: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An error on its way to poll_next. One of a fetch is out of date once a later request was carried out."""
+
+    error: Exception
+    carried: int
+    of_fetch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Something to do on the fetch thread. `moves`: partitions whose position it sets; `answer`: for `call` only."""
+
+    number: int
+    action: Callable[[LogReader], Any]
+    moves: frozenset[TopicPartition] | None = NO_PARTITION
+    answer: Future[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchThreadStatistics:
+    """Counters since the thread was started."""
+
+    fetches: int
+    batches: int
+    wake_ups: int
+    requests: int
+    outdated: int
+    alive: bool
+
+
+class FetchThread:
+    """Runs from its construction to close(). It takes the reader over and closes it in the end.
+
+    One thread may call poll_next; the other methods may be called by any thread but the fetch thread itself.
+    """
+
+    def __init__(
+        self,
+        reader: LogReader,
+        *,
+        name: str = "standfast-fetch",
+        fetch_records_max: int = FETCH_RECORDS_MAX,
+        fetch_timeout_ms: int = FETCH_TIMEOUT_MS,
+    ) -> None:
+        if fetch_records_max < 1 or fetch_timeout_ms < 0:
+            raise InvalidRequest(
+                f"fetch thread {name!r}: fetch_records_max {fetch_records_max} must be at least 1 and "
+                f"fetch_timeout_ms {fetch_timeout_ms} at least 0"
+            )
+        self._reader = reader
+        self._fetch_records_max = fetch_records_max
+        self._fetch_timeout_ms = fetch_timeout_ms
+        self._handover: Handover[_Batch | _Failure] = Handover()
+        self._changed = threading.Condition()  # guards what follows
+        self._requests: deque[_Request] = deque()
+        self._asked = self._carried = self._last_effect = 0
+        self._moved: dict[TopicPartition, int] = {}
+        self._moved_all = 0
+        self._parked = False
+        self._closing = self._ended = False
+        self._fatal: BaseException | None = None
+        self._told = False
+        self._fetches = self._outdated = 0
+        # Used by the fetch thread only.
+        self._unsent: deque[_Batch | _Failure] = deque()
+        self._assigned = bool(reader.assignment())
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # -- the applying thread ------------------------------------------------------------------------------------------
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Replace the assignment, see LogReader. What was fetched for the old one does not come any more."""
+        wanted = dict(positions)
+        self._ask(lambda reader: reader.assign(wanted), EVERY_PARTITION)
+
+    def add(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Assign further partitions."""
+        wanted = dict(positions)
+        self._ask(lambda reader: reader.add(wanted), frozenset(wanted))
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Unassign; absent ones are fine."""
+        wanted = frozenset(partitions)
+        self._ask(lambda reader: reader.remove(wanted), wanted)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Move the position of an assigned partition."""
+        self._ask(lambda reader: reader.seek(partition, offset), frozenset({partition}))
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Fetch no more of these until resumed. What was fetched before still comes: at most two batches."""
+        wanted = tuple(partitions)
+        self._ask(lambda reader: reader.pause(wanted))
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Fetch them again. With none it only lets fetching go on after an error of a fetch."""
+        wanted = tuple(partitions)
+        self._ask(lambda reader: reader.resume(wanted))
+
+    def call(self, action: Callable[[LogReader], R], timeout_s: float = CALL_TIMEOUT_S) -> R:
+        """Run `action` on the fetch thread after all requests so far, and wait for its answer.
+
+        For questions (bounds, assignment); it must not move positions. Its error is raised here; Unavailable if it
+        is not done within `timeout_s` seconds (not begun: it never will be), Closed if the thread has ended.
+        """
+        answer: Future[R] = Future()
+        self._ask(action, answer=answer)
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            if answer.done():
+                return answer.result()  # it came just now, or the time-out is the action's own error
+            begun = not answer.cancel()
+            raise Unavailable(
+                f"fetch thread {self._thread.name!r}: a call was not {'finished' if begun else 'begun'} within "
+                f"{timeout_s} s: the log does not answer, try again"
+            ) from None
+
+    def poll_next(self, timeout_s: float | None = None) -> list[Fetched]:
+        """What one fetch gave, without what requests made out of date meanwhile.
+
+        Waits without end if `timeout_s` (seconds) is None; else it may be empty, also early. Raises as the header
+        says.
+        """
+        while True:
+            item = self._take(timeout_s)
+            if isinstance(item, _Batch):
+                fresh = self._fresh(item)
+                if fresh:
+                    return fresh
+            elif isinstance(item, _Failure) and self._still_true(item):
+                raise item.error
+            if timeout_s is not None:
+                return []
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Stop and join within `timeout_s` seconds; twice is fine.
+
+        Raises Unavailable if the log holds the thread for longer (it ends by itself once the log lets it go), and,
+        once all is released, an error that ended the thread and that no poll_next has raised.
+        """
+        if threading.current_thread() is self._thread:
+            raise InvalidRequest(f"fetch thread {self._thread.name!r}: close() was called on the thread itself")
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._handover.close()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise Unavailable(
+                f"fetch thread {self._thread.name!r} did not end within {timeout_s} s: "
+                "a call to the log does not return"
+            )
+        if self._fatal is not None and not self._told:
+            self._told = True
+            raise self._fatal
+
+    def statistics(self) -> FetchThreadStatistics:
+        """An immutable snapshot."""
+        handed = self._handover.statistics()
+        with self._changed:
+            return FetchThreadStatistics(
+                self._fetches, handed.produced, handed.wake_ups, self._carried, self._outdated, not self._ended
+            )
+
+    def __enter__(self) -> FetchThread:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(
+        self,
+        action: Callable[[LogReader], Any],
+        moves: frozenset[TopicPartition] | None = NO_PARTITION,
+        answer: Future[Any] | None = None,
+    ) -> None:
+        with self._changed:
+            if self._closing or self._ended:
+                raise Closed(f"fetch thread {self._thread.name!r} has ended: start another one") from self._fatal
+            self._asked += 1
+            self._requests.append(_Request(self._asked, action, moves, answer))
+            self._changed.notify_all()
+        self._handover.wake_up_producer()
+
+    def _take(self, timeout_s: float | None) -> _Batch | _Failure | None:
+        if self._told:
+            raise Closed(f"fetch thread {self._thread.name!r} has ended with an error") from self._fatal
+        try:
+            return self._handover.poll_next(timeout_s)
+        except BaseException as error:
+            self._told = self._told or error is self._fatal
+            raise
+
+    def _fresh(self, item: _Batch) -> list[Fetched]:
+        """What of a batch no request has made out of date; one that could and is still to be done is waited for."""
+        sources = frozenset(one.source for one in item.fetched)
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or not self._moving(sources))
+            fresh = [
+                one for one in item.fetched if max(self._moved_all, self._moved.get(one.source, 0)) <= item.carried
+            ]
+            self._outdated += len(item.fetched) - len(fresh)
+            return fresh
+
+    def _moving(self, sources: frozenset[TopicPartition]) -> bool:
+        return any(one.moves is None or one.moves & sources for one in self._requests)
+
+    def _still_true(self, item: _Failure) -> bool:
+        with self._changed:
+            if not item.of_fetch:
+                return True
+            self._changed.wait_for(lambda: self._ended or all(one.answer is not None for one in self._requests))
+            # What was asked for since may have mended it; if not, the next fetch fails again.
+            return self._last_effect <= item.carried
+
+    # -- the fetch thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            try:
+                self._loop()
+            finally:
+                self._reader.close()
+        except BaseException as error:  # noqa: BLE001 - raised by poll_next, or by close()
+            # Whoever closes us may have closed the log before; that is the end that was asked for.
+            self._fatal = None if self._closing and isinstance(error, Closed) else error
+        with self._changed:
+            self._ended = True
+            left = [one.answer for one in self._requests if one.answer is not None]
+            self._requests.clear()
+            self._changed.notify_all()
+        for answer in left:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(Closed(f"fetch thread {self._thread.name!r} has ended"))
+        if self._fatal is not None:
+            self._handover.report_error(self._fatal)
+
+    def _loop(self) -> None:
+        while not self._closing:
+            self._carry_out()
+            if not self._unsent:
+                self._fetch()
+            if self._unsent and not self._offer():
+                return
+
+    def _carry_out(self) -> None:
+        """Do what was asked for, in order. A request stays in the queue until it is done: poll_next looks there."""
+        while not self._closing:
+            with self._changed:
+                if not self._requests:
+                    return
+                request = self._requests[0]
+            done = _answer(request, self._reader) if request.answer is not None else self._effect(request)
+            with self._changed:
+                self._requests.popleft()
+                self._carried = request.number
+                if request.answer is None:
+                    self._last_effect = request.number
+                    self._parked = False
+                if done and request.moves is EVERY_PARTITION:
+                    self._moved.clear()
+                    self._moved_all = request.number
+                elif done and request.moves:
+                    self._moved.update(dict.fromkeys(request.moves, request.number))
+                self._changed.notify_all()
+
+    def _effect(self, request: _Request) -> bool:
+        try:
+            request.action(self._reader)
+        except (InvalidRequest, StateLost, Unavailable) as error:
+            self._unsent.append(_Failure(error, request.number, of_fetch=False))
+            return False
+        self._assigned = bool(self._reader.assignment())
+        return True
+
+    def _fetch(self) -> None:
+        with self._changed:
+            if self._parked or not self._assigned:
+                self._changed.wait_for(lambda: self._requests or self._closing)
+                return
+            carried = self._carried
+            self._fetches += 1
+        try:
+            fetched = self._reader.fetch(self._fetch_records_max, self._fetch_timeout_ms)
+        except (InvalidRequest, StateLost, Unavailable) as error:
+            self._unsent.append(_Failure(error, carried, of_fetch=True))
+            self._parked = not isinstance(error, Unavailable)
+            return
+        if fetched:
+            self._unsent.append(_Batch(fetched, carried))
+
+    def _offer(self) -> bool:
+        """Hand over the oldest; if woken it stays the oldest. False if the hand-over was closed."""
+        try:
+            self._handover.produce(self._unsent[0])
+        except WakeUp:
+            return True
+        except Closed:
+            return False
+        self._unsent.popleft()
+        return True
+
+
+def _answer(request: _Request, reader: LogReader) -> bool:
+    """Carry out a call; its result or its error goes to the caller and nowhere else."""
+    answer = request.answer
+    assert answer is not None
+    if answer.set_running_or_notify_cancel():
+        try:
+            answer.set_result(request.action(reader))
+        except BaseException as error:  # noqa: BLE001 - raised by call()
+            answer.set_exception(error)
+    return False

@@ -1,0 +1,153 @@
+"""The Kafka log: topics, transactions and groups of a Kafka cluster behind the log port.
+
+    KafkaLog ── admin    kafka_admin.py        ── reader   kafka_reader.py
+             ── writer   kafka_writer.py       ── group    kafka_group.py, members in kafka_board.py
+             ── care     nothing: brokers look after themselves
+
+Rules of this file: it opens and closes parts and decides nothing. A reader reads what is committed, so `end` is the
+last stable offset. Offsets are given out by the brokers and have gaps (transaction markers, compaction). Not
+fork-safe: open the log after forking.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import Any, TypeVar
+
+from standfast.replication.kafka_address import KafkaAddress, parse_kafka_address
+from standfast.replication.kafka_admin import KafkaAdmin
+from standfast.replication.kafka_board import Board
+from standfast.replication.kafka_cluster import Cluster
+from standfast.replication.kafka_group import KafkaGroup, check_text
+from standfast.replication.kafka_members import MEMBERS_SUFFIX
+from standfast.replication.kafka_reader import KafkaReader
+from standfast.replication.kafka_writer import Fence, KafkaWriter
+from standfast.replication.log import GroupCommit
+from standfast.store.clock import Clock, SystemClock
+from standfast.store.errors import Closed
+from standfast.store.names import check_topic
+
+Part = TypeVar("Part", KafkaReader, KafkaWriter, KafkaGroup)
+
+
+class KafkaLog:
+    """Log on Kafka. `address` is `kafka://host:port,...?setting=value`; the clock is that of leases.
+
+    Raises BadConfig for settings or a login that are refused, Unavailable if no broker answers within `timeout.ms`.
+    """
+
+    def __init__(self, address: str | KafkaAddress, *, clock: Clock | None = None) -> None:
+        self._where = parse_kafka_address(address) if isinstance(address, str) else address
+        self._clock = clock if clock is not None else SystemClock()
+        self._mutex = threading.Lock()
+        self._parts: set[Any] = set()
+        self._boards: dict[str, Board] = {}
+        self._metadata: dict[str, Any] = {}
+        self._committing = threading.Lock()
+        self._committer: KafkaWriter | None = None
+        self._closed = False
+        self._cluster = Cluster(self._where)
+        self._admin = KafkaAdmin(self._cluster, self._check_open)
+
+    @property
+    def address(self) -> str:
+        """Address that opens this log again; it holds no secret."""
+        return str(self._where)
+
+    @property
+    def admin(self) -> KafkaAdmin:
+        """Topic care; may be used by several threads."""
+        self._check_open()
+        return self._admin
+
+    def reader(self) -> KafkaReader:
+        """A reader without assignment."""
+        self._check_open()
+        return self._keep(KafkaReader(self._cluster, self._forget))
+
+    def writer(self, transactional_id: str, *, group: str, owner: str, if_free: bool = False) -> KafkaWriter:
+        """Open a writer and fence every older one of this id. See Log.writer; raises Held.
+
+        First the id is claimed on the group's members topic, then the broker fences; kafka_board.py says why that is
+        safe. Epochs grow within a group.
+        """
+        self._check_open()
+        check_text("transactional id", transactional_id)
+        check_text("owner", owner)
+        board = self._board(group)
+        epoch = board.claim(transactional_id, owner, if_free=if_free)
+        writer = self._writer(Fence(transactional_id, epoch, owner, board))
+        try:
+            writer.open()
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    def producer(self) -> KafkaWriter:
+        """A writer without fencing; its epoch is 0."""
+        self._check_open()
+        return self._writer(Fence(f"standfast-producer-{uuid.uuid4().hex}"))
+
+    def group(self, name: str) -> KafkaGroup:
+        """A group by name; it need not exist yet."""
+        self._check_open()
+        return self._keep(KafkaGroup(self._cluster, name, self._board(name), self._commit, self._forget))
+
+    def care(self, now_ms: int) -> None:
+        """Brokers apply retention and compaction themselves."""
+        self._check_open()
+
+    def close(self) -> None:
+        """Close the log and all its parts. Twice is fine."""
+        with self._mutex:
+            self._closed = True
+            parts = [*self._parts, *self._boards.values()]
+            self._boards = {}
+        for part in parts:
+            part.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"log {self._cluster.where} was closed: open a new one")
+
+    def _writer(self, fence: Fence) -> KafkaWriter:
+        return self._keep(KafkaWriter(self._cluster, fence, self._group_metadata, self._forget))
+
+    def _commit(self, commit: GroupCommit) -> None:
+        """Commit offsets through a transaction of their own."""
+        with self._committing:
+            if self._committer is None:
+                self._committer = self.producer()
+            self._committer.transact({}, commit)
+
+    def _group_metadata(self, group: str) -> Any:
+        """What a transaction tells the broker of a group: its name; a consumer that never joined gives it."""
+        with self._mutex:
+            found = self._metadata.get(group)
+        if found is None:
+            consumer = self._cluster.consumer(group)
+            found = consumer.consumer_group_metadata()
+            consumer.close()
+            with self._mutex:
+                self._metadata[group] = found
+        return found
+
+    def _board(self, group: str) -> Board:
+        check_text("group name", group)
+        check_topic(group + MEMBERS_SUFFIX)
+        with self._mutex:
+            board = self._boards.get(group)
+            if board is None:
+                board = self._boards[group] = Board(self._cluster, self._admin, group, self._clock)
+        return board
+
+    def _keep(self, part: Part) -> Part:
+        with self._mutex:
+            self._parts.add(part)
+        return part
+
+    def _forget(self, part: object) -> None:
+        with self._mutex:
+            self._parts.discard(part)

@@ -1,0 +1,199 @@
+"""A group on Kafka: members and owners on its members topic, committed offsets as Kafka's own.
+
+    join, heartbeat, view, leave, owners ──> kafka_board.py
+    committed, commit                    ──> the group's offsets, where every Kafka tool sees them
+
+While the group has a consumer of its own that is a member (the application's loop), the broker refuses commits from
+outside of it. A transaction's commit is fenced by the transactional id instead and is taken all the same, so that is
+how they are then committed.
+
+Rules of this file: what is committed is checked first, all of it, so that a bad offset changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from standfast.replication.kafka_board import Board
+from standfast.replication.kafka_cluster import Cluster
+from standfast.replication.kafka_errors import UNKNOWN_TOPIC, error_of
+from standfast.replication.log import Committed, GroupCommit, GroupView
+from standfast.replication.offsets import TopicPartition
+from standfast.store.errors import Closed, InvalidRequest
+
+METADATA_BYTES_MAX = 4_096
+LEASE_MS_MAX = 24 * 3_600_000
+STABLE_S = 2.0  # how long a transaction that is still open may hold a look at the offsets back
+_ALIVE = frozenset(
+    {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
+    | {KafkaError.NON_EMPTY_GROUP, KafkaError.STALE_MEMBER_EPOCH}
+)
+_NO_GROUP = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
+_UNSTABLE = frozenset({KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError._TIMED_OUT})
+
+
+class KafkaGroup:
+    """Group of a Kafka log. May be used by several threads."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        board: Board,
+        transact: Callable[[GroupCommit], None],
+        closed: Callable[[KafkaGroup], None],
+    ) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._board = board
+        self._transact = transact
+        self._forget = closed
+        self._consumer: Consumer | None = None
+        self._closed = False
+
+    def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
+        """Become (or stay, with new metadata) a member until the lease runs out or leave() is called."""
+        self._check_open()
+        check_text("member id", member_id)
+        _check_metadata("member metadata", metadata)
+        if not isinstance(lease_ms, int) or not 1 <= lease_ms <= LEASE_MS_MAX:
+            raise InvalidRequest(f"lease of {lease_ms!r} ms for member {member_id!r}: use 1 to {LEASE_MS_MAX}")
+        return self._board.join(member_id, metadata, lease_ms)
+
+    def heartbeat(self, member_id: str) -> GroupView:
+        """Renew the lease. Raises Fenced if the member was removed: join again."""
+        self._check_open()
+        return self._board.beat(member_id)
+
+    def view(self) -> GroupView:
+        """Live members now."""
+        self._check_open()
+        return self._board.view()
+
+    def leave(self, member_id: str) -> None:
+        """Stop being a member; one that is none is fine."""
+        self._check_open()
+        self._board.leave(member_id)
+
+    def owners(self) -> dict[str, str]:
+        """Transactional id -> member id that last opened a writer for it in this group's name."""
+        self._check_open()
+        return self._board.owners()
+
+    def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
+        """Committed offsets of these partitions (all of the group if None); absent where there is none.
+
+        Offsets of a transaction that is still open are waited for a while; then those before it are the answer.
+        """
+        self._check_open()
+        found = self._cluster.patiently(f"offsets of group {self._name!r}", self._offsets)
+        if partitions is None:
+            return found
+        return {TopicPartition(*source): found[source] for source in partitions if source in found}
+
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Commit without a transaction of records; all of them or none. Raises UnknownStore for an absent partition."""
+        self._check_open()
+        check_commit(self._name, offsets)
+        if not offsets:
+            return
+        self._cluster.check(offsets)
+        if self._consumer is None:
+            self._consumer = self._cluster.consumer(self._name)
+        if not self._cluster.patiently(f"committing offsets of group {self._name!r}", lambda: self._commit(offsets)):
+            self._transact(GroupCommit(self._name, offsets))
+
+    def close(self) -> None:
+        """Twice is fine. It does not leave the group."""
+        if not self._closed and self._consumer is not None:
+            self._consumer.close()
+        self._closed = True
+        self._forget(self)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"group {self._name!r} of {self._cluster.where} was closed: open a new one")
+
+    def _commit(self, offsets: Mapping[TopicPartition, Committed]) -> bool:
+        """Commit from outside of the group; False if the group has members, so that the broker refuses it."""
+        if self._consumer is None:
+            self._consumer = self._cluster.consumer(self._name)
+        try:
+            answer = self._consumer.commit(offsets=kafka_offsets(offsets), asynchronous=False)
+            failed = next((one.error for one in answer or () if one.error is not None), None)
+        except KafkaException as error:
+            failed = error_of(error)
+        if failed is not None and failed.code() not in _ALIVE:
+            raise KafkaException(failed)
+        return failed is None
+
+    def _offsets(self) -> dict[TopicPartition, Committed]:
+        try:
+            return self._listed(require_stable=True, timeout_s=min(STABLE_S, self._cluster.timeout_s))
+        except KafkaException as error:
+            if error_of(error).code() not in _UNSTABLE:
+                raise
+        return self._listed(require_stable=False, timeout_s=self._cluster.timeout_s)
+
+    def _listed(self, *, require_stable: bool, timeout_s: float) -> dict[TopicPartition, Committed]:
+        asked = [ConsumerGroupTopicPartitions(self._name)]
+        answer: dict[str, Future[ConsumerGroupTopicPartitions]] = self._cluster.admin.list_consumer_group_offsets(
+            asked, require_stable=require_stable, request_timeout=timeout_s
+        )
+        try:
+            result = answer[self._name].result(timeout_s + 5)
+        except KafkaException as error:
+            if error_of(error).code() in _NO_GROUP:
+                return {}
+            raise
+        found = {}
+        for at in result.topic_partitions or ():
+            if at.error is not None and at.error.code() not in UNKNOWN_TOPIC:
+                raise KafkaException(at.error)
+            if at.error is None and at.offset >= 0:
+                found[TopicPartition(at.topic, at.partition)] = Committed(at.offset, at.metadata or "")
+        return dict(sorted(found.items()))
+
+
+def kafka_offsets(offsets: Mapping[TopicPartition, Committed]) -> list[KafkaPartition]:
+    """Offsets with metadata as the client takes them."""
+    return [
+        KafkaPartition(topic, partition, offset, metadata) for (topic, partition), (offset, metadata) in offsets.items()
+    ]
+
+
+def check_text(what: str, text: str) -> None:
+    """Raise InvalidRequest unless `text` is a non-empty text that can be stored."""
+    if not isinstance(text, str) or not text or len(text) > METADATA_BYTES_MAX or not _encodes(text):
+        raise InvalidRequest(f"{what} {text!r} is not usable: give 1 to {METADATA_BYTES_MAX} characters")
+
+
+def check_commit(group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
+    """Raise InvalidRequest for an offset or metadata that cannot be committed."""
+    check_text("group name", group)
+    for source, (offset, metadata) in offsets.items():
+        if not isinstance(offset, int) or not 0 <= offset < 1 << 62:
+            raise InvalidRequest(
+                f"group {group!r}, {TopicPartition(*source)}: {offset!r} is not an offset, use 0 or more"
+            )
+        _check_metadata(f"group {group!r}, {TopicPartition(*source)}: metadata", metadata)
+
+
+def _check_metadata(what: str, metadata: str) -> None:
+    if not isinstance(metadata, str) or not _encodes(metadata):
+        raise InvalidRequest(f"{what} is {type(metadata).__name__} {metadata!r:.40}, give text")
+    size = len(metadata.encode())
+    if size > METADATA_BYTES_MAX:
+        raise InvalidRequest(f"{what} has {size} bytes, the limit is {METADATA_BYTES_MAX}: shorten it")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

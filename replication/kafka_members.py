@@ -1,0 +1,166 @@
+"""Members of a group and owners of its writers, as a function of the records of the group's members topic.
+
+    key ["member", id]           {"kind":"join"|"beat", "session":..., "lease_ms":..., "generation":..., "metadata":...}
+                                 no value: it left, or somebody saw its lease run out
+    key ["writer", id, owner]    {"epoch":...}    the owner opened a writer for this transactional id
+
+    join   a live member of that session from now on
+    beat   renews the lease, if the member is still live in that very session; else it is void
+    epoch  counts if it is larger than any before; of two claims of one epoch the first in the topic wins
+
+Every reader applies the same records in the same order, so all see the same members, owners and generation. Time only
+makes somebody *propose* that a member be removed (a record without value); what the topic says then holds for all, also
+for the removed one, which learns it by its next beat. Each key is written by one member alone (but for removals), so
+that compaction keeps what counts.
+
+Rules of this file: pure; `now_ms` is the reader's own monotonic time, `stamp_ms` the broker's. A lease runs from the
+moment at which the reader saw it renewed, so nobody's wall clock matters. Only what was written before the reader
+began is aged by the broker's stamps: there the reader cannot know better.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from standfast.replication.log import GroupView, Member, Record
+from standfast.store.errors import InvalidRequest
+
+MEMBERS_SUFFIX = "-standfast-members"  # <group>-standfast-members, 1 partition
+_MEMBER = "member"
+_WRITER = "writer"
+
+
+class Owner(NamedTuple):
+    """Who last opened a writer for a transactional id, and its epoch."""
+
+    member_id: str
+    epoch: int
+
+
+@dataclass(slots=True)
+class Lease:
+    """A live member. `old` if all that is known of it was written before this reader began."""
+
+    member_id: str
+    metadata: str
+    session: str
+    lease_ms: int
+    deadline_ms: int
+    stamp_ms: int
+    old: bool
+
+
+class Members:
+    """The state after the records applied so far."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.leases: dict[str, Lease] = {}
+        self.owners: dict[str, Owner] = {}
+        self._known: set[str] = set()  # members that were seen once: a beat of them needs no benefit of the doubt
+        self._newest_ms = 0
+
+    def apply(self, records: Iterable[Record], now_ms: int, *, old: bool) -> None:
+        """Apply records in their order. `old`: they were written before this reader began to look.
+
+        Raises InvalidRequest for a record that is no member's: another program writes to the topic.
+        """
+        for record in records:
+            self._newest_ms = max(self._newest_ms, record.timestamp)
+            kind, *names = _parse(record.key)
+            if kind == _MEMBER and len(names) == 1:
+                self._apply_member(names[0], record, now_ms, old)
+            elif kind == _WRITER and len(names) == 2 and record.value is not None:
+                epoch = int(_object(record.value)["epoch"])
+                if names[0] not in self.owners or epoch > self.owners[names[0]].epoch:
+                    self.owners[names[0]] = Owner(names[1], epoch)
+        for lease in self.leases.values():
+            if lease.old:
+                age_ms = max(self._newest_ms - lease.stamp_ms, 0)
+                lease.deadline_ms = min(lease.deadline_ms, now_ms + max(lease.lease_ms - age_ms, 0))
+
+    def run_out(self, now_ms: int) -> list[str]:
+        """Members whose lease has run out, as far as this reader saw."""
+        return sorted(lease.member_id for lease in self.leases.values() if now_ms >= lease.deadline_ms)
+
+    def extend(self, now_ms: int) -> None:
+        """Give every member its whole lease again: for a while this reader could not look."""
+        for lease in self.leases.values():
+            lease.deadline_ms = now_ms + lease.lease_ms
+
+    def view(self) -> GroupView:
+        """Live members by id."""
+        members = tuple(Member(name, lease.metadata) for name, lease in sorted(self.leases.items()))
+        return GroupView(self.generation, members[0].member_id if members else None, members)
+
+    def _apply_member(self, name: str, record: Record, now_ms: int, old: bool) -> None:
+        known = name in self._known
+        self._known.add(name)
+        if record.value is None:
+            if self.leases.pop(name, None) is not None:
+                self.generation += 1
+            return
+        content = _object(record.value)
+        lease = self.leases.get(name)
+        if content["kind"] != "join":
+            if (lease is None and known) or (lease is not None and lease.session != content["session"]):
+                return  # void: it was removed, or joined anew, before
+            self.generation = max(self.generation, int(content["generation"]))
+        elif lease is None:
+            self.generation = max(self.generation, int(content["generation"])) + 1
+        lease_ms = int(content["lease_ms"])
+        self.leases[name] = Lease(
+            name, content["metadata"], content["session"], lease_ms, now_ms + lease_ms, record.timestamp, old
+        )
+
+
+def member_key(member_id: str) -> bytes:
+    """Key of a member's records."""
+    return json.dumps([_MEMBER, member_id]).encode()
+
+
+def member_value(kind: str, session: str, lease_ms: int, generation: int, metadata: str) -> bytes:
+    """A join or a beat."""
+    content = {
+        "kind": kind,
+        "session": session,
+        "lease_ms": lease_ms,
+        "generation": generation,
+        "metadata": metadata,
+    }
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def claim(transactional_id: str, owner: str, epoch: int) -> tuple[bytes, bytes]:
+    """Key and value of a claim to a transactional id."""
+    return json.dumps([_WRITER, transactional_id, owner]).encode(), json.dumps({"epoch": epoch}).encode()
+
+
+def _parse(key: bytes | None) -> list[str]:
+    try:
+        parts = json.loads(key or b"")
+    except ValueError as error:
+        raise _foreign(key) from error
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
+        raise _foreign(key)
+    return parts
+
+
+def _object(value: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(value)
+    except ValueError as error:
+        raise _foreign(value) from error
+    if not isinstance(content, dict):
+        raise _foreign(value)
+    return content
+
+
+def _foreign(found: bytes | None) -> InvalidRequest:
+    return InvalidRequest(
+        f"the members topic holds {found!r:.80}, which no member wrote: let nobody else write there, or use another "
+        "application name"
+    )

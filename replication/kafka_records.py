@@ -1,0 +1,99 @@
+"""Records between the port and the Kafka client: what goes out is checked here, what came in is made a Record here.
+
+Rules of this file: no I/O. It takes the client's messages as they are and must not know of topics or transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
+from operator import itemgetter
+from typing import Any, cast
+
+from confluent_kafka import Message
+
+from standfast.replication.log import Outgoing, Record
+from standfast.replication.offsets import TopicPartition
+from standfast.store.errors import InvalidRequest
+
+TIMESTAMP_MAX = 1 << 62
+_BYTES_TYPES = frozenset({bytes, bytearray, memoryview, type(None)})
+
+# Record(*row) costs a Python-level call per row; this does not.
+_make = cast("Callable[[tuple[Any, ...]], Record]", partial(tuple.__new__, Record))
+_stamp = itemgetter(1)
+
+
+def to_records(messages: Sequence[Message]) -> list[Record]:
+    """Messages without error as records."""
+    headers: Iterable[Any] = list(map(Message.headers, messages))
+    headers = [tuple(one) if one else () for one in headers] if any(headers) else repeat(())
+    stamps = map(_stamp, map(Message.timestamp, messages))
+    columns = (map(Message.offset, messages), stamps, map(Message.key, messages), map(Message.value, messages))
+    return list(map(_make, zip(*columns, headers, strict=False)))
+
+
+def checked(source: TopicPartition, batch: Sequence[Outgoing]) -> list[tuple[Any, ...]]:
+    """The batch as rows that the client takes: key, value, timestamp, headers.
+
+    Raises InvalidRequest naming partition and record. A timestamp of 0 is refused, because the client reads it as
+    "now" and the record would come back changed.
+    """
+    if not len(batch):
+        return []
+    try:
+        columns = list(zip(*batch, strict=True))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{source}: records of one batch need equal shape ({error})") from error
+    if len(columns) not in (3, 4):
+        raise InvalidRequest(f"{source}: a record is (key, value, timestamp, headers), got {len(columns)} parts")
+    keys = _bytes(source, "key", columns[0])
+    values = _bytes(source, "value", columns[1])
+    _check_timestamps(source, columns[2])
+    headers: Iterable[Any] = repeat(None)
+    if len(columns) == 4 and any(columns[3]):
+        headers = [_headers(source, index, one) for index, one in enumerate(columns[3])]
+    return list(zip(keys, values, columns[2], headers, strict=False))
+
+
+def _bytes(source: TopicPartition, what: str, column: Sequence[Any]) -> Sequence[bytes | None]:
+    types = set(map(type, column))
+    if not types <= _BYTES_TYPES:
+        for index, cell in enumerate(column):
+            if not isinstance(cell, bytes | bytearray | memoryview | None):
+                raise InvalidRequest(
+                    f"{source}: record {index} of the batch has a {what} of type {type(cell).__name__}, "
+                    "give bytes or None (serialise it first)"
+                )
+    if bytearray in types or memoryview in types:
+        return [None if cell is None else bytes(cell) for cell in column]
+    return column
+
+
+def _check_timestamps(source: TopicPartition, timestamps: Sequence[Any]) -> None:
+    if set(map(type, timestamps)) == {int} and min(timestamps) > 0 and max(timestamps) < TIMESTAMP_MAX:
+        return
+    for index, timestamp in enumerate(timestamps):
+        if timestamp == 0:
+            raise InvalidRequest(
+                f"{source}: record {index} of the batch has timestamp 0, which the Kafka client would write as the "
+                "present time: use 1 or more"
+            )
+        if not isinstance(timestamp, int) or not 0 < timestamp < TIMESTAMP_MAX:
+            raise InvalidRequest(
+                f"{source}: record {index} of the batch has timestamp {timestamp!r}, "
+                "give milliseconds since the epoch, 1 or more"
+            )
+
+
+def _headers(source: TopicPartition, index: int, headers: Any) -> list[tuple[str, bytes | None]] | None:
+    found = []
+    try:
+        for key, value in headers:
+            if not isinstance(key, str) or not isinstance(value, bytes | bytearray | memoryview | None):
+                raise TypeError(f"header {key!r} is {type(key).__name__} with {type(value).__name__}, not text, bytes")
+            found.append((key, None if value is None else bytes(value)))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{source}: record {index} of the batch has bad headers ({error})") from error
+    return found or None

@@ -1,0 +1,298 @@
+"""Writers of a Kafka log: one transactional producer for each transactional id, and an idempotent one for appends.
+
+    transact   begin -> offsets -> records -> commit          aborted whole, or committed whole
+               time-out, refused record: abort; the producer is made anew before the next call
+               a newer producer of the id: Fenced, for ever
+    append     acks from all replicas, every record's delivery waited for; no transaction, so the broker cannot fence
+               it: before each append the members topic is asked who holds the id
+
+Offsets go first because the broker refuses the next transaction's first step for the few milliseconds in which it
+still ends the last one, and that step is the one that the client repeats soonest.
+
+Rules of this file: whatever can be checked is checked before the first record is given to the client. The end of a
+commit that got no answer is unknown: it says so, and the next call settles it before it does anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from standfast.replication.kafka_board import Board
+from standfast.replication.kafka_cluster import Cluster
+from standfast.replication.kafka_errors import FENCED, error_of
+from standfast.replication.kafka_group import check_commit, kafka_offsets
+from standfast.replication.kafka_records import checked
+from standfast.replication.log import Batches, GroupCommit
+from standfast.replication.offsets import TopicPartition
+from standfast.store.clock import SystemClock
+from standfast.store.errors import Closed, Fenced, Unavailable
+
+Rows = Mapping[TopicPartition, list[tuple[Any, ...]]]
+_KNOWN_MS = 1_000  # how long the writer believes that a partition exists
+
+
+class Fence:
+    """What makes a writer the only one of its transactional id. `board` is None for a producer."""
+
+    def __init__(self, transactional_id: str, epoch: int = 0, owner: str = "", board: Board | None = None) -> None:
+        self.transactional_id = transactional_id
+        self.epoch = epoch
+        self._owner = owner
+        self._board = board
+
+    def check(self) -> None:
+        """Raise Fenced if somebody claimed the id since."""
+        if self._board is None:
+            return
+        held = self._board.owner(self.transactional_id)
+        if held is None or held != (self._owner, self.epoch):
+            raise self.lost()
+
+    def lost(self) -> Fenced:
+        """The error for a fenced writer, with the newer owner as far as it can be asked for."""
+        newer = "a newer writer"
+        try:
+            held = self._board.owner(self.transactional_id) if self._board is not None else None
+            if held is not None and held.epoch > self.epoch:
+                newer = f"epoch {held.epoch} of {held.member_id!r}"
+        except Unavailable:
+            pass  # fenced is certain, only by whom is not
+        return Fenced(
+            f"writer of {self.transactional_id!r} with epoch {self.epoch} was fenced by {newer}: "
+            "nothing was written, give up the task"
+        )
+
+
+class KafkaWriter:
+    """LogWriter of a Kafka log."""
+
+    def __init__(
+        self, cluster: Cluster, fence: Fence, metadata_of: Callable[[str], Any], closed: Callable[[KafkaWriter], None]
+    ) -> None:
+        self._cluster = cluster
+        self._fence = fence
+        self._metadata_of = metadata_of  # group name -> what the broker wants to know of the group
+        self._forget = closed
+        self._clock = SystemClock()
+        self._plain: Producer | None = None
+        self._transactional: Producer | None = None
+        self._fenced = False
+        self._closed = False
+        self._known: dict[TopicPartition, int] = {}
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the transactional id when this writer was opened; 0 for a producer."""
+        return self._fence.epoch
+
+    def open(self) -> None:
+        """Fence every older producer of the id at the broker."""
+        self._ready()
+        self._fence.check()
+
+    def append(self, batches: Batches) -> dict[TopicPartition, int]:
+        """Write and wait for the acknowledgement. Returns next offset per partition.
+
+        When it raises, some of the records may have been written: at least once.
+        """
+        self._check_open()
+        rows = self._checked(batches)
+        if self._fenced:
+            raise self._fence.lost()
+        self._fence.check()
+        self._check_exist(rows)
+        if self._plain is None:
+            self._plain = self._cluster.producer()
+        try:
+            ends = self._deliver(self._plain, rows)
+        except BaseException:
+            self._plain = None  # its numbering of records may be off
+            raise
+        empty = [source for source in rows if source not in ends]
+        return ends | {source: bounds.end for source, bounds in self._cluster.bounds(empty, committed=False).items()}
+
+    def transact(self, batches: Batches, commit: GroupCommit | None = None) -> dict[TopicPartition, int]:
+        """Write records and commit group offsets, all or nothing. Returns position after the last record.
+
+        Raises Fenced if a newer writer was opened, UnknownStore or InvalidRequest for a bad partition or record: in
+        each case nothing was written. Unavailable if the end of the commit is not known.
+        """
+        self._check_open()
+        if commit is not None:
+            check_commit(commit.group, commit.offsets)
+        rows = self._checked(batches)
+        if self._fenced:
+            raise self._fence.lost()
+        offsets = commit.offsets if commit is not None else {}
+        self._check_exist(rows)
+        self._check_exist(offsets)
+        if not offsets and not any(rows.values()):
+            return {source: bounds.end for source, bounds in self._cluster.bounds(rows, committed=False).items()}
+        producer = self._ready()
+        try:
+            producer.begin_transaction()
+            if commit is not None and offsets:
+                metadata = self._metadata_of(commit.group)
+                producer.send_offsets_to_transaction(kafka_offsets(offsets), metadata, self._cluster.timeout_s)
+            ends = self._deliver(producer, rows)
+            self._commit(producer)
+        except BaseException as error:
+            aborted = self._abort(producer)
+            if isinstance(error, KafkaException):
+                raise self._meaning(error, aborted) from error
+            raise
+        empty = [source for source in rows if source not in ends]
+        return ends | {source: bounds.end for source, bounds in self._cluster.bounds(empty, committed=False).items()}
+
+    def close(self) -> None:
+        """Twice is fine. The transactional id keeps its owner."""
+        if not self._closed:
+            self._closed = True
+            self._plain = None
+            self._transactional = None
+            self._forget(self)
+
+    # -- one transaction ----------------------------------------------------------------------------------------------
+
+    def _ready(self) -> Producer:
+        """The transactional producer, made anew if the last one could not be trusted any more."""
+        if self._transactional is None:
+            if self._closed:
+                raise Closed(f"writer of {self._fence.transactional_id!r} was closed: open a new one")
+            # Making one fences whoever has the id: nobody may who lost it.
+            self._fence.check()
+            producer = self._cluster.producer(
+                transactional_id=self._fence.transactional_id, transaction_timeout_ms=str(self._cluster.transaction_ms)
+            )
+            what = f"opening the writer of {self._fence.transactional_id!r}"
+            self._cluster.run(what, lambda: producer.init_transactions(self._cluster.timeout_s))
+            self._transactional = producer
+        return self._transactional
+
+    def _commit(self, producer: Producer) -> None:
+        deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms
+        while True:
+            left_s = max(deadline_ms - self._clock.monotonic_ms(), 1) / 1_000
+            try:
+                producer.commit_transaction(left_s)
+                return
+            except KafkaException as error:
+                if not error_of(error).retriable() or self._clock.monotonic_ms() >= deadline_ms:
+                    raise
+
+    def _abort(self, producer: Producer) -> bool:
+        """End a transaction that failed; whether the broker said that it is aborted.
+
+        The producer is not used again: after a record that the broker refused, its numbering of records is off.
+        """
+        self._transactional = None
+        try:
+            producer.abort_transaction(self._cluster.timeout_s)
+        except KafkaException as error:
+            self._fenced = self._fenced or _says_fenced(error_of(error))
+            return False
+        return True
+
+    def _meaning(self, error: KafkaException, aborted: bool) -> Exception:
+        """The port's error for one of a transaction."""
+        found = error_of(error)
+        self._fenced = self._fenced or _says_fenced(found)
+        if self._fenced:
+            return self._fence.lost()
+        if not aborted and found.retriable():
+            return Unavailable(
+                f"{self._cluster.where}: transaction of {self._fence.transactional_id!r}: no answer to its end "
+                f"({found.str()}), so whether it was committed is not known: open the task again"
+            )
+        return self._cluster.translate(found, f"transaction of {self._fence.transactional_id!r}")
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def _deliver(self, producer: Producer, rows: Rows) -> dict[TopicPartition, int]:
+        """Give everything to the client and wait for each record; the next offset of each partition."""
+        # A callback for each record that stays in C: the last message of a partition under None, errors by themselves.
+        outcomes: dict[TopicPartition, dict[Any, Message]] = {source: {} for source, batch in rows.items() if batch}
+        deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms + 1_000
+        for source, outcome in outcomes.items():
+            self._produce(producer, source, rows[source], outcome.__setitem__, deadline_ms)
+        try:
+            producer.flush(max(deadline_ms - self._clock.monotonic_ms(), 1) / 1_000)
+        except SystemError as error:
+            # A fatal error of the client, raised while it was calling the callbacks.
+            raise (error.__cause__ if isinstance(error.__cause__, KafkaException) else error) from None
+        for source, outcome in outcomes.items():
+            for refused, message in outcome.items():
+                if refused is not None:
+                    self._known.pop(source, None)
+                    raise self._delivery_error(source, refused, message)
+            if None not in outcome:
+                raise Unavailable(
+                    f"{self._cluster.where}: {source}: no acknowledgement within {self._cluster.timeout_ms} ms: "
+                    "try again"
+                )
+        if len(producer):
+            raise Unavailable(
+                f"{self._cluster.where}: {len(producer)} records were not acknowledged within "
+                f"{self._cluster.timeout_ms} ms: try again"
+            )
+        return {source: (outcome[None].offset() or 0) + 1 for source, outcome in outcomes.items()}
+
+    def _produce(
+        self,
+        producer: Producer,
+        source: TopicPartition,
+        batch: list[tuple[Any, ...]],
+        told: Callable[[Any, Message], None],
+        deadline_ms: int,
+    ) -> None:
+        topic, number = source
+        produce = producer.produce
+        for key, value, timestamp, headers in batch:
+            while True:
+                try:
+                    if headers is None:
+                        produce(topic, value, key, number, told, timestamp=timestamp)
+                    else:
+                        produce(topic, value, key, number, told, timestamp=timestamp, headers=headers)
+                    break
+                except BufferError:
+                    # The client's queue is full: its oldest records must be acknowledged first.
+                    producer.poll(0.05)
+                    if self._clock.monotonic_ms() > deadline_ms:
+                        raise Unavailable(
+                            f"{self._cluster.where}: {source}: the client's queue stayed full: try again"
+                        ) from None
+                except KafkaException as error:
+                    raise self._delivery_error(source, error_of(error), None) from error
+
+    def _delivery_error(self, source: TopicPartition, error: KafkaError, message: Message | None) -> Exception:
+        if error.code() in FENCED:
+            return KafkaException(error)
+        size = "" if message is None else f", a record of {len(message.key() or b'') + len(message)} bytes"
+        return self._cluster.translate(error, f"writing to {source}{size}")
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"writer of {self._fence.transactional_id!r} was closed: open a new one")
+
+    def _checked(self, batches: Batches) -> Rows:
+        sources = [TopicPartition(*source) for source in batches]
+        return {source: checked(source, batches[source]) for source in sources}
+
+    def _check_exist(self, partitions: Mapping[TopicPartition, object]) -> None:
+        """Raise UnknownStore for a partition that is not there; one seen lately is believed to be."""
+        now_ms = self._clock.monotonic_ms()
+        wanted = [TopicPartition(*source) for source in partitions]
+        unsure = [source for source in wanted if now_ms - self._known.get(source, -_KNOWN_MS) >= _KNOWN_MS]
+        if unsure:
+            self._cluster.check(unsure)
+            self._known.update(dict.fromkeys(unsure, now_ms))
+
+
+def _says_fenced(error: KafkaError) -> bool:
+    return error.code() in FENCED or (error.fatal() and "fenced" in error.str().lower())
