@@ -13,7 +13,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 RUNS ?= 200
-BENCHES ?= write read restore
+APP_RUNS ?= 50
+BENCHES ?= write read restore process
 
 # The first Python that is new enough and can make a virtual environment. Asked for only when .venv is missing.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -49,7 +50,7 @@ check: $(VENV)/.dev ## ruff and the quick tests, under 10 s
 	@$(BIN)/pytest -q -x -m "not slow" $(ARGS)
 
 test: $(VENV)/.dev ## every test
-	@echo "==> test: unit, contract, scenario, crash, tidy and packaging tests"
+	@echo "==> test: unit, contract, scenario, crash, tidy and packaging tests; those on Kafka fetch it, the first time only"
 	@$(BIN)/pytest -q $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, formatting, mypy strict, pyright
@@ -62,11 +63,11 @@ format: $(VENV)/.dev ## rewrite the sources in the one format
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times
-	@echo "==> crash: $(RUNS) runs; seeds are printed"
-	@STANDFAST_CRASH_RUNS=$(RUNS) $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
+crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50 times
+	@echo "==> crash: $(RUNS) runs, and $(APP_RUNS) of whole applications; seeds are printed"
+	@STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
 
-bench: $(VENV)/.core ## speed of writes, reads and restores; BENCHES="write read restore"
+bench: $(VENV)/.core ## speed of writes, reads and restores; BENCHES="write read restore process"
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; $(BIN)/standfast bench $$bench $(ARGS); done
 
 pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew

@@ -93,12 +93,12 @@ def client_of(args: argparse.Namespace) -> Client:
 
 def log_of(args: argparse.Namespace) -> Log:
     """The log that --log or the settings name. It must exist: reading never creates one."""
-    from standfast.replication.open_log import open_log, parse_address
+    from standfast.replication.open_log import SqliteAddress, open_log, parse_address
 
     address = settings_of(args).log
     if address is None:
         raise InvalidRequest("which log? name it with --log ADDRESS (or --config FILE, or STANDFAST_APP__LOG)")
-    path = Path(parse_address(address).path)
-    if not path.exists():
-        raise Unavailable(f"log {address} does not exist ({path.absolute()}): check the address")
+    where = parse_address(address)
+    if isinstance(where, SqliteAddress) and not Path(where.path).exists():
+        raise Unavailable(f"log {address} does not exist ({Path(where.path).absolute()}): check the address")
     return open_log(address)

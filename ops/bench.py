@@ -3,6 +3,7 @@
     standfast bench write      put + commit in batches
     standfast bench read       point gets and whole scans of committed rows
     standfast bench restore    an empty directory until the gate is open: distinct keys, and several versions a key
+    standfast bench process    an application counts 1,000 keys in windows, beside one whose processor does nothing
 
 Every run is a process of its own (`standfast.ops.bench_child`), started one after the other; the log of a restore is
 filled by another one, so the peak memory is that of the restore alone. Rates are records a second: the median over the
@@ -29,15 +30,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from standfast.ops.arguments import add_json, printing
 
 if TYPE_CHECKING:
-    from standfast.ops.bench_child import Step
+    from standfast.ops.bench_step import Step
     from standfast.ops.output import Output
 
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.bench/1"
-RECORDS_DEFAULT = {"write": 1_000_000, "read": 500_000, "restore": 1_000_000}
+RECORDS_DEFAULT = {"write": 1_000_000, "read": 500_000, "restore": 1_000_000, "process": 1_000_000}
 KEY_BYTES, VALUE_BYTES, BATCH, VERSIONS = 16, 100, 1_000, 4
 # What the promise is, in records a second, for the sizes above.
-GOALS = {"put_commit": 150_000, "restore_distinct": 350_000, "restore_versions_near": 500_000}
+GOALS = {"put_commit": 150_000, "restore_distinct": 350_000, "restore_versions_near": 500_000, "process_count": 60_000}
 MEMORY_ALLOWANCE_BYTES = 200 << 20  # a restore may take this much beside the memory setting
 KEY_BYTES_MAX = 64
 READS = {
@@ -60,6 +61,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("write", "put and commit in batches"),
         ("read", "point gets and scans"),
         ("restore", "restore a store from its changelog"),
+        ("process", "count records per key and window"),
     ):
         command = commands.add_parser(name, help=text, description=f"Measure: {text}.")
         add = command.add_argument
@@ -79,7 +81,7 @@ def run_bench(args: argparse.Namespace, out: Output) -> int:
     """bench write, read, restore."""
     settings = _settings(args)
     with _folder(args.dir) as folder:
-        measure = {"write": _write, "read": _read, "restore": _restore}[args.bench_command]
+        measure = {"write": _write, "read": _read, "restore": _restore, "process": _process}[args.bench_command]
         measures, ratios = measure(_step(settings, folder), settings, out)
     document = {
         "schema": SCHEMA,
@@ -162,6 +164,22 @@ def _restore(step: Step, settings: Json, out: Output) -> tuple[list[Json], list[
             }
         )
     return measures, ratios
+
+
+def _process(step: Step, settings: Json, out: Output) -> tuple[list[Json], list[Json]]:
+    _run(replace(step, step="source"), out, "fill the source topic")
+    counted = _runs(replace(step, step="count"), settings, out, "windowed count")
+    idle = _runs(replace(step, step="idle"), settings, out, "a processor that does nothing")
+    measures = [
+        _measure("process_count", "tumbling windows of 60 s over 1,000 keys, cache, exactly once", counted, settings),
+        _measure("process_idle", "the same records to a processor that does nothing", idle, settings),
+    ]
+    ratio = {
+        "name": "process_count / process_idle",
+        "value": measures[0]["median"] / measures[1]["median"],
+        "what": "what is left of the loop's speed with a windowed count in it",
+    }
+    return measures, [ratio]
 
 
 def _runs(step: Step, settings: Json, out: Output, what: str) -> list[Json]:
@@ -250,7 +268,7 @@ def _settings(args: argparse.Namespace) -> Json:
 
 
 def _step(settings: Json, folder: Path) -> Step:
-    from standfast.ops.bench_child import Step
+    from standfast.ops.bench_step import Step
 
     fields = {name: value for name, value in settings.items() if name != "runs"}
     # As many records as fit the number of versions: every key then has exactly that many.

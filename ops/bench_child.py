@@ -5,6 +5,8 @@
     write      put + commit in batches through a session        fill     write a changelog, as fast as the log takes it
     read       point gets and scans of committed rows           log      read that changelog and do nothing with it
     restore    open a session on an empty directory, wait until its restore gate opens
+    source     write a source topic                         count    an application counts it per key and window
+    idle       the same application with a processor that does nothing
 
 Rules of this file: only the public path (Session, task, store) is timed, with RocksDB and the embedded log at its
 default of synchronous=FULL. Keys and values are made before the clock starts. The same arguments give the same data.
@@ -12,70 +14,40 @@ default of synchronous=FULL. Keys and values are made before the clock starts. T
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
-import resource
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
+from standfast.ops.bench_process import PROCESS_STEPS
+from standfast.ops.bench_step import (
+    APP,
+    CHANGELOG,
+    FETCH_RECORDS,
+    FILL_RECORDS,
+    GETS_MAX,
+    NEAR_RECORDS,
+    READY_S,
+    SOURCE,
+    START_MS,
+    STORE,
+    VALUES,
+    Measured,
+    Step,
+    address_of,
+    key_of,
+    memory_bytes,
+    timed,
+    values_of,
+)
 from standfast.replication.changelog import changelog_policy
 from standfast.replication.log import TopicPolicy
-from standfast.replication.offsets import TopicPartition
 from standfast.replication.open_log import open_log
 from standfast.store import serde
 from standfast.store.clock import SystemClock
-from standfast.store.names import changelog_topic
 from standfast.store.specs import KeyValueStore
 from standfast.stream.session import Session
-
-APP = "bench"
-STORE = "store"
-SOURCE = "bench-source"
-CHANGELOG = TopicPartition(changelog_topic(APP, STORE), 0)
-FILL_RECORDS = 5_000
-FETCH_RECORDS = 5_000
-VALUES = 1_000  # different values; records take them in turn
-NEAR_RECORDS = 10_000  # "near": all versions of a key lie within so many records
-READY_S = 3_600.0
-START_MS = 1_356_998_400_000
-GETS_MAX = 200_000
-
-Measured: TypeAlias = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Step:
-    """What to do. Sizes in bytes; `versions` records a key, lying `order` "near" or "far" from each other."""
-
-    step: str
-    folder: str
-    records: int
-    key_bytes: int
-    value_bytes: int
-    batch: int
-    memory_bytes: int
-    run: int = 0
-    versions: int = 1
-    order: str = "far"
-
-    def encode(self) -> str:
-        """The process's argument."""
-        return json.dumps(asdict(self))
-
-
-def key_of(number: int, key_bytes: int) -> bytes:
-    """A key that looks random and is always the same."""
-    return hashlib.blake2b(number.to_bytes(8, "big"), digest_size=key_bytes).digest()
-
-
-def values_of(value_bytes: int) -> list[bytes]:
-    """Values that do not compress."""
-    rng = random.Random(1)
-    return [rng.randbytes(value_bytes) for _ in range(VALUES)]
 
 
 def key_numbers(records: int, versions: int, order: str) -> Iterator[int]:
@@ -107,7 +79,7 @@ def write(step: Step) -> Measured:
                     put(key, values[number % VALUES], START_MS + number)
                 task.commit({(SOURCE, 0): first + len(batch)})
 
-        return _timed(run, step.records)
+        return timed(run, step.records)
 
 
 def read(step: Step) -> Measured:
@@ -126,8 +98,8 @@ def read(step: Step) -> Measured:
         wanted = random.Random(2 + step.run).sample(keys, min(GETS_MAX, len(keys)))
         absent = [key_of(step.records + number, step.key_bytes) for number in range(len(wanted))]
         measured = {
-            "get": _timed(lambda: _get_all(store.get, wanted, present=True), len(wanted)),
-            "get_absent": _timed(lambda: _get_all(store.get, absent, present=False), len(absent)),
+            "get": timed(lambda: _get_all(store.get, wanted, present=True), len(wanted)),
+            "get_absent": timed(lambda: _get_all(store.get, absent, present=False), len(absent)),
         }
         for name, reverse in (("scan", False), ("scan_reverse", True)):
 
@@ -135,14 +107,14 @@ def read(step: Step) -> Measured:
                 found = sum(1 for _ in store.all(reverse))
                 assert found == len(keys), f"{found} of {len(keys)} rows were found"
 
-            measured[name] = _timed(run, len(keys))
+            measured[name] = timed(run, len(keys))
         return measured
 
 
 def fill(step: Step) -> Measured:
     """Write the changelog that restores read."""
     values = values_of(step.value_bytes)
-    log = open_log(_address(step))
+    log = open_log(address_of(step))
     try:
         log.admin.create_topic(CHANGELOG.topic, 1, changelog_policy(_spec()))
         producer = log.producer()
@@ -163,7 +135,7 @@ def fill(step: Step) -> Measured:
 
 def read_log(step: Step) -> Measured:
     """Fetch the whole changelog: what a restore cannot be faster than."""
-    log = open_log(_address(step))
+    log = open_log(address_of(step))
     try:
         reader = log.reader()
         begin, end = reader.bounds([CHANGELOG])[CHANGELOG]
@@ -173,14 +145,14 @@ def read_log(step: Step) -> Measured:
             while reader.assignment()[CHANGELOG] < end:
                 reader.fetch(FETCH_RECORDS)
 
-        return _timed(run, end - begin)
+        return timed(run, end - begin)
     finally:
         log.close()
 
 
 def restore(step: Step) -> Measured:
     """From an empty directory to an open gate; the session's own opening is counted in."""
-    log = open_log(_address(step))
+    log = open_log(address_of(step))
     log.admin.create_topic(SOURCE, 1, TopicPolicy())
     records = log.reader().bounds([CHANGELOG])[CHANGELOG].end
     log.close()
@@ -189,7 +161,7 @@ def restore(step: Step) -> Measured:
     def run() -> None:
         session = Session(
             APP,
-            log=_address(step),
+            log=address_of(step),
             state_dir=Path(step.folder) / f"restore-{step.run}",
             stores=[_spec()],
             partitions=1,
@@ -199,10 +171,10 @@ def restore(step: Step) -> Measured:
         session.assign(active=[0])
         session.wait_ready(READY_S)
 
-    before = _memory_bytes("VmRSS")
+    before = memory_bytes("VmRSS")
     try:
-        measured = _timed(run, records)
-        measured["peak_rss_bytes"] = _memory_bytes("VmHWM")
+        measured = timed(run, records)
+        measured["peak_rss_bytes"] = memory_bytes("VmHWM")
         measured["rss_before_bytes"] = before
         store = sessions[0].task(0).store(STORE)
         last = key_of(max(records // step.versions, 1) - 1, step.key_bytes)
@@ -216,7 +188,7 @@ def restore(step: Step) -> Measured:
 def main(arguments: list[str]) -> int:
     """Run one step; prints what it measured."""
     step = Step(**json.loads(arguments[0]))
-    print(json.dumps(STEPS[step.step](step)))
+    print(json.dumps((STEPS | PROCESS_STEPS)[step.step](step)))
     return 0
 
 
@@ -231,10 +203,6 @@ STEPS: dict[str, Callable[[Step], Measured]] = {
 
 def _spec() -> KeyValueStore:
     return KeyValueStore(STORE, key=serde.bytes, value=serde.bytes)
-
-
-def _address(step: Step) -> str:
-    return f"sqlite:///{step.folder}/log/"
 
 
 def _session(step: Step, name: str) -> Session:
@@ -260,44 +228,6 @@ def _session(step: Step, name: str) -> Session:
 def _get_all(get: Callable[[bytes], bytes | None], keys: list[bytes], *, present: bool) -> None:
     for key in keys:
         assert (get(key) is not None) == present, f"key {key.hex()} gave the wrong answer"
-
-
-def _timed(run: Callable[[], None], count: int) -> Measured:
-    """Run it once: wall time, processor time of all threads, and how long threads waited for a processor."""
-    clock = SystemClock()
-    waited, used = _waited_ms(), resource.getrusage(resource.RUSAGE_SELF)
-    started_ms = clock.monotonic_ms()
-    run()
-    elapsed_ms = max(clock.monotonic_ms() - started_ms, 1)
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    now_waited = _waited_ms()
-    return {
-        "records": count,
-        "elapsed_ms": elapsed_ms,
-        "rate": count * 1_000 / elapsed_ms,
-        "cpu_ms": round((after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime) * 1_000),
-        "waited_for_cpu_ms": None if waited is None or now_waited is None else round(now_waited - waited),
-    }
-
-
-def _waited_ms() -> float | None:
-    """Milliseconds for which threads of this process were ready to run and had no processor; None if unknown."""
-    total_ns = 0
-    try:
-        for thread in Path("/proc/self/task").iterdir():
-            total_ns += int((thread / "schedstat").read_text(encoding="ascii").split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
-    return total_ns / 1e6
-
-
-def _memory_bytes(name: str) -> int | None:
-    """A line of /proc/self/status in bytes; VmHWM is the largest resident size so far. None where there is none."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), None)
 
 
 if __name__ == "__main__":

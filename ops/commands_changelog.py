@@ -7,6 +7,7 @@ they are printable UTF-8, else in hex: a topic does not say which serdes wrote i
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
@@ -41,6 +42,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         command.add_argument("--store", metavar="NAME", help="store of the application whose changelog it is")
         command.add_argument("--app", metavar="NAME", help="application")
         command.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log")
+        command.add_argument(
+            "--state-dir", type=Path, metavar="DIR", help="where to see whether a source topic is the store's changelog"
+        )
         command.add_argument("--partition", type=int, metavar="P", help="only this partition")
         if name != "stats":
             command.add_argument(
@@ -51,7 +55,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             )
         add_json(command)
         add_config(command)
-        command.set_defaults(handler=printing(handler))
+        command.set_defaults(handler=printing(handler), found_topic=None)
     topics = subparsers.add_parser("topics", help="the topics of a log", description="List the topics of a log.")
     topics.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log")
     add_json(topics)
@@ -140,6 +144,13 @@ def run_topics(args: argparse.Namespace, out: Output) -> int:
 
 
 def _topic(args: argparse.Namespace) -> str:
+    if args.found_topic is None:
+        args.found_topic = _find_topic(args)
+    return str(args.found_topic)
+
+
+def _find_topic(args: argparse.Namespace) -> str:
+    from standfast.ops.offline import kept_source_topic
     from standfast.store.errors import InvalidRequest
     from standfast.store.names import changelog_topic, check_topic
 
@@ -147,10 +158,12 @@ def _topic(args: argparse.Namespace) -> str:
         raise InvalidRequest("name a TOPIC or a --store, not both")
     if args.topic is not None:
         return check_topic(args.topic)
-    app = settings_of(args).app
-    if args.store is None or app is None:
+    settings = settings_of(args)
+    if args.store is None or settings.app is None:
         raise InvalidRequest("which topic? name it, or name --app and --store")
-    return changelog_topic(app, args.store)
+    topic = changelog_topic(settings.app, args.store)
+    kept = kept_source_topic(Path(settings.state_dir), settings.app, args.store) if settings.state_dir else None
+    return kept or topic
 
 
 def _partitions(args: argparse.Namespace, log: Log, reader: LogReader) -> dict[TopicPartition, Bounds]:

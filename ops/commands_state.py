@@ -315,9 +315,11 @@ def _offline_rows(args: argparse.Namespace, request: ReadRequest, out: Output) -
         if not tasks:
             raise InvalidRequest(f"{args.offline} has no task of partition {request.partition}")
     with open_tasks(tasks) as opened:
-        parts = [stores.part(request.store) for stores in opened]
+        # Tasks of other groups have other stores; if none has this one, the first says so.
+        having = [stores for stores in opened if request.store in stores.definitions] or opened
+        parts = [stores.part(request.store) for stores in having]
         answer = read(parts, request)
-        custom = opened[0].custom_serdes(request.store)
+        custom = having[0].custom_serdes(request.store)
         found = document(tasks[0].app, request, parts, answer)
     owner = tasks[0].owner_pid
     found["offline"] = str(args.offline)

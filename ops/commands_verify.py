@@ -141,6 +141,7 @@ def _verify(
     from standfast.store.clock import SystemClock
 
     now_ms = SystemClock().wall_ms()
+    opened = _having(opened, args.store)
     selected = [_stores(one, args.store) for one in opened]
     verdicts: list[StoreVerdict] = []
     total = sum(
@@ -160,8 +161,14 @@ def _verify(
                 now_ms=now_ms,
                 differences_max=args.limit,
                 on_records=bar.advance,
+                serdes_unknown=[name for name in stores if one.custom_serdes(name)],
             )
     return verdicts, sorted({line for _, left_out in selected for line in left_out})
+
+
+def _having(opened: list[OfflineStores], name: str | None) -> list[OfflineStores]:
+    """Tasks that have the store: those of other groups have others. All of them if none has it, to say so."""
+    return [one for one in opened if name in one.definitions] or opened
 
 
 def _stores(opened: OfflineStores, name: str | None) -> tuple[dict[str, AnyStore], list[str]]:

@@ -2,8 +2,10 @@
 
     standfast demo [--data sample|full] [--dir D] [--metrics-port N] [--json]
     standfast demo --limit N                                  first N flights, for a quick look and for tests
+    standfast demo --scenario NAME [--json]                   a worked example of the time semantics, step by step
 
-Exit codes: 0 all rows equal, 1 any row differs, 2 a folder that is not empty, 78 data that is not installed.
+Exit codes: 0 all rows (or steps) as they must be, 1 any differs, 2 a folder that is not empty or options that do not go
+together, 78 data that is not installed.
 
 Rules of this file: arguments, folder and exit code; heavy modules are imported when the command runs.
 """
@@ -21,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from standfast.ops.demo_scenarios import SCENARIOS
 from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -40,19 +43,46 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "half way, lets its standby take over, and compares every row with a plain computation from the file.",
     )
     parser.add_argument(
-        "--data", choices=("sample", "full"), default="sample", help="January 2013 (default), or all of 2013"
+        "--data", choices=("sample", "full"), help="flights of January 2013 (sample, the default), or of all of 2013"
     )
     parser.add_argument("--dir", type=Path, metavar="D", help="keep logs and state here; must be absent or empty")
     parser.add_argument(
         "--metrics-port",
         type=_port,
-        default=0,
         metavar="N",
         help="where the surviving process serves /metrics and /v1/status (default: a free port, shown at the end)",
     )
+    parser.add_argument(
+        "--scenario", choices=SCENARIOS, help="play a worked example of the time semantics step by step instead"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     parser.add_argument("--limit", type=_whole, metavar="N", help=argparse.SUPPRESS)
-    parser.set_defaults(handler=run)
+    parser.set_defaults(handler=start)
+
+
+def start(arguments: argparse.Namespace) -> int:
+    """The demo, or the scenario that was asked for; returns the exit code."""
+    if arguments.scenario is not None:
+        return play_scenario(arguments)
+    arguments.data = arguments.data or "sample"
+    arguments.metrics_port = arguments.metrics_port or 0
+    return run(arguments)
+
+
+def play_scenario(arguments: argparse.Namespace) -> int:
+    """Play a scenario and print it; returns the exit code."""
+    given = [name for name in ("data", "dir", "metrics_port", "limit") if getattr(arguments, name) is not None]
+    if given:
+        flags = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise InvalidRequest(f"--scenario plays on data of its own: leave {flags} out, or leave --scenario out")
+    from standfast.ops.demo_scenarios import play
+    from standfast.ops.demo_scenarios import report as report_scenario
+
+    try:
+        with _terminated():
+            return report_scenario(play(arguments.scenario), as_json=arguments.json)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 def run(arguments: argparse.Namespace) -> int:

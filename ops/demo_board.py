@@ -1,10 +1,17 @@
 """The demo's application: a delay board over flights, in the public names that any application uses.
 
-    flights (tail -> JSON)  ──> aircraft   tail -> airport, flight, departed, flights     key-value
-                            └─> delays     airport, hour -> flights, delay, worst         windows of one hour
+    flights (tail -> JSON) ─┬─> Board ──────> aircraft       tail -> airport, flight, departed
+                            │     ├ STREAM_TIME, six hours:  aircraft not seen for a day are retired
+                            │     └ WALL_CLOCK_TIME, half a second: the live board ──> board-live
+                            └─> by origin ──> board-by-airport-repartition
+                                                  │  airport, window -> flights, delay, worst
+                                                  ├─> delays         one hour, on update
+                                                  ├─> three-hours    three hours, every hour, on update
+                                                  └─> final-delays   one hour, when it closes ──> hour-results
 
 Rules of this file: the application and nothing of processes or comparison. Delays are in minutes, times in
-milliseconds.
+milliseconds. Rows must not depend on when a process was killed: `aircraft` holds the latest departure only, and what
+an additional retirement takes away, the next one of the six-hour grid would have taken as well.
 """
 
 from __future__ import annotations
@@ -19,19 +26,37 @@ from standfast.store import serde
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.keyvalue import KeyValueState
 from standfast.store.specs import KeyValueStore, StoreSpec, WindowStore
-from standfast.store.window import WindowState
 from standfast.stream.app import App
-from standfast.stream.processor import Context, Processor, SourceRecord
+from standfast.stream.emit import ON_WINDOW_CLOSE
+from standfast.stream.groups import TaskGroup
+from standfast.stream.processor import Context, Processor
+from standfast.stream.punctuation import STREAM_TIME, WALL_CLOCK_TIME
+from standfast.stream.record import Record
+from standfast.stream.windows import HoppingWindows, TumblingWindows
 
 APP = "board"
 TOPIC = "flights"
+BY_AIRPORT = f"{APP}-by-airport-repartition"
+LIVE = "board-live"
+RESULTS = "hour-results"
 PARTITIONS = 4
+TASKS = 2 * PARTITIONS  # Board's, and those behind the repartition topic
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-# Short against the length of the data, so that segments expire on the way; the longest delay is under two days.
-RETENTION_MS = {"sample": 7 * DAY_MS, "full": 60 * DAY_MS}
+VIEW_MS = 3 * HOUR_MS
+RETIRE_AFTER_MS = DAY_MS
+RETIRE_EVERY_MS = 6 * HOUR_MS
+LIVE_EVERY_MS = 500
 LEASE_MS = 1_200
-COMMIT_INTERVAL_MS = 200
+COMMIT_INTERVAL_MS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BoardSettings:
+    """How long windows stay open after their end, and how long stores keep them. Milliseconds of stream time."""
+
+    grace_ms: int
+    retention_ms: int
 
 
 @dataclass(slots=True)
@@ -49,69 +74,156 @@ class Tally:
             self.first_ms = self.clock.monotonic_ms()
 
 
-def stores(retention_ms: int) -> tuple[StoreSpec, ...]:
+def stores(settings: BoardSettings) -> tuple[StoreSpec, ...]:
     """The stores of the board."""
     return (
         KeyValueStore("aircraft", key=serde.string, value=serde.json),
-        WindowStore(
-            "delays",
-            key=serde.string,
-            value=serde.json,
-            window_size_ms=HOUR_MS,
-            retention_ms=retention_ms,
-            # A log deletes by wall clock, and these flights left in 2013: without this it would delete their
-            # changes at its next round of care, while the store still keeps the rows by stream time.
-            changelog={"retention.ms": "-1"},
+        *(
+            WindowStore(
+                name,
+                key=serde.string,
+                value=serde.msgpack,  # five rows change with each flight
+                window_size_ms=size_ms,
+                retention_ms=settings.retention_ms,
+                # A log deletes by wall clock, and these flights left in 2013: without this it would delete their
+                # changes at its next round of care, while the store still keeps the rows by stream time.
+                changelog={"retention.ms": "-1"},
+            )
+            for name, size_ms in (("delays", HOUR_MS), ("three-hours", VIEW_MS), ("final-delays", HOUR_MS))
         ),
     )
 
 
-def build_app(log: str, state_dir: Path, retention_ms: int, tally: Tally, listeners: Iterable[Listener] = ()) -> App:
-    """The application for one process."""
+def build_app(
+    settings: BoardSettings,
+    tally: Tally,
+    log: str | None = None,
+    state_dir: Path | None = None,
+    listeners: Iterable[Listener] = (),
+) -> App:
+    """The application for one process; `log` and `state_dir` as App has them."""
     app = App(
         APP,
         log=log,
         state_dir=state_dir,
-        stores=stores(retention_ms),
+        stores=stores(settings),
         guarantee="exactly_once",
         standby_replicas=1,
         commit_interval_ms=COMMIT_INTERVAL_MS,
         lease_ms=LEASE_MS,
         listeners=listeners,
     )
+    _add_board(app, tally)
+    _add_windows(app, settings.grace_ms)
+    return app
 
+
+def task_groups(settings: BoardSettings) -> dict[int, TaskGroup]:
+    """The application's groups of tasks, for who opens its state without running it."""
+    topology = build_app(settings, Tally()).topology()
+    return {one.group: TaskGroup(PARTITIONS, one.specs, one.topics) for one in topology.groups}
+
+
+def _add_board(app: App, tally: Tally) -> None:
+    @app.sink(LIVE, key=serde.string, value=serde.json)
     @app.source(TOPIC, key=serde.string, value=serde.json)
     class Board(Processor):
-        """Keeps the board. A record's timestamp is the scheduled departure; records come as the flights left."""
+        """Where every aircraft is. A record's timestamp is the scheduled departure; they come as the flights left."""
+
+        stores = ("aircraft",)
 
         def init(self, context: Context) -> None:
+            self.context = context
             self.aircraft: KeyValueState[str, Any] = context.store("aircraft")
-            self.delays: WindowState[str, Any] = context.store("delays")
+            # Kept with every commit, so that a take-over goes on counting where the last commit was.
+            self.counts = context.progress
+            for name in ("flights", "retired"):
+                self.counts.setdefault(name, 0)
+            # When each left, so that retiring need not scan the store: an index of it, made again in each process.
+            with self.aircraft.all() as rows:
+                self.departed = {tail: seen["departed"] for tail, seen in rows}
+            self.latest = Latest()
+            context.schedule(RETIRE_EVERY_MS, STREAM_TIME, self.retire)
+            context.schedule(LIVE_EVERY_MS, WALL_CLOCK_TIME, self.publish)
 
-        def process(self, record: SourceRecord) -> None:
-            self._see(record)
-            self._add(record)
-            tally.count()
-
-        def _see(self, record: SourceRecord) -> None:
+        def process(self, record: Record) -> None:
             flight = record.value
             seen = self.aircraft.get(record.key)
-            flights = 1 if seen is None else seen["flights"] + 1
             if seen is None or flight["departed"] >= seen["departed"]:
                 seen = {"airport": flight["origin"], "flight": flight["flight"], "departed": flight["departed"]}
-            self.aircraft.put(record.key, seen | {"flights": flights})
+                self.aircraft.put(record.key, seen)
+                self.departed[record.key] = flight["departed"]
+            self.counts["flights"] += 1
+            self.latest.add(record.timestamp, flight)
+            tally.count()
 
-        def _add(self, record: SourceRecord) -> None:
-            airport, delay = record.value["origin"], record.value["delay"]
-            hour = record.timestamp // HOUR_MS * HOUR_MS
-            row = self.delays.fetch(airport, hour)
-            if row is None:
-                row = {"flights": 0, "delay": 0, "worst": delay}
-            changed = {
-                "flights": row["flights"] + 1,
-                "delay": row["delay"] + delay,
-                "worst": max(row["worst"], delay),
+        def retire(self, now_ms: int) -> None:
+            """Forget aircraft that did not leave within the last day."""
+            gone = [tail for tail, departed in self.departed.items() if departed < now_ms - RETIRE_AFTER_MS]
+            for tail in gone:
+                self.aircraft.delete(tail)
+                del self.departed[tail]
+            self.counts["retired"] += len(gone)
+
+        def publish(self, now_ms: int) -> None:
+            """This task's part of the live board."""
+            live = {
+                "flights": self.counts["flights"],
+                "aircraft": len(self.departed),
+                "retired": self.counts["retired"],
+                "at": self.context.stream_time_ms,
+                "worst": self.latest.worst(),
             }
-            self.delays.put(airport, changed, hour)
+            self.context.forward(Record(self.context.task_id, live, now_ms))
 
-    return app
+
+class Latest:
+    """The worst delay of the last hours, for the live board only: it begins anew in each process."""
+
+    def __init__(self) -> None:
+        self._worst: dict[int, dict[str, Any]] = {}  # hour -> its worst flight
+        self._newest = 0
+
+    def add(self, scheduled_ms: int, flight: dict[str, Any]) -> None:
+        """A flight that left."""
+        hour = scheduled_ms // HOUR_MS
+        known = self._worst.get(hour)
+        if known is None or flight["delay"] > known["delay"]:
+            self._worst[hour] = {name: flight[name] for name in ("delay", "flight", "origin")}
+        if hour > self._newest:
+            self._newest = hour
+            self._worst = {at: one for at, one in self._worst.items() if at > hour - VIEW_MS // HOUR_MS}
+
+    def worst(self) -> dict[str, Any] | None:
+        """Delay, flight and origin of the latest flight of all; None before the first."""
+        return max(self._worst.values(), key=lambda one: one["delay"], default=None)
+
+
+def _add_windows(app: App, grace_ms: int) -> None:
+    by_airport = (
+        app.stream(TOPIC, key=serde.string, value=serde.json)
+        .map(lambda _tail, flight: (flight["origin"], flight["delay"]), key=serde.string, value=serde.int64)
+        .repartition("by-airport")
+        .group_by_key()
+    )
+    hours = TumblingWindows(HOUR_MS, grace_ms)
+    view = HoppingWindows(VIEW_MS, HOUR_MS, grace_ms)
+    by_airport.window(hours).aggregate(no_flights, add_delay, "delays")
+    by_airport.window(view).aggregate(no_flights, add_delay, "three-hours")
+    by_airport.window(hours).aggregate(no_flights, add_delay, "final-delays", emit=ON_WINDOW_CLOSE).to(
+        RESULTS, value=serde.json
+    )
+
+
+def no_flights() -> dict[str, int]:
+    """A window before its first flight; the worst delay is not known then."""
+    return {"flights": 0, "delay": 0}
+
+
+def add_delay(_airport: str, delay: int, row: dict[str, int]) -> dict[str, int]:
+    """A window with one more flight."""
+    return {
+        "flights": row["flights"] + 1,
+        "delay": row["delay"] + delay,
+        "worst": max(row.get("worst", delay), delay),
+    }

@@ -83,18 +83,30 @@ def _course(result: DemoResult) -> list[tuple[str, str]]:
         ("gate", f"{takeover.gate_waits} wait{'s' * (takeover.gate_waits != 1)}, {takeover.gate_wait_ms} ms in all"),
         (
             "windows",
-            f"{board.segments_expired} segments expired, {board.late_dropped} late rows dropped "
-            f"(retention {fed.retention_ms // DAY_MS} days)",
+            f"an hour closes {_days(fed.grace_ms)} after its end (grace), {board.late_windows} late; "
+            f"kept {_days(fed.retention_ms)}: {board.segments_expired} segments expired",
+        ),
+        (
+            "punctuation",
+            f"{result.comparison.retired:,} aircraft retired, a day after they were last seen; "
+            f"live board published {board.live_records} times",
         ),
     ]
 
 
 def _checks(result: DemoResult) -> list[tuple[str, str]]:
-    comparison, cold = result.comparison, result.cold
+    comparison, finals, cold = result.comparison, result.finals, result.cold
+    by_a = result.board.finals_by_a
     rows = " + ".join(f"{one.expected:,} {one.store}" for one in comparison.stores)
-    sums = "each flight counted once" if comparison.flights_counted == result.fed.records else "flights are missing"
+    once = "each once" if not finals.repeated else f"{finals.repeated} AGAIN"
     return [
-        ("file", f"{rows} rows compared, {comparison.differences} differences; {sums}"),
+        ("file", f"{rows} rows compared, {comparison.differences} differences"),
+        ("exactly once", f"{comparison.flights_counted:,} flights counted of {result.fed.records:,} fed"),
+        (
+            "final results",
+            f"{finals.expected:,} hours closed, {once}: {by_a:,} given by A, {finals.records - by_a:,} by B; "
+            f"{finals.differences} differences",
+        ),
         ("offsets", f"{sum(result.offsets.committed.values()):,} committed of {result.fed.records:,} records"),
         (
             "changelogs",
@@ -120,6 +132,11 @@ def _rest(result: DemoResult) -> list[tuple[str, str]]:
         found.append(("kept in", result.kept_in))
     found.append(("took", f"{result.duration_ms / 1_000:.1f} s"))
     return found
+
+
+def _days(duration_ms: int) -> str:
+    days = duration_ms / DAY_MS
+    return f"{days:.0f} days" if days.is_integer() else f"{days:.1f} days"
 
 
 def _same(equal: bool) -> str:

@@ -4,6 +4,7 @@
                  ├─ rows      against its changelogs, folded
                  ├─ digest    against the state of A, which was killed and came back as standby
                  └─ digest    against a restore into an empty directory, timed
+    hour-results ── records   against the plain computation: each closed hour once
     group       ─── offsets   against the number of records
 
 Rules of this file: nobody runs any more; it changes nothing that it checks.
@@ -15,9 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from standfast.ops.demo_board import APP, PARTITIONS, TOPIC, stores
+from standfast.ops.demo_board import APP, PARTITIONS, TOPIC, BoardSettings, task_groups
 from standfast.ops.demo_compare import BoardComparison, compare_state, open_state, state_digests
 from standfast.ops.demo_display import Display
+from standfast.ops.demo_finals import FinalsComparison, compare_finals, read_finals
 from standfast.ops.demo_flights import FlightData
 from standfast.ops.demo_plain import plain_board
 from standfast.ops.demo_result import ColdRestore, Offsets, Verified
@@ -28,6 +30,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.digest import Digest
 from standfast.restore.verify import StoreVerdict, committed_views, verify_task
 from standfast.store.clock import Clock
+from standfast.stream.groups import all_task_ids
 from standfast.stream.session import Session
 
 COLD_TIMEOUT_S = 120.0
@@ -38,6 +41,7 @@ class Checked:
     """What the checks found. `a_equal` is whether the stores of A, back as a standby, equal those of B."""
 
     comparison: BoardComparison
+    finals: FinalsComparison
     offsets: Offsets
     verified: Verified
     cold: ColdRestore
@@ -56,24 +60,27 @@ class _Counter(Listener):
         self.records += records
 
 
-def check(folder: Path, log: Log, data: FlightData, retention_ms: int, clock: Clock, display: Display) -> Checked:
+def check(folder: Path, log: Log, data: FlightData, settings: BoardSettings, clock: Clock, display: Display) -> Checked:
     """Run every check over what the demo left in `folder`."""
-    plain = plain_board(data.flights, PARTITIONS, retention_ms)
-    comparison = compare_state(state_dir(folder, "b"), retention_ms, plain, clock)
+    plain = plain_board(data.flights, PARTITIONS, settings.grace_ms, settings.retention_ms)
+    comparison = compare_state(state_dir(folder, "b"), settings, plain, clock)
     rows = sum(one.expected for one in comparison.stores)
     display.event(f"{rows:,} rows compared with the plain computation: {comparison.differences} differences")
+    finals = compare_finals(read_finals(log), plain.finals)
+    display.event(f"{finals.records:,} final results, one for each hour that closed: {finals.differences} differences")
     live = {one.store: one.digest for one in comparison.stores}
-    verified = verify_state(folder, log, retention_ms, clock)
+    verified = verify_state(folder, log, settings, clock)
     display.event(f"{verified.rows:,} rows verified against the changelogs: {verified.mismatches} differences")
-    cold, digests = restore_cold(folder, retention_ms, clock)
+    cold, digests = restore_cold(folder, settings, clock)
     cold_equal = digests == live
     display.event(f"cold restore of the same state: {cold.records:,} changes in {cold.duration_ms / 1_000:.2f} s")
     return Checked(
         comparison=comparison,
+        finals=finals,
         offsets=committed_offsets(log, plain.records),
         verified=verified,
         cold=ColdRestore(cold.records, cold.duration_ms, cold_equal),
-        a_equal=_digests(state_dir(folder, "a"), retention_ms, clock) == live,
+        a_equal=_digests(state_dir(folder, "a"), settings, clock) == live,
     )
 
 
@@ -87,13 +94,13 @@ def committed_offsets(log: Log, expected: Mapping[int, int]) -> Offsets:
     return Offsets({number: found.get(number, 0) for number in expected}, dict(expected))
 
 
-def verify_state(folder: Path, log: Log, retention_ms: int, clock: Clock) -> Verified:
+def verify_state(folder: Path, log: Log, settings: BoardSettings, clock: Clock) -> Verified:
     """Compare the stores of B with their changelogs, folded to the positions that the stores stand at."""
     found: list[StoreVerdict] = []
-    with open_state(state_dir(folder, "b"), retention_ms, clock) as tasks:
-        for partition, task in tasks.items():
+    with open_state(state_dir(folder, "b"), settings, clock) as tasks:
+        for task_id, task in tasks.items():
             views, positions = committed_views(task), task.cut.positions
-            found += verify_task(TaskId(0, partition), views, positions, log, APP, now_ms=clock.wall_ms())
+            found += verify_task(task_id, views, positions, log, APP, now_ms=clock.wall_ms())
     return Verified(
         stores=len(found),
         rows=sum(one.store_digest.count for one in found),
@@ -102,27 +109,26 @@ def verify_state(folder: Path, log: Log, retention_ms: int, clock: Clock) -> Ver
     )
 
 
-def restore_cold(folder: Path, retention_ms: int, clock: Clock) -> tuple[ColdRestore, dict[str, Digest]]:
+def restore_cold(folder: Path, settings: BoardSettings, clock: Clock) -> tuple[ColdRestore, dict[str, Digest]]:
     """Restore every task into an empty directory; the time counts from nothing to an open gate."""
     counter = _Counter()
-    root = state_dir(folder, "cold")
+    root, groups = state_dir(folder, "cold"), task_groups(settings)
     started_ms = clock.monotonic_ms()
     session = Session(
         APP,
         log=log_address(folder),
         state_dir=root,
-        stores=stores(retention_ms),
-        partitions=PARTITIONS,
+        groups=groups,
         clock=clock,
         listeners=[counter],
     )
     with session:
-        session.assign(active=range(PARTITIONS))
+        session.assign(active=all_task_ids(groups))
         session.wait_ready(COLD_TIMEOUT_S)
         duration_ms = clock.monotonic_ms() - started_ms
-    return ColdRestore(counter.records, duration_ms, equal=False), _digests(root, retention_ms, clock)
+    return ColdRestore(counter.records, duration_ms, equal=False), _digests(root, settings, clock)
 
 
-def _digests(root: Path, retention_ms: int, clock: Clock) -> dict[str, Digest]:
-    with open_state(root, retention_ms, clock) as tasks:
+def _digests(root: Path, settings: BoardSettings, clock: Clock) -> dict[str, Digest]:
+    with open_state(root, settings, clock) as tasks:
         return state_digests(tasks)

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from standfast.ops.demo_board import APP, PARTITIONS, stores
+from standfast.ops.demo_board import APP, BoardSettings, task_groups
 from standfast.ops.demo_plain import PlainBoard
+from standfast.replication.offsets import TaskId
 from standfast.restore.digest import Digest, digest_rows
 from standfast.store.clock import Clock
+from standfast.store.results import Windowed
 from standfast.store.rocks import RocksShared
 from standfast.store.state_dir import StateDir
 from standfast.store.task_stores import TaskStores
+from standfast.stream.groups import all_task_ids
 
 EXAMPLES_MAX = 5
 READ_MEMORY_BYTES = 64 << 20
@@ -50,42 +53,59 @@ class StoreComparison:
 
 @dataclass(frozen=True, slots=True)
 class BoardComparison:
-    """Both stores, and the flights that their rows count up to against those of the file."""
+    """All stores, and the flights that were counted against those of the file.
+
+    `flights_counted` is by the tasks themselves, in the numbers kept with their commits; `windowed_counted` by the rows
+    of the hours within retention. `retired` is how many aircraft were retired, some of them more than once.
+    """
 
     stores: tuple[StoreComparison, ...]
     flights_counted: int
     flights_expected: int
     windowed_counted: int
     windowed_expected: int
+    retired: int = 0
 
     @property
     def differences(self) -> int:
-        """Rows that differ, plus one for each sum that does."""
+        """Rows that differ in any way, plus one for each sum that is not right."""
         sums = (self.flights_counted != self.flights_expected) + (self.windowed_counted != self.windowed_expected)
         return sum(one.differences for one in self.stores) + sums
 
 
-def compare_state(root: Path, retention_ms: int, plain: PlainBoard, clock: Clock) -> BoardComparison:
+def compare_state(root: Path, settings: BoardSettings, plain: PlainBoard, clock: Clock) -> BoardComparison:
     """Compare every row of the state directory `root` with the plain board."""
-    aircraft: dict[Any, dict[str, Any]] = {}
-    delays: dict[Any, dict[str, Any]] = {}
-    with open_state(root, retention_ms, clock) as tasks:
-        for partition, task in tasks.items():
-            known: Any = task.store("aircraft")
-            windows: Any = task.store("delays")
-            aircraft.update({(partition, tail): value for tail, value in known.all()})
-            delays.update({(partition, at.key, at.start): value for at, value in windows.all()})
+    expected: dict[str, Rows] = {
+        "aircraft": plain.aircraft,
+        "delays": plain.delays,
+        "three-hours": plain.three_hours,
+        "final-delays": plain.delays,  # results are given once, but the rows stay as long as any others
+    }
+    with open_state(root, settings, clock) as tasks:
+        actual = {name: _rows(tasks, name) for name in expected}
         digests = state_digests(tasks)
+        progress = [task.cut.progress for task in tasks.values()]
     return BoardComparison(
-        stores=(
-            compare_store("aircraft", aircraft, plain.aircraft, digests["aircraft"]),
-            compare_store("delays", delays, plain.delays, digests["delays"]),
-        ),
-        flights_counted=sum(row["flights"] for row in aircraft.values()),
+        stores=tuple(compare_store(name, actual[name], rows, digests[name]) for name, rows in expected.items()),
+        flights_counted=sum(one.get("flights", 0) for one in progress),
         flights_expected=sum(plain.records.values()),
-        windowed_counted=sum(row["flights"] for row in delays.values()),
+        windowed_counted=sum(row["flights"] for row in actual["delays"].values()),
         windowed_expected=sum(plain.records.values()) - plain.expired,
+        retired=sum(one.get("retired", 0) for one in progress),
     )
+
+
+def _rows(tasks: Mapping[TaskId, TaskStores], name: str) -> dict[Any, dict[str, Any]]:
+    """(partition, key) or (partition, key, window start) -> value, over all tasks that have the store."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for task_id, task in tasks.items():
+        if name in task.stores:
+            store: Any = task.store(name)
+            with store.all() as found:
+                for key, value in found:
+                    plain = (key.key, key.start) if isinstance(key, Windowed) else (key,)
+                    rows[(task_id.partition, *plain)] = value
+    return rows
 
 
 def compare_store(store: str, actual: Rows, expected: Rows, digest: Digest) -> StoreComparison:
@@ -101,7 +121,7 @@ def compare_store(store: str, actual: Rows, expected: Rows, digest: Digest) -> S
     )
 
 
-def state_digests(tasks: Mapping[int, TaskStores]) -> dict[str, Digest]:
+def state_digests(tasks: Mapping[TaskId, TaskStores]) -> dict[str, Digest]:
     """Digest by store, over all partitions: key, timestamp and raw value of every visible row."""
     digests: dict[str, Digest] = {}
     for task in tasks.values():
@@ -111,16 +131,17 @@ def state_digests(tasks: Mapping[int, TaskStores]) -> dict[str, Digest]:
 
 
 @contextmanager
-def open_state(root: Path, retention_ms: int, clock: Clock) -> Iterator[dict[int, TaskStores]]:
-    """The stores of every partition in a state directory, held against other processes meanwhile."""
+def open_state(root: Path, settings: BoardSettings, clock: Clock) -> Iterator[dict[TaskId, TaskStores]]:
+    """The stores of every task in a state directory, held against other processes meanwhile."""
+    groups = task_groups(settings)
     with ExitStack() as opened:
         folder = StateDir(root, APP)
         opened.callback(folder.close)
         shared = RocksShared(READ_MEMORY_BYTES)
         tasks = {}
-        for partition in range(PARTITIONS):
-            name = f"0_{partition}"
+        for task_id in sorted(all_task_ids(groups)):
+            name, specs = str(task_id), groups[task_id.group].specs
             path = folder.task_path(name)
-            tasks[partition] = TaskStores(path, APP, name, stores(retention_ms), shared, now_ms=clock.wall_ms)
-            opened.callback(tasks[partition].close)
+            tasks[task_id] = TaskStores(path, APP, name, specs, shared, now_ms=clock.wall_ms)
+            opened.callback(tasks[task_id].close)
         yield tasks

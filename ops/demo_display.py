@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: progress bars on a terminal, a few plain lines anywhere else.
+"""What the demo shows while it runs: the live board and progress bars on a terminal, a few plain lines anywhere else.
 
 Rules of this file: it writes to stderr only, and knows nothing of how the demo works.
 """
@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
 from rich.text import Text
+
+from standfast.ops.demo_live import LiveBoard
+
+NO_FLIGHT = LiveBoard()
+PLAIN_BOARDS = 4  # how often the plain lines tell of the board
+REFRESH_PER_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,7 @@ class Numbers:
     standby_total: int = 0
     by_b: int = 0
     by_b_total: int = 0
+    board: LiveBoard = NO_FLIGHT
 
 
 class Display(Protocol):
@@ -47,17 +57,22 @@ class Display(Protocol):
 
 
 class PlainDisplay:
-    """Events as lines, no bars."""
+    """Events as lines, no bars; of the live board a line at each quarter of the flights."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
+        self._boards = 0
 
     def event(self, text: str, *, loud: bool = False) -> None:
         """One line; loud ones are marked."""
         print(f"{'**' if loud else '--'} {text}", file=self._out, flush=True)
 
     def numbers(self, now: Numbers) -> None:
-        """Not shown: a log file wants events only."""
+        """Only what is worth a line in a log file."""
+        quarters = now.board.flights * PLAIN_BOARDS // max(now.total, 1)
+        if quarters > self._boards:
+            self._boards = quarters
+            self.event(f"live board of {now.board.at}: {now.board}")
 
     def __enter__(self) -> Display:
         return self
@@ -69,7 +84,7 @@ class PlainDisplay:
 
 
 class BarDisplay:
-    """Four bars that stay at the bottom, events scrolling above them."""
+    """The live board and four bars that stay at the bottom, events scrolling above them."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -78,7 +93,11 @@ class BarDisplay:
             TextColumn("{task.fields[count]}", justify="right"),
             console=console,
             expand=False,
-            transient=True,
+            auto_refresh=False,
+        )
+        self._board = NO_FLIGHT
+        self._live = Live(
+            console=console, get_renderable=self._picture, refresh_per_second=REFRESH_PER_S, transient=True
         )
         self._bars: dict[str, TaskID] = {
             name: self._progress.add_task(text, total=None, count="", start=False)
@@ -92,23 +111,27 @@ class BarDisplay:
 
     def event(self, text: str, *, loud: bool = False) -> None:
         """One line above the bars."""
-        self._progress.console.print(Text(("■ " if loud else "· ") + text, style="bold yellow" if loud else ""))
+        self._live.console.print(Text(("■ " if loud else "· ") + text, style="bold yellow" if loud else ""))
 
     def numbers(self, now: Numbers) -> None:
-        """Move the bars."""
+        """Move the bars, show the board."""
+        self._board = now.board
         self._move("fed", now.fed, now.total)
         self._move("a", now.by_a, now.total, ended="[red]A  killed[/red]" if now.a_ended else None)
         self._move("standby", now.standby, now.standby_total, ended="B  stood by" if now.by_b else None)
         self._move("b", now.by_b, now.by_b_total)
 
     def __enter__(self) -> Display:
-        self._progress.start()
+        self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._live.stop()
+
+    def _picture(self) -> Group:
+        return Group(board_panel(self._board), self._progress)
 
     def _move(self, name: str, done: int, total: int, ended: str | None = None) -> None:
         bar = self._bars[name]
@@ -118,6 +141,19 @@ class BarDisplay:
         if ended is not None:
             self._progress.update(bar, description=ended)
             self._progress.stop_task(bar)
+
+
+def board_panel(board: LiveBoard) -> Panel:
+    """The live board, for any width; empty before the first flight."""
+    grid = Table.grid(padding=(0, 3))
+    for _ in range(4):
+        grid.add_column(justify="left")
+    worst = "-" if board.worst_delay is None else f"{board.worst_delay} min, {board.worst_flight}"
+    cells = ("flights", f"{board.flights:,}"), ("aircraft", f"{board.aircraft:,}"), ("retired", f"{board.retired:,}")
+    told = (*cells, ("worst delay of the last hours", worst))
+    grid.add_row(*(Text(name, style="grey62") for name, _ in told))
+    grid.add_row(*(Text(text, style="bold") for _, text in told))
+    return Panel(grid, title=f" {board.at or 'no flight yet'} ", title_align="left", expand=False, border_style="cyan")
 
 
 def choose_display(out: TextIO) -> Display:

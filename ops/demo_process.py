@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from standfast.ops.demo_board import BoardSettings
 from standfast.ops.demo_worker import status_path
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError, Unavailable
@@ -44,6 +45,8 @@ class Status:
     metrics: str = ""
     standby_lag: int = 0
     late_dropped: int = 0
+    late_windows: int = 0
+    handed_over: int = 0
     segments_expired: int = 0
     logged_records: int = 0
     gate_waits: int = 0
@@ -53,9 +56,11 @@ class Status:
 
 
 class Worker:
-    """One worker process."""
+    """One worker process. A `held` one gets ready and joins the others only at `release`."""
 
-    def __init__(self, folder: Path, name: str, retention_ms: int, clock: Clock, port: int = 0) -> None:
+    def __init__(
+        self, folder: Path, name: str, settings: BoardSettings, clock: Clock, port: int = 0, *, held: bool = False
+    ) -> None:
         self.name = name
         self._clock = clock
         self._status = Status()
@@ -64,17 +69,27 @@ class Worker:
         self._path.unlink(missing_ok=True)
         self._log_path = folder / f"worker-{name}.log"
         command = [sys.executable, "-m", "standfast.ops.demo_worker", "--folder", str(folder), "--name", name]
-        command += ["--retention-ms", str(retention_ms), "--parent", str(os.getpid()), "--port", str(port)]
+        command += ["--grace-ms", str(settings.grace_ms), "--retention-ms", str(settings.retention_ms)]
+        command += ["--held"] * held
+        command += ["--parent", str(os.getpid()), "--port", str(port)]
         with self._log_path.open("wb") as log:
             # A session of its own: Ctrl-C reaches the demo alone, which then stops its workers in order.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.PIPE if held else subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     @property
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
+
+    def release(self) -> None:
+        """Let a held process go on."""
+        self._close_stdin(b"go\n")
 
     def status(self) -> Status:
         """The newest status. Raises Unavailable with the tail of its log if the process has ended."""
@@ -111,6 +126,7 @@ class Worker:
 
     def wait(self) -> int:
         """Wait for the process to end; returns its exit code. Raises Unavailable if it takes too long."""
+        self._close_stdin()
         try:
             return self._process.wait(STOP_MS_MAX / 1_000)
         except subprocess.TimeoutExpired:
@@ -128,6 +144,16 @@ class Worker:
         except StandfastError:
             self._process.kill()
             self._process.wait()
+
+    def _close_stdin(self, last_words: bytes = b"") -> None:
+        stdin, self._process.stdin = self._process.stdin, None
+        if stdin is None:
+            return
+        try:
+            with stdin:
+                stdin.write(last_words)
+        except BrokenPipeError:
+            pass  # it is gone: its status or its end tells why
 
     def _newest(self) -> Status:
         if not self._path.exists():

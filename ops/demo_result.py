@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from standfast.ops.demo_compare import BoardComparison
+from standfast.ops.demo_finals import FinalsComparison
 
-SCHEMA = "standfast.demo/1"
+SCHEMA = "standfast.demo/2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Fed:
     records: int
     out_of_order: int
     partitions: int
+    lead_max: int
+    grace_ms: int
     retention_ms: int
 
 
@@ -49,10 +52,22 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """What the windows did."""
+    """What windows and punctuation did.
 
+    late_windows      updates that either process refused because their window was closed
+    late_dropped      rows that either process refused because they were past their store's retention
+    segments_expired  by B, as standby and as active
+    finals_by_a       final results that were in the log when A was killed
+    live_records      what a reader of the live board was given
+    handed_over       records that a task of B got from its neighbour, without reading the log
+    """
+
+    late_windows: int
     late_dropped: int
     segments_expired: int
+    finals_by_a: int
+    live_records: int
+    handed_over: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +132,7 @@ class DemoResult:
     board: Board
     returned: Returned
     comparison: BoardComparison
+    finals: FinalsComparison
     offsets: Offsets
     verified: Verified
     cold: ColdRestore
@@ -135,6 +151,13 @@ class DemoResult:
         found = [example for one in self.comparison.stores for example in one.examples]
         if self.comparison.differences:
             found.append(f"{self.comparison.differences} differences to the plain computation")
+        found += self.finals.examples
+        if self.finals.differences:
+            found.append(
+                f"{self.finals.differences} final results are not given once, in order and with the right values"
+            )
+        if self.board.late_windows or self.board.late_dropped:
+            found.append(f"{self.board.late_windows + self.board.late_dropped} updates came too late for their window")
         if not self.offsets.equal:
             found.append(f"committed offsets {self.offsets.committed} are not the records fed {self.offsets.expected}")
         if self.verified.unequal or self.verified.mismatches:
@@ -175,7 +198,9 @@ class DemoResult:
                 "flights_expected": comparison.flights_expected,
                 "windowed_flights_counted": comparison.windowed_counted,
                 "windowed_flights_expected": comparison.windowed_expected,
+                "aircraft_retired": comparison.retired,
             },
+            "finals": _fields(self.finals),
             "offsets": {
                 "committed": {str(partition): offset for partition, offset in self.offsets.committed.items()},
                 "expected": {str(partition): offset for partition, offset in self.offsets.expected.items()},

@@ -1,6 +1,6 @@
 """One process of the demo: runs the board, serves its metrics, and writes how it is doing to a status file.
 
-    python -m standfast.ops.demo_worker --folder D --name a --retention-ms N --parent PID
+    python -m standfast.ops.demo_worker --folder D --name a --grace-ms N --retention-ms N --parent PID
 
     D/status-a.jsonl    one JSON object a line, several a second; times are the machine's monotonic milliseconds
 
@@ -14,13 +14,14 @@ import argparse
 import json
 import logging
 import os
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from standfast.ops.demo_board import Tally, build_app
+from standfast.ops.demo_board import BoardSettings, Tally, build_app
 from standfast.ops.http import OpsServer
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -92,7 +93,7 @@ class Reporter:
                     self._app.stop()
                 try:
                     if ticks % STATISTICS_EVERY_TICKS == 0:
-                        self._statistics = statistics(self._session)
+                        self._statistics = statistics(self._app, self._session)
                     status = self._status()
                 except Closed:
                     return  # the application was stopped and has closed its session
@@ -102,7 +103,7 @@ class Reporter:
     def _status(self) -> dict[str, Any]:
         watcher, tally = self._watcher, self._tally
         roles = Counter(
-            "restoring" if task.state.value == "restoring" else task.role for task in self._session.tasks().values()
+            "restoring" if task.state.value == "restoring" else task.role for task in self._session.all_tasks().values()
         )
         return {
             "at_ms": tally.clock.monotonic_ms(),
@@ -121,14 +122,16 @@ class Reporter:
         }
 
 
-def statistics(session: Session) -> dict[str, Any]:
-    """What the card tells of a process, from the session's own statistics."""
+def statistics(app: App, session: Session) -> dict[str, Any]:
+    """What the card tells of a process, from the session's own statistics and what the application left out."""
     now = session.statistics()
     stores = [store for task in now.tasks for store in task.stores]
     gate = now.counters.gate_wait_seconds
     return {
         "standby_lag": sum(store.lag for task in now.tasks if task.role == "standby" for store in task.stores),
         "late_dropped": sum(store.late_dropped for store in stores),
+        "late_windows": app.drops.counts["late_window"],
+        "handed_over": now.counters.handed_over_records,
         "segments_expired": sum(store.segments_expired for store in stores),
         "logged_records": sum(store.logged_records for store in stores),
         "gate_waits": sum(gate.counts),
@@ -143,16 +146,20 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="one process of `standfast demo`")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--name", required=True)
+    parser.add_argument("--grace-ms", type=int, required=True)
     parser.add_argument("--retention-ms", type=int, required=True)
+    parser.add_argument("--held", action="store_true", help="join the others only when a line comes on stdin")
     parser.add_argument("--parent", type=int, required=True, help="process id; the worker ends when it is gone")
     parser.add_argument("--port", type=int, default=0, help="of metrics and status; 0 takes a free one")
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if given.held and not sys.stdin.readline():
+        return 0  # whoever held it is gone
     clock = SystemClock()
     tally, watcher = Tally(clock=clock), Watcher(clock)
-    app = build_app(
-        log_address(given.folder), state_dir(given.folder, given.name), given.retention_ms, tally, [watcher]
-    )
+    settings = BoardSettings(given.grace_ms, given.retention_ms)
+    root = state_dir(given.folder, given.name)
+    app = build_app(settings, tally, log_address(given.folder), root, [watcher])
     session = app.open()
     path = status_path(given.folder, given.name)
     reporter = Reporter(app, session, tally, watcher, path, given.parent)

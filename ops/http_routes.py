@@ -125,7 +125,7 @@ class Routes:
     def _ready(self) -> Reply:
         try:
             # Asks neither the log nor the disk, so that a slow log does not take the instance out of service.
-            reasons = not_ready_reasons(self._session.missing(), self._session.tasks().values())
+            reasons = not_ready_reasons(self._session.missing(), self._session.all_tasks().values())
         except StandfastError as error:
             reasons = [str(error)]
         return _health(503 if reasons else 200, "ready", reasons)
@@ -147,12 +147,16 @@ class Routes:
     def _parts(self, request: ReadRequest, *, stale: bool) -> list[Part]:
         """The partitions of the store to read. One that cannot be read now fails the whole answer."""
         spec = self._spec(request.store)
-        tasks = self._session.tasks()
+        held = self._session.all_tasks()
+        # A failed task has no open stores, but its definitions tell whose group it is of.
+        tasks = {task_id.partition: task for task_id, task in held.items() if spec.name in task.stores.specs}
         if request.partition is not None:
             if request.partition not in tasks:
-                held = ", ".join(map(str, sorted(tasks))) or "none"
+                known = ", ".join(map(str, sorted(tasks))) or "none"
                 raise Refusal(
-                    409, "NotAssigned", f"partition {request.partition} is not held by this instance (it holds: {held})"
+                    409,
+                    "NotAssigned",
+                    f"partition {request.partition} is not held by this instance (it holds: {known})",
                 )
             tasks = {request.partition: tasks[request.partition]}
         elif not stale:

@@ -59,6 +59,9 @@ METRICS: tuple[Metric, ...] = (
     # changelog and commit
     Metric("changelog_records_total", "counter", STORE, "Records that commits wrote to the changelog"),
     Metric("changelog_bytes_total", "counter", STORE, "Bytes of keys and values that commits wrote to the changelog"),
+    Metric(
+        "changelog_skipped_total", "counter", STORE, "Records of a source topic that its store cannot hold, left out"
+    ),
     Metric("changelog_start_offset", "gauge", STORE, "First offset the changelog still holds"),
     Metric("changelog_end_offset", "gauge", STORE, "Next offset the changelog will give out"),
     Metric("changelog_position_offset", "gauge", STORE, "Next offset of the changelog to be applied here"),
@@ -67,6 +70,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("commits_total", "counter", ("outcome",), "Commits of tasks, by how they ended"),
     Metric("commit_duration_seconds", "histogram", (), "Duration of commits that succeeded"),
     Metric("fenced_total", "counter", (), "Tasks given up because a newer owner took them"),
+    # processing
+    Metric("processed_records_total", "counter", ("task",), "Records that the processors of a task were given"),
+    Metric("dropped_records_total", "counter", ("reason",), "Records or updates left out: late, no key, damaged"),
+    Metric("punctuations_total", "counter", ("kind", "outcome"), "Callbacks of schedules that fired, or failed"),
+    Metric("stream_time_seconds", "gauge", ("task",), "Stream time of a task as of its last commit"),
+    Metric("task_failures_total", "counter", (), "Tasks that failed in processing, also those opened again"),
+    Metric("exchanged_records_total", "counter", (), "Records of internal topics handed on without reading them again"),
     # stores
     Metric("store_ops_total", "counter", (*STORE, "op"), "Calls on a store: put, get, delete, scan"),
     Metric("store_sst_bytes", "gauge", STORE, "Bytes of a store's files"),
@@ -78,7 +88,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("store_corruptions_total", "counter", STORE, "Reads that met damaged bytes"),
     Metric("store_segments_expired_total", "counter", STORE, "Segments dropped as a whole after retention"),
     Metric("late_records_dropped_total", "counter", STORE, "Rows refused because their segment was past retention"),
-    Metric("write_buffer_bytes", "gauge", ("partition",), "Bytes written by a task since its last commit"),
+    Metric("write_buffer_bytes", "gauge", ("task",), "Bytes written by a task since its last commit"),
     # the process
     Metric("state_dir_free_bytes", "gauge", (), "Free bytes of the file system that holds the state directory"),
     Metric("state_dir_size_bytes", "gauge", (), "Size of the file system that holds the state directory"),

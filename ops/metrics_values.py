@@ -18,11 +18,13 @@ from standfast.stream.statistics import (
     StoreStatistics,
     TaskStatistics,
 )
+from standfast.stream.stream_time import CLOCK_KEY
 
 Labels: TypeAlias = tuple[str, ...]
 MS = 1_000
 COMMIT_OUTCOMES = ("committed", "failed")
 PROMOTION_OUTCOMES = ("completed",)
+DROP_REASONS = ("null_key", "late_window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
     held = {(store.store, store.partition) for task in statistics.tasks for store in task.stores}
     yield from _counter_samples(statistics.counters, held)
     for task in statistics.tasks:
-        yield "write_buffer_bytes", (str(task.partition),), task.buffer_bytes
+        yield "write_buffer_bytes", (task.task,), task.buffer_bytes
+        if CLOCK_KEY in task.stream_times:
+            yield "stream_time_seconds", (task.task,), task.stream_times[CLOCK_KEY] / MS
         for store in task.stores:
             yield from _store_samples(task, store)
 
@@ -61,6 +65,14 @@ def _counter_samples(counters: SessionCounters, held: set[tuple[str, int]]) -> I
     for reason, count in sorted(counters.wipes.items()):
         yield "store_wipes_total", (reason,), count
     yield "fenced_total", (), counters.fenced
+    for task, count in sorted(counters.processed_records.items()):
+        yield "processed_records_total", (task,), count
+    for reason in sorted({*DROP_REASONS, *counters.dropped}):
+        yield "dropped_records_total", (reason,), counters.dropped[reason]
+    for (kind, outcome), count in sorted(counters.punctuations.items()):
+        yield "punctuations_total", (kind, outcome), count
+    yield "task_failures_total", (), counters.task_failures
+    yield "exchanged_records_total", (), counters.handed_over_records
     yield "commit_duration_seconds", (), buckets(counters.commit_seconds)
     yield "gate_wait_seconds", (), buckets(counters.gate_wait_seconds)
     yield "promotion_duration_seconds", (), buckets(counters.promotion_seconds)
@@ -85,6 +97,7 @@ def _store_samples(task: TaskStatistics, store: StoreStatistics) -> Iterator[Sam
     for name, value in (
         ("changelog_records_total", store.logged_records),
         ("changelog_bytes_total", store.logged_bytes),
+        ("changelog_skipped_total", store.skipped),
         ("changelog_start_offset", store.begin),
         ("changelog_end_offset", store.end),
         ("changelog_position_offset", store.position),

@@ -67,10 +67,21 @@ def find_tasks(directory: Path, app: str | None) -> list[OfflineTask]:
     found = _marked(path)
     if found is None:
         raise InvalidRequest(f"{path} is no state directory of standfast (it has no {MARKER} marker)")
-    tasks = [_task(found["app"], child) for child in sorted(path.iterdir()) if (child / MARKER).is_file()]
+    tasks = _tasks_in(found["app"], path)
     if not tasks:
         raise InvalidRequest(f"{path} holds no task: no partition was ever assigned here, or all stores are in memory")
-    return sorted(tasks, key=lambda task: task.task)
+    return tasks
+
+
+def kept_source_topic(directory: Path, app: str, store: str) -> str | None:
+    """The source topic that serves as a store's changelog, as the definitions in a state directory have it.
+
+    None if the store has a changelog of its own, and where nothing is kept (yet) of the application or the store.
+    """
+    path = directory / app
+    with open_tasks(_tasks_in(app, path) if path.is_dir() else []) as opened:
+        topics = (one.definitions[store].get("source_topic") for one in opened if store in one.definitions)
+        return next(topics, None)
 
 
 class OfflineStores:
@@ -175,6 +186,11 @@ def _marked(directory: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{directory / MARKER} is not readable ({error}): restore it") from error
     return {"app": fields.get("app"), "task": fields.get("task")}
+
+
+def _tasks_in(app: str, path: Path) -> list[OfflineTask]:
+    tasks = [_task(app, child) for child in path.iterdir() if (child / MARKER).is_file()]
+    return sorted(tasks, key=lambda task: task.task)
 
 
 def _task(app: str, path: Path) -> OfflineTask:

@@ -12,6 +12,10 @@
     begin..end - 1                                                      Resume          resume
     end                                                                 UpToDate        up-to-date
 
+A source topic that serves as changelog has a limit, the group's committed offset (0 where there is none): what lies
+beyond is not processed yet. It stands for `end` in the last two rows and in where reading ends; a local position above
+it (at least once, the group's commit comes last) is up to date, since reading goes on from there or replays.
+
 Two refusals, because a silent wipe may destroy the last copy:
 
 - log-empty: the log holds nothing, and what is here cannot be what it held last (topic made anew, log emptied, or
@@ -65,7 +69,8 @@ class LocalPosition:
 class LogState:
     """What the log holds of one changelog now. Times in milliseconds, -1 = for ever.
 
-    `diverged_at` is the first offset at which the log differs from what was read under the stored leader epoch.
+    `diverged_at` is the first offset at which the log differs from what was read under the stored leader epoch;
+    `limit` is the first offset that must not be read, None where there is none.
     """
 
     topic_partition: TopicPartition
@@ -76,6 +81,12 @@ class LogState:
     retention_ms: int = -1
     delete_retention_ms: int = -1
     diverged_at: int | None = None
+    limit: int | None = None
+
+    @property
+    def stop(self) -> int:
+        """Where reading ends: the end, or the limit within what the log holds."""
+        return self.end if self.limit is None else max(self.begin, min(self.limit, self.end))
 
     @property
     def empty(self) -> bool:
@@ -162,19 +173,19 @@ def plan_changelog(
     if local is None:
         if log.head_missing and not accept_missing_history:
             return _refuse_history(None, log)
-        return FromBeginning(log.topic_partition, NO_LOCAL_STATE, log.begin, log.end)
+        return FromBeginning(log.topic_partition, NO_LOCAL_STATE, log.begin, log.stop)
     lost = _loss(local, log)
     if lost is not None:
         if log.empty and local.rows and not accept_empty_log:
             return _refuse_empty(local, log, lost)
         if lost == TRUNCATED and log.head_missing and not accept_missing_history:
             return _refuse_history(local, log)
-        return Reinitialise(log.topic_partition, lost, log.begin, log.end)
-    if local.position == log.end:
-        return UpToDate(log.topic_partition, UP_TO_DATE, local.position, log.end)
+        return Reinitialise(log.topic_partition, lost, log.begin, log.stop)
+    if local.position >= log.stop:
+        return UpToDate(log.topic_partition, UP_TO_DATE, local.position, local.position)
     if _tombstones_expired(local, log, now_ms):
-        return Reinitialise(log.topic_partition, TOMBSTONES_EXPIRED, log.begin, log.end)
-    return Resume(log.topic_partition, RESUME, local.position, log.end)
+        return Reinitialise(log.topic_partition, TOMBSTONES_EXPIRED, log.begin, log.stop)
+    return Resume(log.topic_partition, RESUME, local.position, log.stop)
 
 
 def _loss(local: LocalPosition, log: LogState) -> str | None:
@@ -234,5 +245,7 @@ def _refuse_history(local: LocalPosition | None, log: LogState) -> Refuse:
 def _check(local: LocalPosition | None, log: LogState) -> None:
     if not 0 <= log.begin <= log.end:
         raise InternalError(f"changelog {log.topic_partition}: begin {log.begin} and end {log.end} cannot be")
+    if log.limit is not None and log.limit < 0:
+        raise InternalError(f"changelog {log.topic_partition}: limit {log.limit} cannot be")
     if local is not None and local.position < 0:
         raise InternalError(f"changelog {log.topic_partition}: local position {local.position} cannot be")

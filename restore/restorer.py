@@ -4,7 +4,8 @@
 
 Rules of this file: a shell driven by one thread through `poll_once`. A restore ends by position, never by the
 offset of the last record, because the last offsets may hold no record (markers, compaction). The end is read once,
-after the previous owner was fenced.
+after the previous owner was fenced; nothing at or beyond it is applied, since a source topic that serves as changelog
+goes on with records that are not processed yet.
 """
 
 from __future__ import annotations
@@ -139,12 +140,15 @@ class Restorer:
 
     def _apply(self, batch: Fetched, task: TaskId, restoring: RestoringTask, now_ms: int) -> int:
         changelog = restoring.changelogs[batch.source]
-        if batch.next_offset > changelog.position:
+        records, next_offset = batch.records, min(batch.next_offset, changelog.end)
+        if next_offset < batch.next_offset:
+            records = [record for record in records if record.offset < next_offset]
+        if next_offset > changelog.position:
             reach("restore.apply")
-            restoring.applier.apply(batch.source, batch.records, batch.next_offset)
-            changelog.position = batch.next_offset
-        count = len(batch.records)
-        size = payload_bytes(batch.records)
+            restoring.applier.apply(batch.source, records, next_offset)
+            changelog.position = next_offset
+        count = len(records)
+        size = payload_bytes(records)
         changelog.records += count
         changelog.payload_bytes += size
         self.records_total += count
@@ -152,7 +156,7 @@ class Restorer:
         self.restored_records[changelog.store, batch.source.partition, changelog.reason] += count
         self.restored_bytes[changelog.store, batch.source.partition, changelog.reason] += size
         changelog.meter.advance(changelog.position, records=count, bytes_=size, now_ms=now_ms)
-        self._listener.on_batch_restored(task, changelog.store, batch.source, batch.next_offset, count)
+        self._listener.on_batch_restored(task, changelog.store, batch.source, next_offset, count)
         if changelog.done:
             self._reader.remove([batch.source])
         return count

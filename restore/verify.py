@@ -11,6 +11,9 @@
                                                                         compacted and the store is versioned, or its
                                                                         position older than tombstones are kept
 
+    A store that is read from a source topic is compared with what its puts would have logged: see
+    `standfast.replication.source_records`.
+
     equal          every row that the log can still speak for is as the log has it
     different      at least one row is missing, extra, different or stale
     inconclusive   the log cannot speak for the store (see REASONS), or for not one of its rows
@@ -22,19 +25,19 @@ memory: for stores that fit there. Both sides hide what is past retention at the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
-from standfast.replication.log import Fetched, Log, LogReader, TopicInfo
+from standfast.replication.log import Fetched, Log, LogReader, Record, TopicInfo
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
+from standfast.replication.source_records import as_logged
 from standfast.restore.compare import DIFFERENCES_MAX, Comparison, Difference, compare_rows
 from standfast.restore.digest import Digest, LogicalRow, digest_rows
 from standfast.restore.fold import Fold, fold_for
 from standfast.store.cut import Position
 from standfast.store.errors import StateLost, Unavailable, UnknownStore
-from standfast.store.names import changelog_topic
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
 from standfast.store.task_stores import AnyStore, TaskStores
 
@@ -58,6 +61,8 @@ REASONS = {
     "log-truncated": "the log begins at {begin}: the records of {lost} rows below the position are gone",
     "log-changed": "the log was truncated or made anew while it was read: verify again",
     "compacted": "compaction removed the records below the position of all {indeterminate} rows: verify after a commit",
+    "serdes-unknown": "rows differ, but {topic} is the application's own topic, and what its serdes make of it is not "
+    "known here: verify with the application's definitions (standfast.restore.verify)",
 }
 
 
@@ -113,6 +118,12 @@ class _Target:
     changelog: TopicPartition
     info: TopicInfo | None
     now_ms: int
+    serdes_known: bool = True
+
+    def records_of(self, batch: Fetched) -> Sequence[Record]:
+        """Records of a batch as the store logs them."""
+        spec = self.store.spec
+        return as_logged(spec, batch.records) if spec.from_source else batch.records
 
     def inconclusive(self, reason: str, bounds: Bounds | None = None) -> StoreVerdict:
         begin, end = bounds if bounds is not None else (-1, -1)
@@ -158,22 +169,25 @@ def verify_task(
     now_ms: int,
     differences_max: int = DIFFERENCES_MAX,
     on_records: Callable[[int], None] | None = None,
+    serdes_unknown: Collection[str] = (),
 ) -> tuple[StoreVerdict, ...]:
     """Verify logged stores of one task against the log, in order of their names.
 
     `stores` show committed rows only, with the observed times of the cut that `positions` are from: views of files at
     rest, or `committed_views` of a live task. `now_ms` is wall time, as in the positions. `on_records` is called with
-    the number of records of each batch read.
+    the number of records of each batch read. `serdes_unknown` are stores opened over raw bytes because their serdes are
+    the application's own: if such a store is read from a source topic, rows that differ prove nothing.
     Raises Unavailable if the log does not answer, Corruption for damaged rows.
     """
     reader = log.reader()
     try:
         verdicts = []
         for name, store in sorted(stores.items()):
-            topic = changelog_topic(app, name)
+            topic = store.spec.changelog_of(app)
             info = log.admin.describe_topic(topic)
             changelog = TopicPartition(topic, task.partition)
-            target = _Target(task, store, positions.get(name), changelog, info, now_ms)
+            known = name not in serdes_unknown
+            target = _Target(task, store, positions.get(name), changelog, info, now_ms, known)
             verdicts.append(_verify_store(target, reader, differences_max, on_records or _ignore))
         return tuple(verdicts)
     finally:
@@ -225,13 +239,13 @@ def _compare(
     last: bool,
 ) -> StoreVerdict | None:
     """One look; None if rows must be looked at again because the log may have changed under the reader."""
-    store, changelog = target.store, target.changelog
+    store = target.store
     assert target.position is not None
     position = target.position.offset
     observed_ms = store.rows.observed_ms
     versioned = isinstance(store.spec, VersionedStore)
     fold = fold_of(store.spec)
-    records = _fold(reader, changelog, Bounds(bounds.begin, position), fold, on_records)
+    records = _fold(target, reader, Bounds(bounds.begin, position), fold, on_records)
     in_log, in_store = _Digesting(fold.rows(observed_ms)), _Digesting(_rows_of(store))
     # All differences are needed, since compaction explains some of them; both sides are in memory or as small.
     compared = compare_rows(in_log, in_store, versioned=versioned, differences_max=2**62)
@@ -282,9 +296,13 @@ def _conclude(
         counts[verdict] = counts.get(verdict, 0) + 1
     lost = counts.get("lost", 0)
     reason = "log-truncated" if lost else "compacted" if unsure and not compared.matched else ""
+    if wrong and target.store.spec.from_source and not target.serdes_known:
+        wrong, reason = [], "serdes-unknown"
     conclusion: Verdict = "different" if wrong else "inconclusive" if reason else "equal"
     assert target.position is not None
     position = target.position.offset
+    named = {"begin": bounds.begin, "lost": lost, "indeterminate": len(unsure), "topic": target.changelog.topic}
+    explanation = REASONS[reason].format(**named) if reason else ""
     return StoreVerdict(
         store=target.store.name,
         kind=target.store.spec.kind,
@@ -292,7 +310,7 @@ def _conclude(
         changelog=target.changelog,
         verdict=conclusion,
         reason=reason,
-        explanation=REASONS[reason].format(begin=bounds.begin, lost=lost, indeterminate=len(unsure)) if reason else "",
+        explanation=explanation,
         position=position,
         begin=bounds.begin,
         end=bounds.end,
@@ -321,18 +339,16 @@ def fold_of(spec: StoreSpec) -> Fold:
     return fold_for(spec.kind, timestamped=spec.timestamped, retention_ms=retention_ms)
 
 
-def _fold(
-    reader: LogReader, changelog: TopicPartition, span: Bounds, fold: Fold, on_records: Callable[[int], None]
-) -> int:
+def _fold(target: _Target, reader: LogReader, span: Bounds, fold: Fold, on_records: Callable[[int], None]) -> int:
     """Fold the records of a span of offsets; returns how many there were."""
     count = 0
-    for batch in _batches(reader, changelog, span):
-        records = batch.records
+    for fetched in _batches(reader, target.changelog, span):
+        batch = fetched
         if batch.next_offset > span.end:
-            records = [record for record in records if record.offset < span.end]
-        fold.add(records)
-        count += len(records)
-        on_records(len(records))
+            batch = batch._replace(records=[record for record in batch.records if record.offset < span.end])
+        fold.add(target.records_of(batch))
+        count += len(batch.records)
+        on_records(len(batch.records))
     return count
 
 
@@ -350,11 +366,10 @@ def _facts(
     facts = _Facts(bounds.begin, compacted)
     above = 0
     for batch in _batches(reader, target.changelog, bounds):
-        for record in batch.records:
-            offset, key = record.offset, record.key
-            above += position <= offset < bounds.end
-            if key is not None and key in keys:
-                (facts.below if offset < position else facts.later).add(key)
+        above += sum(position <= record.offset < bounds.end for record in batch.records)
+        for record in target.records_of(batch):
+            if record.key is not None and record.key in keys:
+                (facts.below if record.offset < position else facts.later).add(record.key)
         on_records(len(batch.records))
     # A tombstone above the position was appended after the position was written, and is kept for so long.
     kept_ms = target.info.policy.delete_retention_ms

@@ -19,6 +19,9 @@ from standfast._version import __version__
 
 if TYPE_CHECKING:
     from standfast.replication.listeners import Listener
+    from standfast.replication.log import Outgoing, TopicPolicy
+    from standfast.replication.offsets import TopicPartition
+    from standfast.replication.open_log import open_log
     from standfast.store import serde
     from standfast.store.errors import (
         Backpressure,
@@ -43,10 +46,25 @@ if TYPE_CHECKING:
         Windowed,
     )
     from standfast.store.specs import KeyValueStore, SessionStore, VersionedStore, WindowStore
-    from standfast.stream import aio
+    from standfast.stream import aio, testing
     from standfast.stream.app import App
-    from standfast.stream.processor import Processor
+    from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE
+    from standfast.stream.processor import Context, Processor
+    from standfast.stream.punctuation import STREAM_TIME, WALL_CLOCK_TIME
+    from standfast.stream.record import Record
+    from standfast.stream.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
     from standfast.stream.session import Session
+    from standfast.stream.sources import ARRIVAL_TIME
+    from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, Timer
+    from standfast.stream.watermarks import BoundedDisorder, Punctuated
+    from standfast.stream.windows import (
+        HoppingWindows,
+        SessionWindows,
+        SlidingWindows,
+        TumblingWindows,
+        UnlimitedWindows,
+        Window,
+    )
 
 __all__ = [
     "__version__",
@@ -67,7 +85,38 @@ __all__ = [
     "aio",
     "App",
     "Processor",
+    "Context",
+    "Record",
     "Listener",
+    "testing",
+    # the log itself, for making and feeding topics
+    "open_log",
+    "TopicPartition",
+    "TopicPolicy",
+    "Outgoing",
+    # time
+    "STREAM_TIME",
+    "WALL_CLOCK_TIME",
+    "EVENT_TIME",
+    "PROCESSING_TIME",
+    "Timer",
+    "ARRIVAL_TIME",
+    "BoundedDisorder",
+    "Punctuated",
+    # what becomes of a task that fails
+    "FixedDelay",
+    "ExponentialDelay",
+    "FailureRate",
+    "NoRestart",
+    # windows
+    "ON_WINDOW_UPDATE",
+    "ON_WINDOW_CLOSE",
+    "TumblingWindows",
+    "HoppingWindows",
+    "SlidingWindows",
+    "SessionWindows",
+    "UnlimitedWindows",
+    "Window",
     # errors
     "StandfastError",
     "InvalidRequest",
@@ -101,6 +150,33 @@ _HOMES = {
     "Listener": "standfast.replication.listeners:Listener",
     "App": "standfast.stream.app:App",
     "Processor": "standfast.stream.processor:Processor",
+    "testing": "standfast.stream.testing",
+    "open_log": "standfast.replication.open_log:open_log",
+    "TopicPartition": "standfast.replication.offsets:TopicPartition",
+    "TopicPolicy": "standfast.replication.log:TopicPolicy",
+    "Outgoing": "standfast.replication.log:Outgoing",
+    "ON_WINDOW_UPDATE": "standfast.stream.emit:ON_WINDOW_UPDATE",
+    "ON_WINDOW_CLOSE": "standfast.stream.emit:ON_WINDOW_CLOSE",
+    "Context": "standfast.stream.processor:Context",
+    "Record": "standfast.stream.record:Record",
+    "STREAM_TIME": "standfast.stream.punctuation:STREAM_TIME",
+    "WALL_CLOCK_TIME": "standfast.stream.punctuation:WALL_CLOCK_TIME",
+    "ExponentialDelay": "standfast.stream.restart:ExponentialDelay",
+    "FailureRate": "standfast.stream.restart:FailureRate",
+    "FixedDelay": "standfast.stream.restart:FixedDelay",
+    "NoRestart": "standfast.stream.restart:NoRestart",
+    "ARRIVAL_TIME": "standfast.stream.sources:ARRIVAL_TIME",
+    "EVENT_TIME": "standfast.stream.timer:EVENT_TIME",
+    "PROCESSING_TIME": "standfast.stream.timer:PROCESSING_TIME",
+    "Timer": "standfast.stream.timer:Timer",
+    "BoundedDisorder": "standfast.stream.watermarks:BoundedDisorder",
+    "Punctuated": "standfast.stream.watermarks:Punctuated",
+    "TumblingWindows": "standfast.stream.windows:TumblingWindows",
+    "HoppingWindows": "standfast.stream.windows:HoppingWindows",
+    "SlidingWindows": "standfast.stream.windows:SlidingWindows",
+    "SessionWindows": "standfast.stream.windows:SessionWindows",
+    "UnlimitedWindows": "standfast.stream.windows:UnlimitedWindows",
+    "Window": "standfast.stream.windows:Window",
     "StandfastError": "standfast.store.errors:StandfastError",
     "InvalidRequest": "standfast.store.errors:InvalidRequest",
     "UnknownStore": "standfast.store.errors:UnknownStore",

@@ -3,22 +3,27 @@
     store.put ──> rows     family -> key -> row | None      merged into the task's own reads
               └─> changes  store  -> log key -> change      written to the changelog by the commit
 
+    savepoint    begin ──> writes ──> release            they stay
+                                └───> rollback           as if they had not been: rows, changes, their order, the size
+
 Rules of this file: nothing in here has reached the log or the database yet; a commit takes it there and clears
 it, a discard forgets it. Bounded in bytes: at `bound_bytes` it is `full` (the loop commits after the current
-record), at twice the bound a write is refused as Backpressure and changes nothing.
+record), at twice the bound a write is refused as Backpressure and changes nothing. One savepoint at a time; while none
+is open it costs a comparison per write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from functools import partial
 from itertools import islice
 from operator import itemgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from sortedcontainers import SortedList
 
 from standfast.store.engine import Row
-from standfast.store.errors import Backpressure
+from standfast.store.errors import Backpressure, InternalError
 
 # Roughly what CPython spends on the dictionary entries and object headers of one buffered row and of one change.
 ROW_OVERHEAD_BYTES = 100
@@ -33,10 +38,16 @@ BOUND_DEFAULT_BYTES = 10 << 20
 Change: TypeAlias = tuple[bytes, bytes | None, int, tuple[tuple[str, bytes | None], ...]]
 
 
+_ABSENT = object()
+
+
 class WriteBuffer:
     """Rows and changes of one task since its last commit."""
 
-    __slots__ = ("_indexes", "bound_bytes", "changes", "refuse_bytes", "rows", "size_bytes")
+    __slots__ = (
+        "_indexes", "_journal", "_size_before", "bound_bytes", "changes", "in_savepoint", "refuse_bytes", "rows",
+        "size_bytes",
+    )  # fmt: skip
 
     def __init__(self, bound_bytes: int = BOUND_DEFAULT_BYTES) -> None:
         self.bound_bytes = bound_bytes
@@ -45,6 +56,9 @@ class WriteBuffer:
         self.rows: dict[str, dict[bytes, bytes | None]] = {}
         self.changes: dict[str, dict[object, Change]] = {}
         self._indexes: dict[str, SortedList[bytes]] = {}
+        self._journal: list[Callable[[], None]] | None = None  # how to undo each change since the savepoint
+        self._size_before = 0
+        self.in_savepoint = False  # who changes what belongs to a record must then say how to undo it
 
     @property
     def full(self) -> bool:
@@ -63,7 +77,9 @@ class WriteBuffer:
         """Buffer one row; None deletes."""
         rows = self.rows.get(family)
         if rows is None:
-            rows = self.rows[family] = {}
+            rows = self._new_rows(family)
+        if self._journal is not None:
+            self._journal.append(partial(self._undo_row, family, key, rows.get(key, _ABSENT)))
         old = rows.get(key, rows)
         if old is rows:
             self.size_bytes += ROW_OVERHEAD_BYTES + len(key) + (len(row) if row is not None else 0)
@@ -75,8 +91,11 @@ class WriteBuffer:
         """Buffer one change; with `latest_only` a key changed several times before the commit is logged once."""
         changes = self.changes.get(store)
         if changes is None:
+            self.remember(self.changes, store)
             changes = self.changes[store] = {}
         slot: object = key if latest_only else len(changes)
+        if self._journal is not None:
+            self.remember(changes, slot)
         replaced = changes.get(slot)
         added = len(value) if value is not None else 0
         if replaced is None:
@@ -98,6 +117,9 @@ class WriteBuffer:
             self.put(family, key, row)
             self.log(store, key, value, timestamp, latest_only=True)
             return
+        if self._journal is not None:
+            self._journal.append(partial(self._undo_row, family, key, rows.get(key, _ABSENT)))
+            self.remember(changes, key)
         added = 0 if row is None or value is None else len(row) + len(value)
         if key not in rows:
             added += ROW_OVERHEAD_BYTES + CHANGE_OVERHEAD_BYTES + 2 * len(key)
@@ -133,17 +155,85 @@ class WriteBuffer:
         """Changes by store, in the order in which their keys were first written."""
         return {store: list(changes.values()) for store, changes in self.changes.items()}
 
+    def begin(self) -> None:
+        """Open a savepoint. InternalError if one is open."""
+        if self._journal is not None:
+            raise InternalError("a savepoint of the write buffer is open already")
+        self._journal = []
+        self.in_savepoint = True
+        self._size_before = self.size_bytes
+
+    def rollback(self) -> None:
+        """Undo every change since `begin`, the latest first, and end the savepoint. InternalError if none is open."""
+        journal = self._ended()
+        for undo in reversed(journal):
+            undo()
+        self.size_bytes = self._size_before
+
+    def release(self) -> None:
+        """End the savepoint; the changes stay. InternalError if none is open."""
+        self._ended()
+
+    def remember(self, mapping: MutableMapping[Any, Any], key: object) -> None:
+        """Have `mapping[key]` as it is now after a rollback, or absent if it is; call this before changing it.
+
+        Does nothing while no savepoint is open. A key that is taken out and put back by this is the mapping's last.
+        """
+        if self._journal is not None:
+            self._journal.append(partial(_restore, mapping, key, mapping.get(key, _ABSENT)))
+
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        """Have `undo` called by a rollback, before what was changed earlier is undone. Nothing without a savepoint."""
+        if self._journal is not None:
+            self._journal.append(undo)
+
     def drop_family(self, family: str) -> None:
         """Forget buffered rows of a family that expired; its changes are still logged."""
         self.rows.pop(family, None)
         self._indexes.pop(family, None)
 
     def clear(self) -> None:
-        """Forget everything: after a commit it is in the log and the database, after a discard it never was."""
+        """Forget everything: after a commit it is in the log and the database, after a discard it never was.
+
+        A savepoint that is open ends.
+        """
+        self._journal = None
+        self.in_savepoint = False
         self.rows = {}
         self.changes = {}
         self._indexes = {}
         self.size_bytes = 0
+
+    def _new_rows(self, family: str) -> dict[bytes, bytes | None]:
+        self.on_rollback(partial(self.drop_family, family))
+        rows: dict[bytes, bytes | None] = {}
+        self.rows[family] = rows
+        return rows
+
+    def _undo_row(self, family: str, key: bytes, old: Any) -> None:
+        rows = self.rows[family]
+        if old is not _ABSENT:
+            rows[key] = old
+            return
+        del rows[key]
+        # The key was the last of the rows, so it is in the index only if the index has all of them.
+        index = self._indexes.get(family)
+        if index is not None and len(index) > len(rows):
+            index.remove(key)
+
+    def _ended(self) -> list[Callable[[], None]]:
+        journal, self._journal = self._journal, None
+        self.in_savepoint = False
+        if journal is None:
+            raise InternalError("no savepoint of the write buffer is open")
+        return journal
+
+
+def _restore(mapping: MutableMapping[Any, Any], key: object, old: object) -> None:
+    if old is _ABSENT:
+        mapping.pop(key, None)
+    else:
+        mapping[key] = old
 
 
 def changes_bytes(changes: Sequence[Change]) -> int:

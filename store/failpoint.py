@@ -2,6 +2,7 @@
 
     STANDFAST_FAILPOINT=commit.logged=kill:3      SIGKILL the third time that `commit.logged` is reached
 
+    commit.flushed    what aggregations held back went downstream, nothing of the commit is durable
     commit.logged     the log has the commit, the local database does not
     commit.local      the local database has the commit; at least once, the source offsets are not committed yet
     stores.families   families of new segments are made, their rows are not written
@@ -25,6 +26,7 @@ from standfast.store.errors import BadConfig
 
 VARIABLE = "STANDFAST_FAILPOINT"
 NAMES = (
+    "commit.flushed",
     "commit.logged",
     "commit.local",
     "stores.families",

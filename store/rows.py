@@ -41,6 +41,7 @@ class StoreCounters:
     late_dropped: int = 0
     segments_expired: int = 0
     corruptions: int = 0
+    skipped: int = 0
 
 
 @dataclass(slots=True)
@@ -129,9 +130,10 @@ class StoreRows:
         if self.closed:
             self._refuse_closed()
         rows = self.buffer.rows.get(family)
-        if (rows is not None and key in rows) or family in self.engine.families():
-            return self.get(family, key)
-        return None
+        if rows is not None and key in rows:
+            self.counters.get += 1
+            return rows[key]
+        return self.get(family, key) if family in self.engine.families() else None
 
     def check(self, key: bytes, value: bytes | None) -> None:
         """Refuse what may not be written, before anything changed."""

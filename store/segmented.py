@@ -30,6 +30,7 @@ class Segments:
         self.retention_ms = retention_ms
         self.interval_ms = interval_ms
         self._ids: set[int] = set()
+        self._names: dict[int, str] = {}  # of those: a name is asked for with every put
         self._sorted: list[int] | None = []
         for family in rows.engine.families():
             parsed = parse_family(family)
@@ -38,12 +39,22 @@ class Segments:
 
     def family_for(self, time_ms: int) -> str | None:
         """The family that a row of this time goes to, or None if its segment is dead (the row is late)."""
-        number = segment_id(time_ms, self.interval_ms)
-        if not is_live(number, self.rows.observed_ms, self.retention_ms, self.interval_ms):
+        number = time_ms // self.interval_ms
+        if number < (self.rows.observed_ms - self.retention_ms) // self.interval_ms:  # is_live, without a call
             return None
-        if number not in self._ids:
+        name = self._names.get(number)
+        if name is None:
             self._add(number)
-        return self._name(number)
+            name = self._names[number] = self._name(number)
+        return name
+
+    def family_of(self, time_ms: int) -> str | None:
+        """The family that rows of this time are in, live or not; None if there is none."""
+        number = time_ms // self.interval_ms
+        name = self._names.get(number)
+        if name is None and number in self._ids:
+            name = self._names[number] = self._name(number)
+        return name
 
     def families(self, time_from: int | None = None, time_to: int | None = None) -> list[str]:
         """Families that may hold rows of time_from <= time <= time_to, ascending."""
@@ -70,6 +81,8 @@ class Segments:
         """Called once these families are gone."""
         gone = {parsed[1] // self.interval_ms for family in families if (parsed := parse_family(family)) is not None}
         self._ids -= gone
+        for number in gone:
+            self._names.pop(number, None)
         self._sorted = None
         self.rows.counters.segments_expired += len(gone)
 

@@ -39,15 +39,7 @@ class SessionState(SegmentedStore[K, V, SessionStore]):
         raw_key = self._encode_key(key)
         raw = None if value is None else self._encode_value(value)
         row_key = self._row_key(raw_key, start, end)
-        stamp = self._timestamp(timestamp)
-        self.rows.check(row_key, raw)
-        family = self.segments.family_for(end)
-        if family is None:
-            self.rows.counters.late_dropped += 1
-            return
-        self.rows.observe(end)
-        self.rows.put(family, row_key, raw)
-        self.rows.log(row_key, raw, stamp)
+        self.put_row(row_key, end, raw, self._timestamp(timestamp))
 
     def remove(self, key: K, start: int, end: int) -> None:
         """Remove one session; an absent one is fine."""
@@ -92,6 +84,42 @@ class SessionState(SegmentedStore[K, V, SessionStore]):
     def all(self, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
         """Every session within retention."""
         return self.fetch_key_range(None, None, reverse=reverse)
+
+    def get_row(self, row_key: bytes, end: int) -> bytes | None:
+        """A session as it is stored, also one that reads hide; for aggregations, which know its key bytes."""
+        family = self.segments.family_of(end)
+        return None if family is None else self.rows.get_if_present(family, row_key)
+
+    def put_row(self, row_key: bytes, end: int, raw: bytes | None, timestamp: int) -> bool:
+        """`put` of bytes; False if the session is late and was refused."""
+        family = self.segments.family_for(end)
+        rows = self.rows
+        if family is None:
+            rows.check(row_key, raw)
+            rows.counters.late_dropped += 1
+            return False
+        rows.write(family, row_key, raw, raw, timestamp)
+        rows.observe(end)
+        return True
+
+    def rows_of(self, raw_key: bytes, earliest_end: int, latest_start: int) -> Iterator[tuple[int, int, bytes]]:
+        """(start, end, row) of a key with end >= earliest_end and start <= latest_start, by end, within retention."""
+        first = max(earliest_end, 0, self.segments.visible_from())
+        families = self.segments.families(first)
+        # No session ends later than what the store has observed: a tight bound leaves other keys out of the scan.
+        low, high = session_key.key_bounds(raw_key, first, max(self.rows.observed_ms, first))
+        for row_key, row in self.rows.scan_all(families, low, high) if families else ():
+            key, start, end = session_key.unpack(row_key)
+            if key == raw_key and start <= latest_start:
+                yield start, end, row
+
+    def rows_from(self, end_from: int) -> Iterator[tuple[int, int, bytes]]:
+        """(start, end, key bytes) of every session with end >= end_from, in raw key order, also of hidden ones."""
+        families = self.segments.families(end_from)
+        for row_key, _ in self.rows.scan_all(families) if families else ():
+            key, start, end = session_key.unpack(row_key)
+            if end >= end_from:
+                yield start, end, key
 
     def restore(self, records: Sequence[LoggedRecord]) -> FamilyRows:
         keys = [require_key(record, self.name) for record in records]

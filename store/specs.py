@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from standfast.store.engine import DEFAULT_FAMILY
-from standfast.store.errors import BadConfig
-from standfast.store.names import check_name
+from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.names import changelog_topic, check_name, check_topic
 from standfast.store.serde import Serde
 
 EngineKind = Literal["rocksdb", "memory"]
@@ -61,6 +61,15 @@ class StoreSpec:
             if not isinstance(getattr(self, name), int) or getattr(self, name) <= 0
         ]
 
+    @property
+    def from_source(self) -> bool:
+        """Whether a source topic serves as the changelog: the store's own puts are in it already."""
+        return False
+
+    def changelog_of(self, app: str) -> str:
+        """Name of the topic that a logged store of this application is restored from."""
+        return changelog_topic(app, self.name)
+
     def definition(self) -> dict[str, Any]:
         """What is kept beside the data: every setting that the stored bytes depend on, as JSON values."""
         return {
@@ -74,9 +83,42 @@ class StoreSpec:
 
 @dataclass(frozen=True)
 class KeyValueStore(StoreSpec):
-    """Key to value; with `timestamped` each value carries the timestamp of its newest input."""
+    """Key to value; with `timestamped` each value carries the timestamp of its newest input.
+
+    With `source_topic` the store holds that topic as a table: it has no changelog of its own and is restored from the
+    topic, up to the group's committed offset. Put each record of the topic, with its own key, value and timestamp.
+    """
 
     kind: ClassVar[str] = "keyvalue"
+
+    source_topic: str | None = field(default=None, kw_only=True)
+
+    @property
+    def from_source(self) -> bool:
+        """Whether a source topic serves as the changelog."""
+        return self.source_topic is not None
+
+    def changelog_of(self, app: str) -> str:
+        """The source topic, or the store's own changelog."""
+        return super().changelog_of(app) if self.source_topic is None else self.source_topic
+
+    def definition(self) -> dict[str, Any]:
+        # Left out where there is none, so that definitions kept by earlier versions stay equal.
+        return super().definition() | ({} if self.source_topic is None else {"source_topic": self.source_topic})
+
+    def _problems(self) -> list[str]:
+        problems = super()._problems()
+        if self.source_topic is None:
+            return problems
+        try:
+            check_topic(self.source_topic)
+        except InvalidRequest as error:
+            problems.append(f"source_topic: {error}")
+        if not self.logging:
+            problems.append("logging=False cannot go with source_topic, which the store is restored from: leave it out")
+        if self.changelog:
+            problems.append("changelog settings cannot go with source_topic: the topic is not the store's own")
+        return problems
 
 
 @dataclass(frozen=True)

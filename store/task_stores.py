@@ -54,8 +54,9 @@ class TaskStores:
         self.poisoned: BaseException | None = None
         self.damaged: Corruption | None = None
         self.closed = False
+        self._times_before: list[tuple[StoreRows, int, int]] = []
         self._now_ms = now_ms
-        self._limits = limits or RowLimits()
+        self.limits = limits or RowLimits()
         self.memory = MemoryEngine()
         self.engine: Engine = self._open_engine(app, shared)
         try:
@@ -118,6 +119,23 @@ class TaskStores:
             store.rows.observe(timestamp_ms)
             times = self.cut.stores.get(name, StoreTimes())
             self.cut = replace(self.cut, stores={**self.cut.stores, name: times._replace(observed_ms=timestamp_ms)})
+
+    def savepoint(self) -> None:
+        """Remember this point, for one record; `rollback` goes back to it, `release` forgets it."""
+        self.buffer.begin()
+        self._times_before = [
+            (store.rows, store.rows.observed_ms, store.rows.sequence) for store in self.stores.values()
+        ]
+
+    def rollback(self) -> None:
+        """Undo what was written since `savepoint`: rows, changes, observed stream times, sequence numbers."""
+        self.buffer.rollback()
+        for rows, observed_ms, sequence in self._times_before:
+            rows.observed_ms, rows.sequence = observed_ms, sequence
+
+    def release(self) -> None:
+        """What was written since `savepoint` stays."""
+        self.buffer.release()
 
     def discard(self) -> None:
         """Forget everything uncommitted."""
@@ -229,9 +247,9 @@ class TaskStores:
             now_ms=self._now_ms,
             on_damage=self._note_damage,
             caching=spec.caching,
-            logging=spec.logging,
+            logging=spec.logging and not spec.from_source,
             read_only=read_only,
-            limits=self._limits,
+            limits=self.limits,
             observed_ms=times.observed_ms,
             sequence=times.sequence,
         )

@@ -41,20 +41,21 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
         raw = None if value is None else self._encode_value(value)
         start = self._time("window_start", window_start)
         stamp = self._timestamp(timestamp)
-        duplicates = self.spec.retain_duplicates
-        if duplicates and raw is None:
+        if not self.spec.retain_duplicates:
+            self.put_row(window_key.pack(raw_key, start), start, raw, stamp)
+            return
+        if raw is None:
             return  # nothing identifies which duplicate to delete (Kafka Streams skips it too)
         rows = self.rows
-        row_key = window_key.pack(raw_key, start, (rows.sequence + 1) & SEQUENCE_MASK if duplicates else 0)
+        row_key = window_key.pack(raw_key, start, (rows.sequence + 1) & SEQUENCE_MASK)
         rows.check(row_key, raw)
         family = self.segments.family_for(start)
         if family is None:
             rows.counters.late_dropped += 1
             return
         rows.observe(start)
-        if duplicates:
-            rows.sequence = (rows.sequence + 1) & SEQUENCE_MASK
-        rows.put(family, row_key, None if raw is None else self._pack(stamp, raw))
+        rows.sequence = (rows.sequence + 1) & SEQUENCE_MASK
+        rows.put(family, row_key, self._pack(stamp, raw))
         rows.log(row_key, raw, stamp)
 
     def fetch(self, key: K, window_start: int) -> V | None:
@@ -103,6 +104,45 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
     def all(self, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
         """Every row within retention."""
         return self.fetch_key_range(None, None, 0, TIME_MAX, reverse=reverse)
+
+    def get_row(self, row_key: bytes, start: int) -> bytes | None:
+        """The row of a window as it is stored, also one that reads hide; for aggregations, which know its key bytes."""
+        family = self.segments.family_of(start)
+        return None if family is None else self.rows.get_if_present(family, row_key)
+
+    def put_row(self, row_key: bytes, start: int, raw: bytes | None, timestamp: int) -> bool:
+        """`put` of bytes, into a store without duplicates; False if the row is late and was refused."""
+        family = self.segments.family_for(start)
+        rows = self.rows
+        if family is None:
+            rows.check(row_key, raw)
+            rows.counters.late_dropped += 1
+            return False
+        row = TIMESTAMP.pack(timestamp) + raw if raw is not None and self._skip else raw
+        rows.write(family, row_key, row, raw, timestamp)
+        if start > rows.observed_ms:
+            rows.observed_ms = start
+        return True
+
+    def rows_of(self, raw_key: bytes, start_from: int, start_to: int) -> Iterator[tuple[int, bytes]]:
+        """(window start, row) of one key with start_from <= start <= start_to, by start, within retention."""
+        first = max(start_from, self.segments.visible_from())
+        families = self.segments.families(first, start_to)
+        if first > start_to or not families:
+            return
+        low, high = window_key.key_bounds(raw_key, first, start_to)
+        length = len(raw_key) + window_key.SUFFIX_BYTES
+        for key, row in self.rows.scan_all(families, low, high):
+            if len(key) == length and key.startswith(raw_key):
+                yield window_key.start_of(key), row
+
+    def rows_from(self, start_from: int) -> Iterator[tuple[int, bytes]]:
+        """(window start, key bytes) of every row with start >= start_from, in raw key order, also of hidden ones."""
+        families = self.segments.families(start_from)
+        for row_key, _ in self.rows.scan_all(families) if families else ():
+            key, start, _ = window_key.unpack(row_key)
+            if start >= start_from:
+                yield start, key
 
     def restore(self, records: Sequence[LoggedRecord]) -> FamilyRows:
         rows = self.rows

@@ -3,6 +3,7 @@
     app = App("delays", log=..., state_dir=..., stores=[...])
     @app.source("flights", key=serde.string, value=serde.json)
     class Board(Processor): ...
+    app.stream("clicks").group_by_key().count("visits").to("out")
     app.run()
 
 Rules of this file: declaration and life cycle; the loop itself is `standfast.stream.loop`.
@@ -13,101 +14,256 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, get_args
 
 from standfast.replication.listeners import Listener
 from standfast.replication.open_log import open_log
+from standfast.store import serde
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
-from standfast.store.names import check_topic
 from standfast.store.serde import Serde
-from standfast.store.specs import StoreSpec
-from standfast.stream.loop import Loop
-from standfast.stream.processor import Processor, Source, SourceRecord
+from standfast.store.specs import KeyValueStore, StoreSpec
+from standfast.stream.assembly import Assembled, assemble
+from standfast.stream.drops import Drops
+from standfast.stream.fluent import Defaults, Stream, Table, store_of_kind
+from standfast.stream.loop import BATCH_BYTES, LINGER_MS, Loop
+from standfast.stream.nodes import Partitioner, ProcessorNode
+from standfast.stream.processor import Processor, has_timers
+from standfast.stream.restart import ExponentialDelay, RestartStrategy
+from standfast.stream.runner import RunnerSettings
 from standfast.stream.session import Session
 from standfast.stream.settings import SessionOptions
+from standfast.stream.sources import SourceOptions, SourceSettings
+from standfast.stream.stateless import ToTable
+from standfast.stream.stream_time import Policy
+from standfast.stream.topology import Topology, TopologyBuilder
 
 P = TypeVar("P", bound=type[Processor])
+POLL_MS = 50
 
 
 class App:
-    """A stream application. Its tasks, one per partition of its sources, are shared out among live instances."""
+    """A stream application. Its tasks, one per sub-topology and partition, are shared out among live instances.
+
+    stream_time            "min": the smallest over a task's inputs of the largest timestamp; "max": the largest of all
+    commit_interval_ms     how long what was processed may stay uncommitted
+    linger_ms, batch_bytes at least once: output records are written once the oldest is so old, or they are so many;
+                           exactly once they are written with the commit
+    restart                what becomes of a task that fails; a strategy of `standfast.restart`
+    watermark_interval_ms  how often periodic assigners are asked; 0: after every record
+    default_key_serde      of streams that name none (default_value_serde likewise)
+
+    Further settings are those of SessionSettings. `log` and `state_dir` may be left out for the test driver only.
+    """
 
     def __init__(
         self,
         name: str,
         *,
-        log: str,
-        state_dir: str | Path,
+        log: str | None = None,
+        state_dir: str | Path | None = None,
         stores: Sequence[StoreSpec] = (),
+        stream_time: Policy = "min",
         commit_interval_ms: int = 1_000,
+        linger_ms: int = LINGER_MS,
+        batch_bytes: int = BATCH_BYTES,
+        restart: RestartStrategy | None = None,
+        watermark_interval_ms: int = 200,
+        default_key_serde: Serde[Any] = serde.string,
+        default_value_serde: Serde[Any] = serde.json,
         clock: Clock | None = None,
         listeners: Iterable[Listener] = (),
         **settings: Unpack[SessionOptions],
     ) -> None:
-        if not isinstance(commit_interval_ms, int) or commit_interval_ms < 1:
-            raise BadConfig([f"commit_interval_ms must be a whole number of at least 1, not {commit_interval_ms!r}"])
+        _check(
+            stream_time,
+            (("commit_interval_ms", commit_interval_ms, 1), ("watermark_interval_ms", watermark_interval_ms, 0)),
+            (("linger_ms", linger_ms, 0), ("batch_bytes", batch_bytes, 1)),
+        )
         self.name = name
+        self.stream_time: Policy = stream_time
         self.commit_interval_ms = commit_interval_ms
+        self.linger_ms = linger_ms
+        self.batch_bytes = batch_bytes
+        self.watermark_interval_ms = watermark_interval_ms
+        self.restart: RestartStrategy = restart or ExponentialDelay()
         self.clock: Clock = clock or SystemClock()
-        self.sources: list[tuple[Source, type[Processor]]] = []
+        self.drops = Drops(self.clock)
+        self.stores = tuple(stores)
+        self.settings: SessionOptions = settings
+        self.builder = TopologyBuilder(name, self.stores)
         self.session: Session | None = None
+        self._defaults = Defaults(default_key_serde, default_value_serde)
         self._log_address = log
         self._state_dir = state_dir
-        self._stores = tuple(stores)
         self._listeners = tuple(listeners)
-        self._settings = settings
+        self._assembled: Assembled | None = None
+        self._paused = False
         self._stop = threading.Event()
+
+    # --- declaration ---
 
     def source(
         self,
         topic: str,
         *,
-        key: Serde[Any],
-        value: Serde[Any],
-        timestamp: Callable[[SourceRecord], int] | None = None,
+        key: Serde[Any] | None = None,
+        value: Serde[Any] | None = None,
+        **options: Unpack[SourceOptions],
     ) -> Callable[[P], P]:
         """Class decorator: the processor reads this topic; used several times, it reads several topics."""
-        check_topic(topic)
+        settings = self._source_settings(key, value, options)
 
         def register(processor: P) -> P:
-            if not (isinstance(processor, type) and issubclass(processor, Processor)):
-                raise InvalidRequest(f"source {topic!r}: decorate a subclass of standfast.Processor, not {processor!r}")
-            self.sources.append((Source(topic, key, value, timestamp), processor))
+            self._check_processor(processor, f"source {topic!r}")
+            source = self.builder.add_source(topic, settings)
+            name = processor.__name__
+            there = self.builder.nodes.get(name)
+            if isinstance(there, ProcessorNode) and there.make is processor:
+                self.builder.connect(name, source)
+            else:
+                timer_key = (processor.timer_key or settings.key) if has_timers(processor) else None
+                self.builder.add_processor(name, processor, [source], processor.stores, timer_key)
             return processor
 
         return register
 
+    def sink(
+        self,
+        topic: str,
+        *,
+        key: Serde[Any] | None = None,
+        value: Serde[Any] | None = None,
+        partitioner: Partitioner | None = None,
+        name: str | None = None,
+    ) -> Callable[[P], P]:
+        """Class decorator, above the sources: what the processor forwards is written to this topic."""
+
+        def register(processor: P) -> P:
+            self._check_processor(processor, f"sink {topic!r}")
+            self.builder.add_sink(
+                name or f"{topic}-sink",
+                topic,
+                [processor.__name__],
+                key or self._defaults.key,
+                value or self._defaults.value,
+                partitioner,
+            )
+            return processor
+
+        return register
+
+    def stream(
+        self,
+        topic: str,
+        *,
+        key: Serde[Any] | None = None,
+        value: Serde[Any] | None = None,
+        **options: Unpack[SourceOptions],
+    ) -> Stream:
+        """A topic as a stream of records."""
+        settings = self._source_settings(key, value, options)
+        node = self.builder.add_source(topic, settings)
+        return Stream(self.builder, node, self._defaults, settings.key, settings.value)
+
+    def table(self, topic: str, store: str | None = None) -> Table:
+        """A topic as a table: the latest value of each key, with the topic itself as the store's changelog.
+
+        `store` names a declared KeyValueStore, whose serdes the topic is read with; without it the store is called as
+        the topic and has the default serdes. Records without a key are skipped and counted.
+        """
+        name = store or topic
+        if store is None and name not in self.builder.specs:
+            spec: KeyValueStore = KeyValueStore(name, self._defaults.key, self._defaults.value)
+        else:
+            spec = store_of_kind(self.builder, name, [KeyValueStore], f"table {topic!r}")
+        spec = replace(spec, source_topic=topic)
+        source = self.builder.add_source(topic, SourceSettings(key=spec.key, value=spec.value))
+        self.builder.specs[name] = spec
+        node = self.builder.add_processor(f"{name}-table", lambda: ToTable(name), [source], [name])
+        return Table(self.builder, node, self._defaults, spec.key, spec.value, store=name)
+
+    def topology(self) -> Topology:
+        """What the application is made of; numbers of partitions are known once it has run or was opened."""
+        if self._assembled is not None:
+            return self._assembled.topology
+        return Topology(self.name, self.builder.sub_topologies(), tuple(self.builder.internal.values()))
+
+    # --- life ---
+
     def open(self) -> Session:
         """Open the session (state directory, log, membership); run() does it too."""
         if self.session is None:
-            shared: SessionOptions = {**self._settings, "partitions": self._partitions(), "placement": "shared"}
-            self.session = Session(
-                self.name,
-                log=self._log_address,
-                state_dir=self._state_dir,
-                stores=self._stores,
-                clock=self.clock,
-                listeners=self._listeners,
-                **shared,
-            )
+            if self._log_address is None or self._state_dir is None:
+                raise BadConfig([f"application {self.name!r} needs log=... and state_dir=... to run"])
+            log = open_log(self._log_address, clock=self.clock)
+            try:
+                self._assembled = assemble(self.builder, log.admin, self._log_address)
+            finally:
+                log.close()
+            self.session = self.open_session(self._assembled, self._log_address, self._state_dir, self.clock)
         return self.session
+
+    def open_session(
+        self, assembled: Assembled, log: str, state_dir: str | Path, clock: Clock, *, background: bool = True
+    ) -> Session:
+        """A session with this application's stores and settings; for run() and the test driver."""
+        shared: SessionOptions = {**self.settings, "placement": "shared"}
+        session = Session(
+            self.name,
+            log=log,
+            state_dir=state_dir,
+            stores=(),
+            groups=assembled.groups,
+            clock=clock,
+            background=background,
+            listeners=self._listeners,
+            **shared,
+        )
+        session.counters.dropped = self.drops.counts
+        return session
+
+    def runner_settings(self, assembled: Assembled, clock: Clock) -> RunnerSettings:
+        """What the runners of this application's tasks share."""
+        return RunnerSettings(
+            clock,
+            self.drops,
+            self.stream_time,
+            self.watermark_interval_ms,
+            assembled.partitions_of,
+            assembled.upstream,
+            assembled.event_time,
+        )
 
     def run(self) -> None:
         """Process until stop() or SIGTERM/SIGINT; commits and closes cleanly at the end.
 
-        An exception of a processor ends the run after closing: what was not committed is processed again by the
-        next run.
+        A task that fails is opened again as the restart strategy says; once it may not be, its error ends the run.
+        What was not committed is processed again by the next run.
         """
         session = self.open()
+        assembled = self._assembled
+        assert assembled is not None
         previous = self._catch_signals()
         try:
-            loop = Loop(session, self.sources, commit_interval_ms=self.commit_interval_ms, clock=self.clock)
+            loop = Loop(
+                session,
+                assembled.topology,
+                self.runner_settings(assembled, self.clock),
+                commit_interval_ms=self.commit_interval_ms,
+                restart=self.restart,
+                clock=self.clock,
+                batch_bytes=self.batch_bytes,
+                linger_ms=self.linger_ms,
+            )
             try:
                 while not self._stop.is_set():
-                    loop.poll_once(timeout_ms=50)
+                    loop.paused = self._paused
+                    loop.poll_once(POLL_MS)
                 loop.commit_all()
             finally:
                 loop.close()
@@ -121,23 +277,23 @@ class App:
         """Ask run() to end; may be called from any thread."""
         self._stop.set()
 
-    def _partitions(self) -> int:
-        if not self.sources:
-            raise BadConfig([f"application {self.name!r} has no source: add one with @app.source(topic, ...)"])
-        log = open_log(self._log_address, clock=self.clock)
-        try:
-            counts = {}
-            for source, _ in self.sources:
-                info = log.admin.describe_topic(source.topic)
-                if info is None:
-                    raise BadConfig([f"source topic {source.topic!r} does not exist in {self._log_address}: create it"])
-                counts[source.topic] = info.partitions
-        finally:
-            log.close()
-        if len(set(counts.values())) > 1:
-            listed = ", ".join(f"{topic} has {count}" for topic, count in counts.items())
-            raise BadConfig([f"sources of one application need equal partition counts, but {listed}"])
-        return next(iter(counts.values()))
+    def pause(self) -> None:
+        """Process nothing until resume(); tasks stay here, standbys go on. May be called from any thread."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on after pause()."""
+        self._paused = False
+
+    def _source_settings(
+        self, key: Serde[Any] | None, value: Serde[Any] | None, options: SourceOptions
+    ) -> SourceSettings:
+        return SourceSettings(key=key or self._defaults.key, value=value or self._defaults.value, **options)
+
+    @staticmethod
+    def _check_processor(processor: object, where: str) -> None:
+        if not (isinstance(processor, type) and issubclass(processor, Processor)):
+            raise InvalidRequest(f"{where}: decorate a subclass of standfast.Processor, not {processor!r}")
 
     def _catch_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
@@ -147,3 +303,14 @@ class App:
             self.stop()
 
         return {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+def _check(stream_time: str, *numbers: tuple[tuple[str, int, int], ...]) -> None:
+    problems = []
+    if stream_time not in get_args(Policy):
+        problems.append(f"stream_time must be one of {', '.join(get_args(Policy))}, not {stream_time!r}")
+    for name, number, least in chain.from_iterable(numbers):
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            problems.append(f"{name} must be a whole number of at least {least}, not {number!r}")
+    if problems:
+        raise BadConfig(problems)

@@ -49,7 +49,6 @@ class Instance:
         lease_ms: int,
         take_over: bool,
         standby_replicas: int,
-        partitions: int,
         all_tasks: frozenset[TaskId] | None,
     ) -> None:
         self.log = log
@@ -64,7 +63,6 @@ class Instance:
         counters.standby_records = self.tailer.applied_records
         self.view: GroupView | None = None
         self.standbys_missing = 0
-        self.partitions = partitions
         self._group = group
         self._opener = opener
         self._clock = clock
@@ -113,11 +111,18 @@ class Instance:
         task.close()
 
     def reopen(self, task_id: TaskId) -> None:
-        """Open a failed task again; what the log holds beyond its stored position is replayed."""
+        """Open a failed task again; what the log holds beyond its stored position is replayed.
+
+        Held where tasks are shared out and a live member took it over meanwhile: it is no task of this process then.
+        """
         task = self.tasks.pop(task_id)
         self._forget_gate(task_id)
         task.close()
-        self._open_active(task_id, if_free=False)
+        try:
+            self._open_active(task_id, if_free=self._all_tasks is not None)
+        except Held:
+            self.publish()
+            raise
 
     def poll_once(self) -> int:
         """One round of restore, standby and take-over work; returns how many records were applied."""
@@ -188,7 +193,7 @@ class Instance:
         started_ms = self._clock.monotonic_ms()
         writer = self._open_writer(task_id, if_free=if_free)
         try:
-            opened = self._opener.open(task_id, self.partitions)
+            opened = self._opener.open(task_id)
         except BaseException:
             writer.close()
             raise
@@ -197,10 +202,12 @@ class Instance:
         self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, "assign")
 
     def _open_standby(self, task_id: TaskId) -> None:
-        opened = self._opener.open(task_id, self.partitions)
+        self._stand_by_for(self._opener.open(task_id))
+
+    def _stand_by_for(self, opened: Opened) -> None:
         self._started(opened)
         opened.task.move(TaskState.STANDBY)
-        self.tailer.add(opened.task.applier)
+        self.tailer.add(opened.task.applier, opened.task.applier.limited)
 
     def _started(self, opened: Opened) -> None:
         opened.task.counters = self.counters
@@ -304,7 +311,7 @@ class Instance:
         try:
             writer = self._open_writer(task_id, if_free=False) if active else None
             damaged = reason == "corrupt"
-            opened = self._opener.open(task_id, self.partitions, set_aside_as=reason if damaged else None)
+            opened = self._opener.open(task_id, set_aside_as=reason if damaged else None)
         except StandfastError as error:
             # Refused (the local rows may be the last copy) or out of reach: it stays closed, and says why.
             old.error = error
@@ -314,13 +321,12 @@ class Instance:
                 self._gated.add(task_id)
                 self.gate.failed(task_id, str(error))
             return
+        if writer is None:
+            self._stand_by_for(opened)
+            return
         self._started(opened)
-        if writer is not None:
-            opened.task.open_writer(writer)
-            self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, "assign")
-        else:
-            opened.task.move(TaskState.STANDBY)
-            self.tailer.add(opened.task.applier)
+        opened.task.open_writer(writer)
+        self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, "assign")
 
     def _take_over(self) -> None:
         if not self._take_over_allowed:

@@ -1,27 +1,40 @@
-"""The loop of an application: poll, initialise, process, commit.
+"""The loop of an application: poll, initialise and restore, process, punctuate, commit.
 
-    tasks that run here ──> reader positions ──> fetch ──> processor.process ──> commit (interval, request, full)
+    tasks that run here ──> fetch ──> turn of each task: records, clocks, commit ──> next round
+                                           │ an exception
+                                           └──> the task fails; the restart strategy says when it is opened again
 
 Rules of this file: one thread, driven by `poll_once`. It stands on the session: restore, standbys and take-over are
-the session's; while the gate is shut nothing is fetched, and every position stays.
+the session's; while the gate is shut nothing is fetched, and every position stays. What one task suffers the others
+do not feel; a task that may not be restarted any more ends the loop with its error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from standfast.replication.log import Fetched, Record
-from standfast.replication.offsets import TopicPartition
+from standfast.replication.log import Record
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
-from standfast.store.errors import Corruption, Fenced, NotReady, StandfastError, StateLost
+from standfast.store.errors import Corruption, Fenced, Held, InvalidRequest, StandfastError, StateLost, Unavailable
 from standfast.store.log import logger
-from standfast.stream.processor import Context, Processor, Source, SourceRecord
+from standfast.stream.restart import RestartHistory, RestartStrategy
+from standfast.stream.runner import RunnerSettings, TaskRunner
 from standfast.stream.session import Session
-from standfast.stream.task import Task, TaskState
+from standfast.stream.task import Outputs, Task, TaskState
+from standfast.stream.topology import Topology
 
-FETCH_RECORDS_MAX = 500
+FETCH_RECORDS_MAX = 1_000
+RECORDS_PER_TURN = 250
+WAITING_MAX = 2_000  # records taken in and not processed at which an input is paused; resumed at half of it
+BATCH_BYTES = 1 << 20
+LINGER_MS = 100  # Kafka Streams' default for its producers
 SHUT_WAIT_MS = 5
+RETRY_WAIT_MS = 200
+PURGE_INTERVAL_MS = 30_000  # Kafka Streams' repartition.purge.interval.ms
 
 
 @dataclass(slots=True)
@@ -29,156 +42,313 @@ class RunningTask:
     """A task that processes here."""
 
     task: Task
-    inputs: dict[str, tuple[Source, Processor, Context]]
-    processors: list[Processor]
+    runner: TaskRunner
     next_commit_ms: int
-    pending: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 class Loop:
-    """Processes the sources of every task that runs on this instance."""
+    """Runs every task of an application that is active on this instance."""
 
     def __init__(
         self,
         session: Session,
-        sources: Sequence[tuple[Source, type[Processor]]],
+        topology: Topology,
+        runners: RunnerSettings,
         *,
         commit_interval_ms: int,
+        restart: RestartStrategy,
         clock: Clock,
+        batch_bytes: int = BATCH_BYTES,
+        linger_ms: int = LINGER_MS,
     ) -> None:
         self.records_total = 0
+        self.paused = False
         self._session = session
-        self._sources = tuple(sources)
+        self._topology = topology
+        self._groups = {topic: group.group for group in topology.groups for topic in group.topics}
+        self._runners = runners
         self._commit_interval_ms = commit_interval_ms
+        self._restart = restart
+        self._batch_bytes = batch_bytes
+        self._linger_ms = linger_ms
         self._clock = clock
         self._reader = session.log.reader()
-        self._running: dict[int, RunningTask] = {}
-        self._stores = frozenset(spec.name for spec in session.specs)
+        self._running: dict[TaskId, RunningTask] = {}
+        self._turns: deque[TaskId] = deque()
+        self._held: set[TopicPartition] = set()
+        self._failures: dict[TaskId, RestartHistory] = {}
+        self._reopen_at: dict[TaskId, int] = {}
+        self._fatal: Exception | None = None  # of a task that may not be opened again
+        self._next_purge_ms = clock.monotonic_ms() + PURGE_INTERVAL_MS
 
     def poll_once(self, timeout_ms: int = 0) -> int:
-        """One round; returns how many records were processed."""
-        self._follow_tasks()
-        if not self._session.ready:
-            # The gate is shut: what was processed before stays uncommitted for at most its interval.
+        """One round; returns how many records were processed. Raises the error of a task that is given up."""
+        processed = self._round(timeout_ms)
+        self._raise_fatal()
+        return processed
+
+    def _round(self, timeout_ms: int) -> int:
+        self._reopen_due()
+        tasks = self._session.open_tasks()
+        self._follow_tasks(tasks)
+        if self.paused or not tasks.keys() >= self._running.keys():
+            # What was processed before stays uncommitted for at most its interval.
             self._commit_due()
             self._clock.sleep_ms(SHUT_WAIT_MS)
             return 0
         if not self._running:
             self._clock.sleep_ms(timeout_ms)
             return 0
+        self._fetch(timeout_ms)
         processed = 0
-        for batch in self._reader.fetch(FETCH_RECORDS_MAX, timeout_ms):
-            running = self._running.get(batch.source.partition)
+        self._turns.rotate(-1)
+        for task_id in list(self._turns):
+            running = self._running.get(task_id)
             if running is not None:
-                processed += self._process(batch, running)
-        self._commit_due()
+                processed += self._turn(task_id, running)
+        self._purge_due()
         self.records_total += processed
         return processed
 
     def commit_all(self) -> None:
         """Commit every task now."""
-        for partition in list(self._running):
-            self._commit(partition)
+        for task_id, running in list(self._running.items()):
+            self._guarded(task_id, running, partial(self._commit, running))
+        self._raise_fatal()
 
     def close(self) -> None:
-        """Close the processors and the reader; what is uncommitted is forgotten."""
-        for partition in list(self._running):
-            self._end(partition)
+        """Close the processors and the reader; what is uncommitted is forgotten.
+
+        The first error of a processor's `close` is raised once all had their turn.
+        """
+        errors: list[Exception] = []
+        for task_id in list(self._running):
+            try:
+                self._end(task_id)
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
         self._reader.close()
+        if errors:
+            raise errors[0]
 
-    def _follow_tasks(self) -> None:
-        tasks = self._session.tasks()
-        for partition, running in list(self._running.items()):
-            if tasks.get(partition) is not running.task or running.task.state is not TaskState.RUNNING:
-                self._end(partition)
-        for partition, task in tasks.items():
-            if task.state is TaskState.RUNNING and partition not in self._running and self._session.ready:
-                self._begin(partition, task)
+    # --- tasks come and go ---
 
-    def _begin(self, partition: int, task: Task) -> None:
-        positions = self._positions(partition, task)
-        by_class: dict[type[Processor], tuple[Processor, Context]] = {}
-        inputs = {}
-        for source, processor_class in self._sources:
-            if processor_class not in by_class:
-                by_class[processor_class] = (processor_class(), Context(task, self._stores))
-            inputs[source.topic] = (source, *by_class[processor_class])
-        for processor, context in by_class.values():
-            processor.init(context)
-        self._reader.add(positions)
-        self._running[partition] = RunningTask(
-            task,
-            inputs,
-            [processor for processor, _ in by_class.values()],
-            self._clock.monotonic_ms() + self._commit_interval_ms,
-        )
+    def _follow_tasks(self, tasks: Mapping[TaskId, Task]) -> None:
+        held = self._session.all_tasks()
+        for task_id, running in list(self._running.items()):
+            if held.get(task_id) is not running.task or running.task.state is not TaskState.RUNNING:
+                self._leave(task_id)
+        for task_id, task in tasks.items():
+            if task_id not in self._running:
+                self._begin(task_id, task)
 
-    def _positions(self, partition: int, task: Task) -> dict[TopicPartition, int]:
-        committed = task.source_offsets()
-        partitions = [TopicPartition(source.topic, partition) for source, _ in self._sources]
-        bounds = self._reader.bounds(partitions)
-        return {at: committed.get(at, bounds[at].begin) for at in partitions}
-
-    def _end(self, partition: int) -> None:
-        running = self._running.pop(partition)
-        self._reader.remove([TopicPartition(source.topic, partition) for source, _ in self._sources])
-        for processor in running.processors:
-            processor.close()
-
-    def _process(self, batch: Fetched, running: RunningTask) -> int:
-        topic, partition = batch.source
-        source, processor, context = running.inputs[topic]
-        task = running.task
-        context.topic, context.partition = topic, partition
-        count = 0
+    def _begin(self, task_id: TaskId, task: Task) -> None:
+        group = self._topology.groups[task_id.group]
+        partitions = [TopicPartition(topic, task_id.partition) for topic in sorted(group.topics)]
         try:
-            for record in batch.records:
-                self._process_one(record, source, processor, context, task)
-                count += 1
-                running.pending[topic, partition] = record.offset + 1
-                if (task.commit_requested or task.stores.buffer.full) and not self._commit(partition):
-                    return count
-        except StandfastError as error:
-            # A task that was taken over or lost meanwhile is the session's to deal with; the others go on.
-            if isinstance(error, (Corruption, Fenced, StateLost)):
-                task.fail(error)
-            elif task.state is TaskState.RUNNING:
-                raise
-            logger.warning("task %s stops: %s", task.id, error)
-            return count
-        finally:
-            task.record_timestamp = None
-        running.pending[topic, partition] = batch.next_offset
-        return count
+            bounds = self._reader.bounds(partitions)
+        except Unavailable as error:
+            self._wait_for_log(error)
+            return
+        try:
+            positions = {at: task.source_offsets().get(at, bounds[at].begin) for at in partitions}
+            runner = TaskRunner(task, group, self._runners, positions)
+        except Exception as error:  # noqa: BLE001 - taken over just now, or the application's code; decided there
+            self._failed(task_id, task, error)
+            return
+        running = RunningTask(task, runner, self._clock.monotonic_ms() + self._commit_interval_ms)
+        task.on_outputs = self._hand_over
+        self._running[task_id] = running
+        self._turns.append(task_id)
+        self._reader.add(positions)
+        self._guarded(task_id, running, runner.start)
 
-    def _process_one(self, record: Record, source: Source, processor: Processor, context: Context, task: Task) -> None:
-        decoded = SourceRecord(
-            None if record.key is None else source.key.deserialize(record.key),
-            None if record.value is None else source.value.deserialize(record.value),
-            record.timestamp,
-            record.headers,
-        )
-        if source.timestamp is not None:
-            decoded = decoded._replace(timestamp=source.timestamp(decoded))
-        context.offset, context.headers = record.offset, record.headers
-        task.record_timestamp = decoded.timestamp
-        task.observe(source.topic, context.partition, decoded.timestamp)
-        processor.process(decoded)
+    def _end(self, task_id: TaskId) -> None:
+        running = self._running.pop(task_id)
+        self._turns.remove(task_id)
+        partitions = running.runner.partitions
+        self._reader.remove(partitions)
+        self._held.difference_update(partitions)
+        running.runner.close()
+
+    def _leave(self, task_id: TaskId) -> None:
+        """End the run of a task that is not this instance's any more, or that failed."""
+        try:
+            self._end(task_id)
+        except Exception:  # noqa: BLE001 - the task is gone either way, and the others go on
+            logger.exception("task %s: closing its processors failed", task_id)
+
+    def _guarded(self, task_id: TaskId, running: RunningTask, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - decided there
+            self._failed(task_id, running.task, error)
+
+    def _failed(self, task_id: TaskId, task: Task, error: Exception) -> None:
+        """End a task's run; it is the session's, the restart strategy's, or the end of the loop."""
+        # Whoever takes a task over, revokes or loses it does so in a thread of its own, in the middle of our work.
+        gone = task.state is not TaskState.RUNNING and task.error is not error
+        if not gone:
+            task.fail(error)
+        if task_id in self._running:
+            self._leave(task_id)
+        if gone or isinstance(error, (Corruption, Fenced, StateLost)):
+            logger.warning("task %s stops: %s", task_id, error)
+            return
+        self._session.counters.task_failures += 1
+        self._open_later(task_id, error)
+
+    def _open_later(self, task_id: TaskId, error: Exception) -> None:
+        history = self._failures.setdefault(task_id, RestartHistory(self._restart))
+        now_ms = self._clock.monotonic_ms()
+        delay_ms = history.failed(now_ms)
+        if delay_ms is None:
+            self._fatal = self._fatal or error
+            return
+        logger.error("task %s failed (%d so far), opened again in %d ms", task_id, history.failures, delay_ms,
+                     exc_info=error)  # fmt: skip
+        self._reopen_at[task_id] = now_ms + delay_ms
+
+    def _reopen_due(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        for task_id, at_ms in list(self._reopen_at.items()):
+            if now_ms < at_ms:
+                continue
+            del self._reopen_at[task_id]
+            task = self._session.all_tasks().get(task_id)
+            if task is None or task.state is not TaskState.FAILED:
+                continue
+            try:
+                self._session.reopen(task_id)
+            except Held as held:
+                logger.warning("task %s is not opened again: %s", task_id, held)
+            except StandfastError as again:
+                self._open_later(task_id, again)
+
+    def _raise_fatal(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+    # --- one round ---
+
+    def _fetch(self, timeout_ms: int) -> None:
+        wall_due_ms = min(running.runner.next_wall_ms - running.runner.wall_ms() for running in self._running.values())
+        busy = any(running.runner.runnable for running in self._running.values())
+        wait_ms = 0 if busy else max(min(timeout_ms, wall_due_ms), 0)
+        try:
+            fetched = self._reader.fetch(FETCH_RECORDS_MAX, wait_ms)
+        except StateLost as lost:
+            self._out_of_reach(lost)
+            return
+        except Unavailable as error:
+            self._wait_for_log(error)
+            return
+        for batch in fetched:
+            task_id = TaskId(self._groups[batch.source.topic], batch.source.partition)
+            running = self._running.get(task_id)
+            if running is not None:
+                take_in = partial(self._take_in, running.runner, batch.source, batch.records, batch.next_offset)
+                self._guarded(task_id, running, partial(take_in, batch.at_end))
+
+    def _wait_for_log(self, error: Unavailable) -> None:
+        logger.warning("the log does not answer, trying again: %s", error)
+        self._clock.sleep_ms(RETRY_WAIT_MS)
+
+    def _out_of_reach(self, lost: StateLost) -> None:
+        """Fail the tasks whose next record is gone: a newer owner processed and purged it, or it was kept too short.
+
+        Which of the two it was shows when the task is opened again.
+        """
+        positions = self._reader.assignment()
+        for at, (begin, end) in self._reader.bounds(positions).items():
+            running = self._running.get(TaskId(self._groups[at.topic], at.partition))
+            if running is not None and not begin <= positions[at] <= end:
+                problem = InvalidRequest(
+                    f"task {running.task.id}: {at} begins at {begin} and ends at {end}, but the next offset to "
+                    f"process is {positions[at]}: keep records until they are processed, or reset the application"
+                )
+                problem.__cause__ = lost
+                self._failed(running.task.id, running.task, problem)
+
+    def _hand_over(self, written: Outputs, acknowledged: Mapping[TopicPartition, int]) -> None:
+        """Give what a task wrote to an internal topic to the next task, if it runs here, without reading it again.
+
+        Only where it stands exactly at the first of these records: otherwise others wrote in between, or it lags.
+        """
+        for at, batch in written.items():
+            task_id = TaskId(self._groups.get(at.topic, -1), at.partition)
+            running = self._running.get(task_id)
+            next_offset = acknowledged.get(at, 0)
+            first = next_offset - len(batch)
+            if running is None or at in self._held or running.runner.inputs[at.topic].fetched != first:
+                continue
+            records = [Record(offset, stamp, key, value, headers)
+                       for offset, (key, value, stamp, headers) in enumerate(batch, first)]  # fmt: skip
+            self._reader.seek(at, next_offset)
+            self._session.counters.handed_over_records += len(records)
+            self._guarded(task_id, running, partial(self._take_in, running.runner, at, records, next_offset, True))
+
+    def _take_in(
+        self, runner: TaskRunner, at: TopicPartition, records: Sequence[Record], next_offset: int, at_end: bool
+    ) -> None:
+        if runner.add(at.topic, records, next_offset, at_end) > WAITING_MAX:
+            self._reader.pause([at])
+            self._held.add(at)
+
+    def _turn(self, task_id: TaskId, running: RunningTask) -> int:
+        runner, task = running.runner, running.task
+        processed = 0
+        try:
+            while processed < RECORDS_PER_TURN:
+                count = runner.run(RECORDS_PER_TURN - processed)
+                processed += count
+                if not (task.commit_requested or task.stores.buffer.full):
+                    break
+                self._commit(running)
+            runner.tick()
+            task.write_outputs(batch_bytes=self._batch_bytes, linger_ms=self._linger_ms)
+            if runner.punctuated or task.commit_requested or self._clock.monotonic_ms() >= running.next_commit_ms:
+                self._commit(running)
+        except Exception as error:  # noqa: BLE001 - decided there
+            self._failed(task_id, task, error)
+            return processed
+        self._resume(runner)
+        return processed
+
+    def _resume(self, runner: TaskRunner) -> None:
+        if self._held:
+            ready = [at for at in self._held.intersection(runner.partitions) if runner.waiting(at) <= WAITING_MAX // 2]
+            if ready:
+                self._reader.resume(ready)
+                self._held.difference_update(ready)
 
     def _commit_due(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        for partition, running in list(self._running.items()):
+        for task_id, running in list(self._running.items()):
             if now_ms >= running.next_commit_ms or running.task.commit_requested:
-                self._commit(partition)
+                self._guarded(task_id, running, partial(self._commit, running))
 
-    def _commit(self, partition: int) -> bool:
-        """Whether the task goes on: a fenced or lost one is the session's to deal with."""
-        running = self._running[partition]
+    def _commit(self, running: RunningTask) -> None:
         running.next_commit_ms = self._clock.monotonic_ms() + self._commit_interval_ms
+        running.runner.commit()
+
+    def _purge_due(self) -> None:
+        """Records of internal topics that were processed are of no use to anybody."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._next_purge_ms:
+            return
+        self._next_purge_ms = now_ms + PURGE_INTERVAL_MS
+        internal = {one.name for one in self._topology.internal}
+        done = {}
+        for running in self._running.values():
+            try:
+                offsets = running.task.source_offsets()
+            except StandfastError:  # gone just now, which the next round finds out
+                continue
+            done.update({at: offset for at, offset in offsets.items() if at.topic in internal})
+        if not done:
+            return
         try:
-            running.task.commit(running.pending)
-        except (Fenced, StateLost, Corruption, NotReady) as error:
-            logger.warning("task %s stops: %s", running.task.id, error)
-            return False
-        running.pending = {}
-        return True
+            self._session.log.admin.delete_records(done)
+        except Unavailable as error:
+            self._wait_for_log(error)

@@ -4,16 +4,18 @@
     standby                                  stores -> plan against the log's bounds -> tail
 
 Rules of this file: the plan is pure (`standfast.restore.plan`); here it is carried out. State that does not fit the
-log is set aside whole, never deleted, and the reason is told; a plan that is refused changes nothing.
+log is set aside whole, never deleted, and the reason is told; a plan that is refused changes nothing. Stores,
+partitions and changelogs are those of the task's own group. Where a source topic serves as changelog the restore ends
+at the group's committed offset, read here, after the previous owner was fenced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from standfast.replication.applier import ChangelogApplier
-from standfast.replication.changelog import ensure_changelogs
+from standfast.replication.changelog import changelog_problems, ensure_changelogs
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Group, Log, TopicInfo
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
@@ -27,12 +29,12 @@ from standfast.restore.plan import (
     plan_changelog,
 )
 from standfast.store.clock import Clock
-from standfast.store.errors import Corruption, StateLost
+from standfast.store.errors import BadConfig, Corruption, StateLost
 from standfast.store.rocks import RocksShared
 from standfast.store.rows import RowLimits
-from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
 from standfast.store.task_stores import TaskStores
+from standfast.stream.groups import TaskGroup
 from standfast.stream.settings import Guarantee
 from standfast.stream.task import Task
 
@@ -58,7 +60,7 @@ class TaskOpener:
         log: Log,
         group: Group,
         state_dir: StateDir,
-        specs: Sequence[StoreSpec],
+        groups: Mapping[int, TaskGroup],
         shared: RocksShared,
         *,
         clock: Clock,
@@ -71,7 +73,7 @@ class TaskOpener:
     ) -> None:
         self.app = app
         self.log = log
-        self.specs = tuple(specs)
+        self.groups = groups  # the session's own mapping: it may learn the partitions of a group later
         self.state_dir = state_dir
         self._group = group
         self._shared = shared
@@ -84,16 +86,27 @@ class TaskOpener:
         self._buffer_bytes = buffer_bytes
         self._reader = log.reader()
 
-    def topics(self, partitions: int) -> Mapping[str, TopicInfo]:
-        """The changelogs, created where missing and checked where not."""
-        return ensure_changelogs(self.log.admin, self.app, self.specs, partitions)
+    def ensure_topics(self) -> None:
+        """Make missing changelogs of every group; BadConfig lists every problem at once, before any is made."""
+        problems = []
+        for group in self.groups.values():
+            problems += changelog_problems(self.log.admin, self.app, group.specs, group.partitions)
+        if problems:
+            raise BadConfig(problems)
+        for number in sorted(self.groups):
+            self.topics(number)
 
-    def open(self, task: TaskId, partitions: int, *, set_aside_as: str | None = None) -> Opened:
+    def topics(self, group: int) -> Mapping[str, TopicInfo]:
+        """The changelogs of a group by store, created where missing and checked where not."""
+        wanted = self.groups[group]
+        return ensure_changelogs(self.log.admin, self.app, wanted.specs, wanted.partitions)
+
+    def open(self, task: TaskId, *, set_aside_as: str | None = None) -> Opened:
         """Open the stores of a task and plan its restore; a directory that does not fit the log is set aside.
 
         With `set_aside_as` (a reason) the directory is known to be damaged and is set aside first.
         """
-        topics = self.topics(partitions)
+        topics = self.topics(task.group)
         lost = set_aside_as
         if lost is not None:
             self.state_dir.set_aside(str(task), lost)
@@ -141,6 +154,7 @@ class TaskOpener:
                 guarantee=self._guarantee,
                 clock=self._clock,
                 listener=self._listener,
+                topics=self.groups[task.group].topics,
             )
         except BaseException:
             stores.close()
@@ -155,7 +169,7 @@ class TaskOpener:
             self.state_dir.task_path(str(task)),
             self.app,
             str(task),
-            self.specs,
+            self.groups[task.group].specs,
             self._shared,
             now_ms=self._clock.wall_ms,
             buffer_bytes=self._buffer_bytes(),
@@ -177,10 +191,12 @@ class TaskOpener:
         self, stores: TaskStores, applier: ChangelogApplier, topics: Mapping[str, TopicInfo]
     ) -> dict[TopicPartition, Plan]:
         bounds = self._reader.bounds(applier.store_of)
+        committed = self._group.committed(applier.limited) if applier.limited else {}
+        limits = {at: committed[at].offset if at in committed else 0 for at in applier.limited}
         now_ms = self._clock.wall_ms()
         plans: dict[TopicPartition, Plan] = {}
         for changelog, name in applier.store_of.items():
-            log_state = _log_state(changelog, topics[name], bounds[changelog])
+            log_state = _log_state(changelog, topics[name], bounds[changelog], limits.get(changelog))
             local = _local(stores, applier, changelog, name)
             plans[changelog] = plan_changelog(
                 local,
@@ -192,7 +208,7 @@ class TaskOpener:
         return plans
 
 
-def _log_state(changelog: TopicPartition, info: TopicInfo, bounds: Bounds) -> LogState:
+def _log_state(changelog: TopicPartition, info: TopicInfo, bounds: Bounds, limit: int | None) -> LogState:
     return LogState(
         topic_partition=changelog,
         topic_id=info.topic_id,
@@ -202,6 +218,7 @@ def _log_state(changelog: TopicPartition, info: TopicInfo, bounds: Bounds) -> Lo
         retention_ms=info.policy.retention_ms,
         delete_retention_ms=info.policy.delete_retention_ms,
         diverged_at=None,
+        limit=limit,
     )
 
 

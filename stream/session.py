@@ -27,12 +27,14 @@ from standfast.store.errors import (
     InvalidRequest,
     NotReady,
     Unavailable,
+    UnknownStore,
 )
 from standfast.store.log import logger
 from standfast.store.rocks import RocksShared
 from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
+from standfast.stream.groups import TaskGroup, all_specs, all_task_ids
 from standfast.stream.instance import Instance, changelog_of
 from standfast.stream.opener import TaskOpener
 from standfast.stream.settings import CACHE_DEFAULT_BYTES, CACHE_MIN_BYTES, SessionOptions, SessionSettings
@@ -56,8 +58,10 @@ class ReadView(NamedTuple):
 class Session:
     """Stores of one application on one instance, logged, restored and stood by for.
 
-    `log` is an address (`sqlite:///path`); further settings are those of `SessionSettings`. Raises BadConfig with every
-    problem of the settings, Held if another process has the state directory.
+    `log` is an address (`sqlite:///path`); further settings are those of `SessionSettings`. `groups` is for
+    applications with sub-topologies: stores, partitions and source topics of each, by its number, instead of `stores`
+    and `partitions`; without it all tasks are of group 0. Raises BadConfig with every problem of the settings, Held
+    if another process has the state directory.
     """
 
     def __init__(
@@ -66,21 +70,23 @@ class Session:
         *,
         log: str,
         state_dir: str | Path,
-        stores: Sequence[StoreSpec],
+        stores: Sequence[StoreSpec] = (),
+        groups: Mapping[int, TaskGroup] | None = None,
         clock: Clock | None = None,
         background: bool = True,
         listeners: Iterable[Listener] = (),
         **settings: Unpack[SessionOptions],
     ) -> None:
         self._settings = SessionSettings(**settings)
-        self._settings.check(app, stores)
+        self._groups = self._settings.check(app, stores, groups)
+        self._grouped = groups is not None
         self.app = app
         self.clock: Clock = clock or SystemClock()
         self.listeners = Listeners()
         for listener in listeners:
             self.listeners.add(listener)
         self.counters = SessionCounters()
-        self.specs = tuple(stores)
+        self.specs = all_specs(self._groups)
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -105,13 +111,15 @@ class Session:
 
     def _make_instance(self) -> Instance:
         settings = self._settings
-        caching = settings.cache_max_bytes > 0
+        if not settings.cache_max_bytes:
+            for number, group in self._groups.items():
+                self._groups[number] = replace(group, specs=tuple(replace(spec, caching=False) for spec in group.specs))
         opener = TaskOpener(
             self.app,
             self.log,
             self._group,
             self._state,
-            self.specs if caching else [replace(spec, caching=False) for spec in self.specs],
+            self._groups,
             RocksShared(settings.memory_bytes),
             clock=self.clock,
             listener=self.listeners,
@@ -121,9 +129,8 @@ class Session:
             accept_missing_history=settings.accept_missing_history,
             buffer_bytes=self._buffer_bytes,
         )
-        partitions = settings.partitions
-        if partitions is not None:
-            opener.topics(partitions)
+        if all(group.partitions for group in self._groups.values()):
+            opener.ensure_topics()
         shared = settings.placement == "shared"
         return Instance(
             self.log,
@@ -137,8 +144,7 @@ class Session:
             lease_ms=settings.lease_ms,
             take_over=settings.take_over,
             standby_replicas=settings.standby_replicas,
-            partitions=partitions or 0,
-            all_tasks=frozenset(TaskId(0, number) for number in range(partitions or 0)) if shared else None,
+            all_tasks=all_task_ids(self._groups) if shared else None,
         )
 
     @property
@@ -151,35 +157,37 @@ class Session:
         """`<state_dir>/<app>`."""
         return self._state.path
 
-    def assign(self, active: Iterable[int] = (), standby: Iterable[int] = ()) -> None:
-        """Make exactly these partitions the tasks of this instance; repeating it changes nothing.
+    def assign(self, active: Iterable[int | TaskId] = (), standby: Iterable[int | TaskId] = ()) -> None:
+        """Make exactly these the tasks of this instance; repeating it changes nothing. A number is a task of group 0.
 
         Active tasks take the task from whoever had it (an older owner is fenced) and restore behind the gate;
         standbys begin once every active task is restored.
         """
-        active, standby = self._checked(active), self._checked(standby)
+        wanted, stand_by = self._checked(active), self._checked(standby)
         with self._usable():
-            if self._settings.partitions is None:
-                largest = max([*active, *standby], default=-1)
-                self._instance.partitions = self._known_partitions() or max(largest + 1, self._instance.partitions)
-            self._instance.assign([TaskId(0, number) for number in active], [TaskId(0, number) for number in standby])
+            if not self._partitions_given:
+                largest = max((task_id.partition for task_id in [*wanted, *stand_by]), default=-1)
+                plain = self._groups[0]
+                partitions = self._known_partitions() or max(largest + 1, plain.partitions)
+                self._groups[0] = replace(plain, partitions=partitions)
+            self._instance.assign(wanted, stand_by)
         self._wake.set()
 
     def on_assign(self, _consumer: object, partitions: Iterable[Any]) -> None:
         """For a consumer's own callback: these source partitions (objects with `.partition`) are now active here."""
         with self._usable():
             tasks = self._instance.tasks
-            standby = [task.partition for task, one in tasks.items() if one.role == "standby"]
-            added = {one.partition for one in partitions}
-            active = {task.partition for task, one in tasks.items() if one.role == "active"} | added
-            self.assign(active, [number for number in standby if number not in added])
+            standby = {task_id for task_id, one in tasks.items() if one.role == "standby"}
+            added = {self._reader_of(one) for one in partitions}
+            active = {task_id for task_id, one in tasks.items() if one.role == "active"} | added
+            self.assign(active, standby - added)
 
     def on_revoke(self, _consumer: object, partitions: Iterable[Any]) -> None:
         """For a consumer's own callback: these source partitions left; what is uncommitted is forgotten."""
         with self._usable():
-            for number in {one.partition for one in partitions}:
-                if TaskId(0, number) in self._instance.tasks:
-                    self._instance.revoke(TaskId(0, number))
+            for task_id in {self._reader_of(one) for one in partitions}:
+                if task_id in self._instance.tasks:
+                    self._instance.revoke(task_id)
             self._instance.publish()
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
@@ -223,13 +231,13 @@ class Session:
         with self._usable():
             return not self._instance.gate.missing()
 
-    def task(self, partition: int) -> Task:
-        """The active task of a partition; NotReady while the gate is shut, InvalidRequest if it is not held here."""
+    def task(self, partition: int | TaskId) -> Task:
+        """The active task of a partition of group 0, or of a task id; NotReady while the gate is shut.
+
+        InvalidRequest if it is not held here.
+        """
         with self._usable():
-            task = self._instance.tasks.get(TaskId(0, partition))
-            if task is None:
-                held = ", ".join(str(task_id.partition) for task_id in sorted(self._instance.tasks)) or "none"
-                raise InvalidRequest(f"partition {partition} is not assigned to this instance (it holds: {held})")
+            task = self._held(_task_id(partition))
             if task.error is not None or task.role == "standby":
                 task.store("")  # raises what the task's state calls for
             if not self._instance.gate.is_open(task.id):
@@ -237,16 +245,32 @@ class Session:
             return task
 
     def tasks(self) -> dict[int, Task]:
-        """Tasks held here by partition, standbys included."""
+        """Tasks of group 0 held here by partition, standbys included."""
         with self._usable():
-            return {task_id.partition: task for task_id, task in self._instance.tasks.items()}
+            return {task_id.partition: task for task_id, task in self._instance.tasks.items() if task_id.group == 0}
+
+    def open_tasks(self) -> dict[TaskId, Task]:
+        """Tasks that run here and whose restore gate is open: those that may process."""
+        with self._usable():
+            gate = self._instance.gate
+            return {
+                task_id: task
+                for task_id, task in self._instance.tasks.items()
+                if task.state is TaskState.RUNNING and gate.is_open(task_id)
+            }
+
+    def all_tasks(self) -> dict[TaskId, Task]:
+        """Tasks of every group held here, standbys included."""
+        with self._usable():
+            return dict(self._instance.tasks)
 
     def read(self, store: str, partition: int, *, allow_stale: bool = False) -> ReadView:
-        """Committed rows of a store, from any thread. A restoring or standby store only with `allow_stale`."""
+        """Committed rows of a store, from any thread. A restoring or standby store only with `allow_stale`.
+
+        The group is the one that has the store: names are unique over all groups.
+        """
         with self._usable():
-            task = self._instance.tasks.get(TaskId(0, partition))
-            if task is None:
-                raise InvalidRequest(f"partition {partition} is not assigned to this instance")
+            task = self._held(TaskId(self._group_of(store), partition))
             running = task.state is TaskState.RUNNING
             if not running and not allow_stale:
                 raise NotReady(
@@ -258,18 +282,24 @@ class Session:
             if task.stores.specs[store].logging:
                 stored = task.stores.cut.positions.get(store)
                 changelog = changelog_of(task, store)
-                bounds = self._statistics_reader.bounds([changelog])[changelog]
-                lag = 0 if running else bounds.end - (stored.offset if stored is not None else bounds.begin)
+                begin, end = self._statistics_reader.bounds([changelog])[changelog]
+                if changelog in task.applier.limited:
+                    committed = self._group.committed([changelog]).get(changelog)
+                    end = min(end, committed.offset) if committed is not None else begin
+                lag = 0 if running else max(end - (stored.offset if stored is not None else begin), 0)
             return ReadView(view, task.role, lag)
 
-    def reopen(self, partition: int) -> None:
-        """Open a failed task again: it restores the tail of the log and runs."""
+    def reopen(self, partition: int | TaskId) -> None:
+        """Open a failed task (of group 0, or by its id) again: it restores the tail of the log and runs."""
         with self._usable():
-            self._instance.reopen(TaskId(0, partition))
+            self._instance.reopen(self._held(_task_id(partition)).id)
         self._wake.set()
 
     def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit every active task, each with the offsets of its own partition. Stops at the first that fails."""
+        """Commit every active task of group 0, each with the offsets of its own partition.
+
+        Stops at the first that fails. Tasks of other groups are committed each by itself.
+        """
         for partition, task in sorted(self.tasks().items()):
             if task.state is TaskState.RUNNING:
                 own = {at: offset for at, offset in source_offsets.items() if at[1] == partition}
@@ -378,19 +408,57 @@ class Session:
         total = self._settings.cache_max_bytes or CACHE_DEFAULT_BYTES
         return max(total // max(len(self._instance.tasks), 1), CACHE_MIN_BYTES)
 
+    @property
+    def _partitions_given(self) -> bool:
+        return self._grouped or self._settings.partitions is not None
+
+    def _held(self, task_id: TaskId) -> Task:
+        task = self._instance.tasks.get(task_id)
+        if task is None:
+            what = f"task {task_id}" if self._grouped else f"partition {task_id.partition}"
+            ids = sorted(self._instance.tasks)
+            held = ", ".join(str(one) if self._grouped else str(one.partition) for one in ids) or "none"
+            raise InvalidRequest(f"{what} is not assigned to this instance (it holds: {held})")
+        return task
+
+    def _group_of(self, store: str) -> int:
+        for number, group in self._groups.items():
+            if any(spec.name == store for spec in group.specs):
+                return number
+        known = ", ".join(sorted(spec.name for spec in self.specs)) or "none"
+        raise UnknownStore(f"application {self.app!r} has no store {store!r}: it declares {known}")
+
+    def _reader_of(self, source: Any) -> TaskId:
+        """The task that reads a source partition of a consumer."""
+        topic = getattr(source, "topic", None)
+        owners = (
+            number for number, group in self._groups.items() if group.topics is not None and topic in group.topics
+        )
+        return TaskId(next(owners, 0), source.partition)
+
     def _known_partitions(self) -> int:
         for spec in self.specs:
             if spec.logging:
-                info = self.log.admin.describe_topic(f"{self.app}-{spec.name}-changelog")
+                info = self.log.admin.describe_topic(spec.changelog_of(self.app))
                 if info is not None:
                     return info.partitions
         return 0
 
-    def _checked(self, partitions: Iterable[int]) -> list[int]:
-        checked = sorted(set(partitions))
-        limit = self._settings.partitions
-        for number in checked:
+    def _checked(self, tasks: Iterable[int | TaskId]) -> list[TaskId]:
+        checked = set()
+        for one in tasks:
+            task_id = _task_id(one)
+            group = self._groups.get(task_id.group)
+            if group is None:
+                known = ", ".join(map(str, sorted(self._groups)))
+                raise InvalidRequest(f"task {task_id} does not exist: the groups are {known}")
+            number, limit = task_id.partition, group.partitions if self._partitions_given else None
             if not isinstance(number, int) or number < 0 or (limit is not None and number >= limit):
                 upper = "" if limit is None else f" below {limit}"
                 raise InvalidRequest(f"partition {number!r} does not exist: give whole numbers from 0{upper}")
-        return checked
+            checked.add(task_id)
+        return sorted(checked)
+
+
+def _task_id(partition: int | TaskId) -> TaskId:
+    return partition if isinstance(partition, TaskId) else TaskId(0, partition)

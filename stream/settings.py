@@ -6,7 +6,7 @@ that pass them on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
@@ -15,6 +15,7 @@ from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_name
 from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.specs import StoreSpec
+from standfast.stream.groups import TaskGroup, all_specs, group_problems, source_topic_problems
 
 Guarantee = Literal["exactly_once", "at_least_once"]
 Placement = Literal["static", "shared"]
@@ -75,13 +76,25 @@ class SessionSettings:
     accept_empty_log: bool = False
     accept_missing_history: bool = False
 
-    def check(self, app: str, stores: Sequence[StoreSpec]) -> None:
-        """Raise BadConfig with every problem."""
-        problems = [*_name_problems(app), *_store_problems(stores), *self._choice_problems(), *self._number_problems()]
-        if self.placement == "shared" and self.partitions is None:
+    def check(
+        self, app: str, stores: Sequence[StoreSpec], groups: Mapping[int, TaskGroup] | None = None
+    ) -> dict[int, TaskGroup]:
+        """The groups of tasks: those given, or one of all stores (0 partitions: not known yet).
+
+        Raises BadConfig with every problem.
+        """
+        problems = [*_name_problems(app), *self._choice_problems(), *self._number_problems()]
+        if groups is not None:
+            problems += group_problems(groups)
+            if stores or self.partitions is not None:
+                problems.append("groups say stores and partitions themselves: leave `stores` and `partitions` out")
+        elif self.placement == "shared" and self.partitions is None:
             problems.append('placement="shared" needs partitions: the number of tasks to share out')
+        specs = tuple(stores) if groups is None else all_specs(groups)
+        problems += _store_problems(specs) or source_topic_problems(specs, app)
         if problems:
             raise BadConfig(problems)
+        return {0: TaskGroup(self.partitions or 0, specs)} if groups is None else dict(groups)
 
     def _choice_problems(self) -> list[str]:
         choices = (("guarantee", Guarantee), ("placement", Placement), ("gate", GatePolicy))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.tailer import TailedChangelog
 from standfast.store.cut import Position
 from standfast.store.errors import UnknownStore
 from standfast.stream.instance import Instance
@@ -94,7 +95,7 @@ def _store(task: Task, name: str, instance: Instance, bounds: dict[TopicPartitio
         position_at_ms=stored.at_ms,
         begin=begin,
         end=end,
-        lag=max(end - stored.offset, 0),
+        lag=_lag(task, changelog, stored.offset, end, instance, tailed),
         observed_ms=store.rows.observed_ms,
         sst_bytes=sizes.sst_bytes,
         memtable_bytes=sizes.memtable_bytes,
@@ -108,8 +109,27 @@ def _store(task: Task, name: str, instance: Instance, bounds: dict[TopicPartitio
         late_dropped=counters.late_dropped,
         segments_expired=counters.segments_expired,
         corruptions=counters.corruptions,
+        skipped=counters.skipped,
         limit=tailed.machine.limit if tailed is not None else None,
         paused=tailed.paused if tailed is not None else False,
         caught_up_ms=tailed.caught_up_ms if tailed is not None else -1,
         record_timestamp_ms=tailed.record_timestamp_ms if tailed is not None else -1,
     )
+
+
+def _lag(
+    task: Task,
+    changelog: TopicPartition | None,
+    position: int,
+    end: int,
+    instance: Instance,
+    tailed: TailedChangelog | None,
+) -> int:
+    """Records that a store lacks. What a source topic holds beyond the limit is not processed yet, so it lacks none."""
+    if changelog is not None and changelog in task.applier.limited:
+        restoring = instance.restorer.tasks.get(task.id)
+        if tailed is not None:
+            end = min(end, tailed.reachable)
+        else:
+            end = restoring.changelogs[changelog].end if restoring is not None else position
+    return max(end - position, 0)

@@ -40,7 +40,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class SessionCounters:
-    """Numbers that only grow, added to by the session's threads under its lock (commits: by the task's owner)."""
+    """Numbers that only grow, added to by the session's threads under its lock (of processing: by its loop)."""
 
     commits: Counter[str] = field(default_factory=Counter)  # outcome
     commit_seconds: Histogram = field(default_factory=lambda: Histogram(COMMIT_BUCKETS_S))
@@ -53,6 +53,11 @@ class SessionCounters:
     restored_bytes: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     fenced: int = 0
     standby_records: Counter[tuple[str, int]] = field(default_factory=Counter)  # store, partition
+    processed_records: Counter[str] = field(default_factory=Counter)  # task
+    dropped: Counter[str] = field(default_factory=Counter)  # reason
+    punctuations: Counter[tuple[str, str]] = field(default_factory=Counter)  # kind, outcome
+    task_failures: int = 0
+    handed_over_records: int = 0
     gate_last_wait_ms: int = -1
     promotion_last_ms: int = -1
 
@@ -90,6 +95,7 @@ class StoreStatistics:
     late_dropped: int
     segments_expired: int
     corruptions: int
+    skipped: int
     limit: int | None = None
     paused: bool = False
     caught_up_ms: int = -1

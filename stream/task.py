@@ -8,6 +8,9 @@
     commit, exactly once     log transaction (changelogs, outputs, source offsets) -> one local batch
     commit, at least once    log append (changelogs, outputs) -> one local batch -> source offsets
 
+    position of a store      the next offset of its changelog, as the log acknowledged it; where a source topic serves
+                             as changelog, the source offset that this very commit makes durable
+
 Rules of this file: the order above is the order of durability; a crash between two steps leaves the log ahead of
 the local state, never behind. A commit that fails leaves the task FAILED until it is opened again.
 """
@@ -15,7 +18,7 @@ the local state, never behind. A commit that fails leaves the task FAILED until 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -23,7 +26,7 @@ from typing import Any
 from standfast.replication.applier import ChangelogApplier
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.listeners import Listener
-from standfast.replication.log import Batches, Committed, Group, GroupCommit, LogWriter, Outgoing
+from standfast.replication.log import Batches, Committed, Group, GroupCommit, Headers, LogWriter, Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.buffer import changes_bytes
 from standfast.store.clock import Clock
@@ -34,6 +37,8 @@ from standfast.store.names import check_topic
 from standfast.store.task_stores import TaskStores
 from standfast.stream.settings import Guarantee
 from standfast.stream.statistics import SessionCounters
+
+Outputs = Mapping[TopicPartition, Sequence[Outgoing]]
 
 
 class TaskState(Enum):
@@ -71,6 +76,7 @@ class Task:
         guarantee: Guarantee,
         clock: Clock,
         listener: Listener,
+        topics: frozenset[str] | None = None,
     ) -> None:
         self.id = task
         self.app = app
@@ -86,11 +92,17 @@ class Task:
         self.progress: dict[str, int] = {}
         self.commit_requested = False
         self.counters = SessionCounters()  # the session's, once it has the task
+        self.on_outputs: Callable[[Outputs, Mapping[TopicPartition, int]], None] | None = None  # after a commit
         self._group = group
         self._clock = clock
         self._listener = listener
+        self._topics = topics  # source topics of the task's group; None: any
         self._sources: dict[TopicPartition, int] = {}
+        self._committed_times: tuple[dict[str, int], dict[str, int]] = ({}, {})  # stream times and progress
         self._outputs: dict[TopicPartition, list[Outgoing]] = {}
+        self._output_bytes = 0
+        self._outputs_since_ms = -1
+        self._mark: tuple[dict[TopicPartition, int], dict[str, int], int, bool] = ({}, {}, 0, False)
 
     @property
     def epoch(self) -> int:
@@ -129,19 +141,29 @@ class Task:
         *,
         partition: int | None = None,
         partitions: int = 1,
+        headers: Headers = (),
     ) -> None:
         """Add a record to an output topic; it is written with the next commit, in the same transaction if there is one.
 
         Without `partition` the key's CRC-32 over `partitions` chooses it (librdkafka's `consistent` partitioner).
+        InvalidRequest for a key, a value or headers over the session's value_max_bytes; nothing changes then.
         """
         self._check_running()
         check_topic(topic)
         if partition is None:
             partition = zlib.crc32(key) % partitions if key else 0
-        self.stores.buffer.check_room(len(key or b"") + len(value or b""))
+        size = len(key or b"") + len(value or b"")
+        if headers or size > self.stores.limits.value_bytes:
+            size = self._checked_size(topic, key, value, headers)
+        self.stores.buffer.check_room(size)
         stamp = self.now_ms() if timestamp is None else timestamp
-        self._outputs.setdefault(TopicPartition(topic, partition), []).append(Outgoing(key, value, stamp))
-        self.stores.buffer.size_bytes += len(key or b"") + len(value or b"")
+        self._outputs.setdefault(TopicPartition(topic, partition), []).append(
+            Outgoing(key, value, stamp, tuple(headers))
+        )
+        self.stores.buffer.size_bytes += size
+        if not self._output_bytes:
+            self._outputs_since_ms = self._clock.monotonic_ms()
+        self._output_bytes += size
 
     def observe(self, topic: str, partition: int, timestamp_ms: int) -> None:
         """Note the timestamp of a record read; a partition's stream time never goes back."""
@@ -153,10 +175,14 @@ class Task:
         """Make everything since the last commit durable, in the log and locally, as one cut.
 
         `source_offsets` maps (topic, partition) to the next offset to process. When this returns, the state survives
-        the kill of any process; when it raises, the task takes no more writes until it is opened again.
+        the kill of any process; when it raises, the task takes no more writes until it is opened again. Stream times
+        and progress that moved without a new offset are committed with the known offsets, so that the log has them.
         """
         self._check_running()
         offsets = self._checked_offsets(source_offsets or {})
+        moved = (self.stream_times, self.progress) != self._committed_times
+        if moved and not offsets:
+            offsets = dict(self._sources)
         # Text that is too long is refused here, while the changes are still in the buffer.
         metadata = CommitMetadata(
             epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
@@ -165,13 +191,13 @@ class Task:
         batches: dict[TopicPartition, Sequence[Outgoing]] = dict(self._outputs)
         for name, store_changes in changes.items():
             batches[self.applier.changelogs[name]] = store_changes  # type: ignore[assignment]
-        if not batches and not offsets and not self.stores.buffer.rows:
+        if not batches and not offsets and not moved and not self.stores.buffer.rows:
             self.commit_requested = False
             return
         commit = GroupCommit(self.app, {at: Committed(offset, metadata) for at, offset in offsets.items()})
         started_ms = self._clock.monotonic_ms()
         try:
-            self._make_durable(batches, commit)
+            acknowledged = self._make_durable(batches, commit)
         except BaseException as error:
             self.counters.commits["failed"] += 1
             self.fail(error)
@@ -179,15 +205,64 @@ class Task:
         self.counters.commits["committed"] += 1
         self.counters.commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1_000)
         self._sources.update(offsets)
-        self._outputs = {}
+        written, self._outputs, self._output_bytes = self._outputs, {}, 0
+        self._keep_times()
         self.commit_requested = False
         self._count(changes)
         self._listener.on_commit(self.id, offsets)
+        if written and self.on_outputs is not None:
+            self.on_outputs(written, acknowledged)
+
+    @property
+    def outputs(self) -> Outputs:
+        """Records for output topics that the next commit writes."""
+        return self._outputs
+
+    def savepoint(self) -> None:
+        """Mark the present point: `rollback` comes back to it, `release` forgets it. One at a time."""
+        self.stores.savepoint()
+        lengths = {at: len(batch) for at, batch in self._outputs.items()}
+        self._mark = (lengths, dict(self.progress), self._output_bytes, self.commit_requested)
+
+    def rollback(self) -> None:
+        """Undo every write, output and progress since the savepoint."""
+        self.stores.rollback()
+        lengths, progress, self._output_bytes, self.commit_requested = self._mark
+        self._outputs = {at: batch[: lengths[at]] for at, batch in self._outputs.items() if at in lengths}
+        self.progress.clear()
+        self.progress.update(progress)
+
+    def release(self) -> None:
+        """Keep what was done since the savepoint."""
+        self.stores.release()
+
+    def write_outputs(self, *, batch_bytes: int, linger_ms: int) -> None:
+        """At least once: write output records before the commit, once they are many or old enough.
+
+        Exactly once they belong to the commit's transaction, and nothing is done here.
+        """
+        if self.guarantee == "exactly_once" or not self._outputs or self.writer is None:
+            return
+        if self._output_bytes < batch_bytes and self._clock.monotonic_ms() - self._outputs_since_ms < linger_ms:
+            return
+        written, self._outputs = self._outputs, {}
+        try:
+            acknowledged = self.writer.append(written)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self.stores.buffer.size_bytes -= self._output_bytes
+        self._output_bytes = 0
+        if self.on_outputs is not None:
+            self.on_outputs(written, acknowledged)
 
     def discard(self) -> None:
-        """Forget everything since the last commit."""
+        """Forget everything since the last commit: rows, outputs, stream times and progress."""
         self.stores.discard()
-        self._outputs = {}
+        self._outputs, self._output_bytes = {}, 0
+        for now, committed in zip((self.stream_times, self.progress), self._committed_times, strict=True):
+            now.clear()  # the dictionaries stay: processors may hold them
+            now.update(committed)
 
     def fail(self, error: BaseException) -> None:
         """The task cannot go on; it takes no reads or writes until it is opened again."""
@@ -204,10 +279,19 @@ class Task:
 
         The group's commit is atomic with the log under exactly once, so it wins. At least once, the local offsets may
         be ahead of it, and count only if every changelog stood at its end when the task was opened (`local_counts`).
+        Only offsets of this task's own partition and topics count: another group may have a task of the same partition.
         """
-        committed = {at: found for at, found in self._group.committed().items() if at.partition == self.id.partition}
+        committed = {
+            at: found
+            for at, found in self._group.committed().items()
+            if at.partition == self.id.partition and self._owns(at.topic)
+        }
         cut = self.stores.cut
-        local = {TopicPartition(*parse_source_key(key)): offset for key, offset in cut.sources.items()}
+        local = {
+            at: offset
+            for at, offset in ((TopicPartition(*parse_source_key(key)), value) for key, value in cut.sources.items())
+            if self._owns(at.topic)
+        }
         self._sources = {at: found.offset for at, found in committed.items()}
         for at, offset in local.items():
             if local_counts and (at not in committed or self.guarantee == "at_least_once"):
@@ -218,6 +302,7 @@ class Task:
             metadata = CommitMetadata.from_text(found.metadata)
             if metadata is not None:
                 self._take_over_times(metadata)
+        self._keep_times()
 
     def close(self) -> None:
         """Flush nothing, forget what is uncommitted, release log and directory. Closing twice is fine."""
@@ -227,6 +312,12 @@ class Task:
             self.writer.close()
         self.stores.close()
 
+    def _keep_times(self) -> None:
+        self._committed_times = (dict(self.stream_times), dict(self.progress))
+
+    def _owns(self, topic: str) -> bool:
+        return self._topics is None or topic in self._topics
+
     def _take_over_times(self, metadata: CommitMetadata) -> None:
         for key, stamp in metadata.stream_times.items():
             self.stream_times[key] = max(stamp, self.stream_times.get(key, -1))
@@ -235,7 +326,7 @@ class Task:
         for name, stamp in metadata.observed.items():
             self.stores.observe(name, stamp)
 
-    def _make_durable(self, batches: Batches, commit: GroupCommit) -> None:
+    def _make_durable(self, batches: Batches, commit: GroupCommit) -> Mapping[TopicPartition, int]:
         writer = self.writer
         if writer is None:
             raise InternalError(f"task {self.id} runs without a writer")
@@ -250,7 +341,9 @@ class Task:
         sources.update({source_key(*at): committed.offset for at, committed in commit.offsets.items()})
         cut = replace(
             self.stores.cut,
-            positions=self.applier.advanced(acknowledged),
+            positions=self.applier.advanced(
+                acknowledged, {at: committed.offset for at, committed in commit.offsets.items()}
+            ),
             sources=sources,
             stream_times=dict(self.stream_times),
             progress=dict(self.progress),
@@ -260,6 +353,7 @@ class Task:
         reach("commit.local")
         if self.guarantee == "at_least_once" and commit.offsets:
             self._group.commit(commit.offsets)
+        return acknowledged
 
     def _observed(self) -> dict[str, int]:
         return {
@@ -281,8 +375,28 @@ class Task:
                     f"task {self.id}: source offset of {topic}-{partition} is {offset!r}: give the next offset to "
                     "process, a whole number from 0"
                 )
+            if not self._owns(topic):
+                own = ", ".join(sorted(self._topics or ())) or "none"
+                raise InvalidRequest(
+                    f"task {self.id}: topic {topic!r} is no source of its group (which has: {own}): commit the offset "
+                    "with a task of the group that reads it"
+                )
             offsets[TopicPartition(topic, partition)] = offset
         return offsets
+
+    def _checked_size(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> int:
+        """Bytes of an output record, each part within the limit for values."""
+        sizes = {"key": len(key or b""), "value": len(value or b"")}
+        if headers:
+            sizes["headers"] = sum(len(name.encode()) + len(content or b"") for name, content in headers)
+        limit = self.stores.limits.value_bytes
+        for part, size in sizes.items():
+            if size > limit:
+                raise InvalidRequest(
+                    f"task {self.id}: {part} of {size} bytes for topic {topic!r} is over the limit of {limit} bytes: "
+                    "split it, or raise value_max_bytes together with the log's own message limit"
+                )
+        return sum(sizes.values())
 
     def _check_running(self) -> None:
         if self.state is TaskState.RUNNING:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from standfast.ops.bench_child import key_numbers, key_of, values_of
+from standfast.ops.bench_child import key_numbers
+from standfast.ops.bench_step import key_of, values_of
 from standfast.ops.cli import main
 
 slow = pytest.mark.slow
@@ -22,6 +23,7 @@ MEASURES = {
     "read": ["get", "get_absent", "scan", "scan_reverse"],
     "restore": [f"restore_{name}" for name in ("distinct", "distinct_log", "versions_near", "versions_near_log")]
     + ["restore_versions_far", "restore_versions_far_log"],
+    "process": ["process_count", "process_idle"],
 }
 
 

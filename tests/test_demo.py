@@ -1,14 +1,11 @@
-"""The demo: its data, its plain computation, its comparison on real stores, and one small run from end to end.
+"""The demo: its data, its feeder, its display and card, its folder and its workers.
 
-Rules of this file: the run is real (two processes, a SIGKILL, a take-over) and made once; the tests that plant a
-difference work on a copy of what it left behind.
+Rules of this file: no whole run, which is in `test_demo_run.py`; results are made by hand.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 import zipfile
 from argparse import Namespace
@@ -18,15 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from standfast.ops.demo import report, run
-from standfast.ops.demo_board import DAY_MS, HOUR_MS, PARTITIONS, RETENTION_MS
+from standfast.ops.demo_board import APP, BY_AIRPORT, DAY_MS, HOUR_MS, PARTITIONS, RESULTS, TASKS, BoardSettings
 from standfast.ops.demo_card import panel, print_card
-from standfast.ops.demo_compare import BoardComparison, compare_state, open_state
-from standfast.ops.demo_display import Numbers, PlainDisplay, choose_display
+from standfast.ops.demo_compare import BoardComparison
+from standfast.ops.demo_display import BarDisplay, Numbers, PlainDisplay, board_panel, choose_display
 from standfast.ops.demo_feeder import Feeder, partition_of
+from standfast.ops.demo_finals import FinalsComparison
 from standfast.ops.demo_flights import Flight, out_of_order, parse_flights, read_flights
-from standfast.ops.demo_plain import PlainBoard, plain_board
+from standfast.ops.demo_live import LiveBoard, add_up
+from standfast.ops.demo_log import LogView
 from standfast.ops.demo_process import Worker
 from standfast.ops.demo_result import (
     Board,
@@ -39,16 +39,14 @@ from standfast.ops.demo_result import (
     TakeOver,
     Verified,
 )
-from standfast.ops.demo_worker import log_address, state_dir, status_path
-from standfast.replication.embedded import EmbeddedLog
+from standfast.ops.demo_worker import log_address
+from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.open_log import open_log
 from standfast.store.clock import ManualClock, SystemClock
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest, Unavailable
-from standfast.store.task_stores import TaskStores
 
-LIMIT = 600
-RETENTION = RETENTION_MS["sample"]
+SETTINGS = BoardSettings(grace_ms=2 * DAY_MS, retention_ms=7 * DAY_MS)
 HEADER = "year,month,day,dep_time,sched_dep_time,dep_delay,carrier,flight,tailnum,origin,dest\n"
 
 
@@ -111,49 +109,13 @@ def test_full_data_that_is_not_installed_gives_the_install_line(
         read_flights("full")
 
 
-# --- plain computation
-
-
-def test_plain_board_hides_a_window_exactly_at_its_retention() -> None:
-    start = 100 * DAY_MS
-    newest = start + RETENTION
-    for last, visible in ((newest - HOUR_MS, True), (newest, False), (newest - 1, True), (newest + HOUR_MS - 1, False)):
-        board = plain_board([flight("N1", start), flight("N1", last)], 1, RETENTION)
-        assert ((0, "JFK", start) in board.delays) is visible, last - start
-        assert board.expired == (0 if visible else 1)
-        assert board.aircraft[0, "N1"]["flights"] == 2
-
-
-def test_plain_board_takes_retention_from_the_largest_hour_of_each_partition() -> None:
-    tails = {partition_of(tail.encode(), PARTITIONS): tail for tail in (f"N{number}" for number in range(100))}
-    old = [flight(tails[part], 0) for part in range(PARTITIONS)]
-    board = plain_board([*old, flight(tails[2], 50 * DAY_MS)], PARTITIONS, RETENTION)
-    assert {row[0] for row in board.delays if row[2] == 0} == {0, 1, 3}
-    assert board.records == {0: 1, 1: 1, 2: 2, 3: 1}
-
-
-def test_plain_board_sums_flights_of_one_airport_and_hour() -> None:
-    flights = [flight("N1", 10, -3), flight("N1", HOUR_MS - 1, 40, number=2), flight("N1", HOUR_MS, 5, number=3)]
-    board = plain_board(flights, 1, RETENTION)
-    assert board.delays == {
-        (0, "JFK", 0): {"flights": 2, "delay": 37, "worst": 40},
-        (0, "JFK", HOUR_MS): {"flights": 1, "delay": 5, "worst": 5},
-    }
-
-
-def test_plain_board_keeps_the_airport_of_the_latest_departure() -> None:
-    early, late = flight("N1", 0, 90, "LGA", 7), flight("N1", HOUR_MS, 0, "EWR", 8)
-    board = plain_board([late, early], 1, RETENTION)
-    assert board.aircraft[0, "N1"] == {"airport": "LGA", "flight": "UA7", "departed": 90 * 60_000, "flights": 2}
-
-
 # --- feeder
 
 
 def test_feeder_writes_slices_by_aircraft_with_scheduled_time(tmp_path: Path, clock: ManualClock) -> None:
     flights = [flight(f"N{number % 7}", number * 1_000, number % 3) for number in range(20)]
     log = open_log(log_address(tmp_path), clock=clock)
-    feeder = Feeder(log, "flights", PARTITIONS, flights)
+    feeder = Feeder(log, "flights", PARTITIONS, flights, 100)
     assert [feeder.feed(8), feeder.feed(8), feeder.feed(8), feeder.feed(8)] == [8, 8, 4, 0]
     assert feeder.done
     reader = log.reader()
@@ -164,6 +126,60 @@ def test_feeder_writes_slices_by_aircraft_with_scheduled_time(tmp_path: Path, cl
     reader.close()
     feeder.close()
     log.close()
+
+
+def test_feeder_keeps_within_its_lead_of_the_earliest_flight_not_committed(tmp_path: Path, clock: ManualClock) -> None:
+    tails = {partition_of(tail.encode(), 2): tail for tail in (f"N{number}" for number in range(9))}
+    flights = [flight(tails[number % 2], number) for number in range(10)]  # even ones go to partition 0
+    log = open_log(log_address(tmp_path), clock=clock)
+    feeder = Feeder(log, "flights", 2, flights, 4)
+    assert (feeder.horizon({}), feeder.room({})) == (0, 4)
+    feeder.feed(4)
+    assert feeder.room({}) == 0
+    assert (feeder.horizon({0: 2}), feeder.room({0: 2})) == (1, 1)  # flight 1 holds the feeder back
+    assert (feeder.horizon({0: 2, 1: 2}), feeder.room({0: 2, 1: 2})) == (4, 4)
+    assert feeder.feed(feeder.room({0: 2, 1: 2})) == 4
+    assert feeder.room({0: 5, 1: 5}) == 2  # no more than there are
+    assert feeder.feed(-1) == 0
+    feeder.close()
+    log.close()
+
+
+# --- log view and live board
+
+
+def test_log_view_is_settled_once_both_groups_committed_everything(tmp_path: Path, clock: ManualClock) -> None:
+    log = open_log(log_address(tmp_path), clock=clock)
+    log.admin.create_topic("flights", PARTITIONS, TopicPolicy())
+    log.admin.create_topic(BY_AIRPORT, PARTITIONS, TopicPolicy())
+    view, producer, group = LogView(log), log.producer(), log.group(APP)
+    source, between = TopicPartition("flights", 1), TopicPartition(BY_AIRPORT, 3)
+    producer.append({source: [Outgoing(b"N1", b"{}", 0)] * 2, between: [Outgoing(b"JFK", b"", 0)] * 2})
+    seen = []
+    for at, offset in ((source, 1), (source, 2), (between, 1), (between, 2)):
+        group.commit({at: Committed(offset)})
+        seen.append((view.committed(), view.backlog(), view.settled(2)))
+    assert seen == [({1: 1}, 2, False), ({1: 2}, 2, False), ({1: 2}, 1, False), ({1: 2}, 0, True)]
+    producer.append({TopicPartition(RESULTS, 2): [Outgoing(b"a", b"{}", 0)] * 3})
+    assert view.finals() == 3
+    for one in (group, producer, view, log):
+        one.close()
+
+
+def test_live_board_adds_up_the_newest_part_of_each_task() -> None:
+    worst = {"delay": 70, "flight": "UA1", "origin": "JFK"}
+    parts: list[dict[str, Any]] = [
+        {"flights": 3, "aircraft": 2, "retired": 1, "at": HOUR_MS, "worst": worst},
+        {"flights": 4, "aircraft": 4, "retired": 0, "at": 2 * HOUR_MS, "worst": worst | {"delay": 20}},
+        {"flights": 0, "aircraft": 0, "retired": 0, "at": None, "worst": None},
+    ]
+    board = add_up(parts)
+    assert board == LiveBoard(7, 6, 1, 2 * HOUR_MS, 70, "UA1 from JFK")
+    assert (board.at, str(board)) == (
+        "Thu 01 Jan 02:00",
+        "7 flights, 6 aircraft, 1 retired, worst delay 70 min (UA1 from JFK)",
+    )
+    assert add_up([]) == LiveBoard()
 
 
 # --- display and card
@@ -177,17 +193,43 @@ def test_without_a_terminal_the_display_is_plain_lines() -> None:
         display.numbers(Numbers(total=10, fed=5))
         display.event("quiet")
         display.event("kill", loud=True)
-    assert out.getvalue() == "-- quiet\n** kill\n"
+        for _ in range(2):
+            display.numbers(Numbers(total=10, board=LiveBoard(6, 2, 1, 0)))
+    lines = ["-- quiet", "** kill", "-- live board of Thu 01 Jan 00:00: 6 flights, 2 aircraft, 1 retired"]
+    assert out.getvalue().splitlines() == lines
+
+
+def test_on_a_terminal_the_live_board_stands_above_the_bars() -> None:
+    out = StringIO()
+    with BarDisplay(Console(file=out, width=80, height=20, force_terminal=True, color_system=None)) as display:
+        display.numbers(Numbers(total=10, fed=5, by_a=3, board=LiveBoard(1_234, 56, 7, 0, 70, "UA1 from JFK")))
+    text = out.getvalue()
+    assert text.index("Thu 01 Jan 00:00") < text.index("1,234") < text.index("flights fed")
+    assert "70 min, UA1 from JFK" in text
+
+
+def test_live_board_fits_eighty_columns_when_it_is_large() -> None:
+    out = StringIO()
+    board = LiveBoard(328_521, 4_037, 159_050, 1_388_534_340_000, 1_301, "EV4241 from EWR")
+    Console(file=out, width=80, force_terminal=True, color_system=None).print(board_panel(board))
+    assert all(
+        text in out.getvalue() for text in ("328,521", "159,050", "1301 min, EV4241 from EWR", "Tue 31 Dec 23:59")
+    )
 
 
 def test_card_fits_eighty_columns(result: DemoResult) -> None:
-    from rich.console import Console
-
     out = StringIO()
     Console(file=out, width=80, force_terminal=True, color_system=None).print(panel(result))
     rows = out.getvalue().splitlines()
     assert max(map(len, rows)) == 80
     assert any("--data full" in row for row in rows)
+
+
+def test_card_tells_that_final_results_were_given_once(result: DemoResult) -> None:
+    out = StringIO()
+    print_card(result, out)
+    assert "9 hours closed, each once: 3 given by A, 6 by B; 0 differences" in out.getvalue()
+    assert "10 flights counted of 10 fed" in out.getvalue()
 
 
 def test_card_names_every_problem(result: DemoResult) -> None:
@@ -201,6 +243,8 @@ def test_card_names_every_problem(result: DemoResult) -> None:
     "change",
     [
         {"offsets": Offsets({0: 1}, {0: 2})},
+        {"finals": FinalsComparison(10, 9, 0, 0, 0, 1, 0, ())},
+        {"board": Board(1, 0, 4, 3, 5, 6)},
         {"verified": Verified(8, 10, 1, 1)},
         {"cold": ColdRestore(10, 5, equal=False)},
         {"returned": Returned(5, equal=False)},
@@ -223,11 +267,12 @@ def test_anything_wrong_exits_with_one(
 def result() -> DemoResult:
     """A good result, by hand."""
     return DemoResult(
-        fed=Fed("sample", "x.csv", 12, 1, 1, 10, 3, PARTITIONS, RETENTION),
-        takeover=TakeOver(5, 4, 3, 1_200, 1_150, 1_180, 1_200, PARTITIONS, 8, 1, 1, 30, 6),
-        board=Board(0, 4),
+        fed=Fed("sample", "x.csv", 12, 1, 1, 10, 3, PARTITIONS, 4, SETTINGS.grace_ms, SETTINGS.retention_ms),
+        takeover=TakeOver(5, 4, 3, 1_200, 1_150, 1_180, 1_200, TASKS, 8, 1, 1, 30, 6),
+        board=Board(0, 0, 4, 3, 5, 6),
         returned=Returned(5, equal=True),
-        comparison=BoardComparison((), 10, 10, 5, 5),
+        comparison=BoardComparison((), 10, 10, 5, 5, 2),
+        finals=FinalsComparison(9, 9, 0, 0, 0, 0, 0, ()),
         offsets=Offsets({0: 10}, {0: 10}),
         verified=Verified(8, 10, 0, 0),
         cold=ColdRestore(10, 5, equal=True),
@@ -248,130 +293,22 @@ def test_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_held_worker_touches_nothing_and_goes_when_nobody_holds_it(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, "b", SETTINGS, SystemClock(), held=True)
+    try:
+        assert worker.wait() == 0
+        assert [path.name for path in tmp_path.iterdir()] == ["worker-b.log"]
+    finally:
+        worker.abandon()
+
+
+@pytest.mark.slow
 def test_worker_that_ends_on_its_own_is_an_error_with_the_tail_of_its_log(tmp_path: Path) -> None:
     open_log(log_address(tmp_path)).close()  # a log without the topic that the worker needs
-    worker = Worker(tmp_path, "a", RETENTION, SystemClock())
+    worker = Worker(tmp_path, "a", SETTINGS, SystemClock())
     try:
         assert worker.wait() == 1
         with pytest.raises(Unavailable, match=r"(?s)ended on its own with exit code 1.*'flights' does not exist"):
             worker.status()
     finally:
         worker.abandon()
-
-
-# --- the run
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder after a run over the first flights, and what the command printed."""
-    folder = tmp_path_factory.mktemp("demo") / "kept"
-    command = [sys.executable, "-m", "standfast.ops.cli", "demo", "--limit", str(LIMIT), "--dir", str(folder), "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return folder, json.loads(ended.stdout)
-
-
-@pytest.fixture
-def kept(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
-    """A copy of the state that took over."""
-    root = tmp_path / "state"
-    shutil.copytree(state_dir(finished[0], "b"), root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def plain() -> PlainBoard:
-    return plain_board(read_flights("sample", LIMIT).flights, PARTITIONS, RETENTION)
-
-
-def compared(root: Path, plain: PlainBoard) -> BoardComparison:
-    return compare_state(root, RETENTION, plain, SystemClock())
-
-
-def first_row(task: TaskStores, name: str) -> tuple[str, bytes, bytes]:
-    family = next(family for family in task.stores[name].families() if list(task.engine.scan(family)))
-    return family, *next(iter(task.engine.scan(family)))
-
-
-@pytest.mark.slow
-def test_demo_takes_over_and_every_row_is_equal(finished: tuple[Path, dict[str, Any]]) -> None:
-    document = finished[1]
-    assert document["schema"] == "standfast.demo/1"
-    assert document["ok"] is True
-    assert document["comparison"]["differences"] == 0
-    assert document["comparison"]["flights_counted"] == LIMIT
-    assert sum(document["offsets"]["committed"].values()) == document["fed"]["records"] == LIMIT
-    takeover = document["takeover"]
-    assert takeover["tasks"] == PARTITIONS
-    assert takeover["committed_by_a"] + takeover["processed_by_b"] == LIMIT
-    assert takeover["waiting"] > 0
-    assert takeover["to_first_record_ms"] >= takeover["to_promotion_ms"] > 0
-    assert document["metrics"]["samples"] > 0
-
-
-@pytest.mark.slow
-def test_demo_restores_and_verifies_to_the_same_digests(finished: tuple[Path, dict[str, Any]]) -> None:
-    document = finished[1]
-    assert document["verify"]["mismatches"] == 0
-    assert document["verify"]["rows"] == sum(one["rows"] for one in document["comparison"]["stores"].values())
-    assert document["cold_restore"]["equal"] is True
-    assert document["returned"]["equal"] is True
-    replayed = document["takeover"]["standby_replayed"] + document["takeover"]["tail_replayed"]
-    assert document["returned"]["standby_replayed"] + replayed >= document["cold_restore"]["records"] > 0
-
-
-@pytest.mark.slow
-def test_log_care_takes_nothing_that_the_board_needs(finished: tuple[Path, dict[str, Any]]) -> None:
-    log = open_log(log_address(finished[0]))
-    try:
-        assert isinstance(log, EmbeddedLog)
-        assert log.care(SystemClock().wall_ms()).expired == 0
-    finally:
-        log.close()
-
-
-@pytest.mark.slow
-def test_demo_keeps_the_folder_it_was_given(finished: tuple[Path, dict[str, Any]]) -> None:
-    folder, document = finished
-    assert document["kept_in"] == str(folder)
-    assert {state_dir(folder, name).name for name in ("a", "b", "cold")} <= {path.name for path in folder.iterdir()}
-    assert status_path(folder, "a").is_file()
-
-
-@pytest.mark.slow
-def test_untouched_copy_has_no_difference(kept: Path, plain: PlainBoard) -> None:
-    comparison = compared(kept, plain)
-    assert comparison.differences == 0
-    assert [one.rows for one in comparison.stores] == [len(plain.aircraft), len(plain.delays)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("store", ["aircraft", "delays"])
-def test_deleted_row_is_missing(kept: Path, plain: PlainBoard, store: str) -> None:
-    with open_state(kept, RETENTION, SystemClock()) as tasks:
-        family, key, _ = first_row(tasks[1], store)
-        tasks[1].engine.write({family: {key: None}})
-    comparison = compared(kept, plain)
-    assert {one.store: one.missing for one in comparison.stores if one.differences} == {store: 1}
-    assert comparison.stores[store == "delays"].examples[0].startswith(f"{store} (1, ")
-    assert comparison.differences == 2  # the row, and the sum of flights that it was part of
-
-
-@pytest.mark.slow
-def test_changed_and_added_rows_are_found(kept: Path, plain: PlainBoard) -> None:
-    with open_state(kept, RETENTION, SystemClock()) as tasks:
-        family, key, row = first_row(tasks[0], "aircraft")
-        tasks[0].engine.write({family: {key: row.replace(b'"airport":"', b'"airport":"X'), b"N-none": row}})
-    aircraft = compared(kept, plain).stores[0]
-    assert (aircraft.missing, aircraft.extra, aircraft.different) == (0, 1, 1)
-
-
-@pytest.mark.slow
-def test_row_in_the_wrong_partition_is_missing_and_extra(kept: Path, plain: PlainBoard) -> None:
-    with open_state(kept, RETENTION, SystemClock()) as tasks:
-        family, key, row = first_row(tasks[3], "aircraft")
-        tasks[3].engine.write({family: {key: None}})
-        tasks[2].engine.write({family: {key: row}})
-    aircraft = compared(kept, plain).stores[0]
-    assert (aircraft.missing, aircraft.extra, aircraft.different) == (1, 1, 0)

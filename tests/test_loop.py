@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from fix_sessions import Bench
 import standfast as sf
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.stream.assembly import assemble
 from standfast.stream.loop import Loop
-from standfast.stream.processor import Context, Source, SourceRecord
+from standfast.stream.processor import Context
+from standfast.stream.record import Record
 
 STORES = [sf.KeyValueStore("count", sf.serde.string, sf.serde.int64)]
 
@@ -26,7 +29,7 @@ class Count(sf.Processor):
         self.context = context
         self.store = context.store("count")
 
-    def process(self, record: SourceRecord) -> None:
+    def process(self, record: Record) -> None:
         if record.key == "fail":
             raise ValueError("the processor fails")
         self.store.put(record.key, (self.store.get(record.key) or 0) + 1)
@@ -43,15 +46,37 @@ def feed(bench: Bench, keys: list[str], partition: int = 0, first_ms: int = 0) -
     bench.log.producer().append({TopicPartition("src", partition): batch})
 
 
-def shared(bench: Bench, directory: str = "a", **settings: Any) -> sf.Session:
-    session = bench.session(directory, stores=STORES, placement="shared", standby_replicas=1, **settings)
-    bench.settle(session)
-    return session
+class Running:
+    """An application whose session and loop are driven by the test."""
 
+    def __init__(
+        self,
+        bench: Bench,
+        processor: type[sf.Processor] = Count,
+        directory: str = "a",
+        settle: bool = True,
+        **given: Any,
+    ) -> None:
+        source = {name: given.pop(name) for name in ("timestamp", "on_error") if name in given}
+        self.app = sf.App(
+            "app", log=bench.address, state_dir=bench.root / directory, stores=STORES, clock=bench.clock,
+            standby_replicas=1, **given,
+        )  # fmt: skip
+        self.app.source("src", key=sf.serde.string, value=sf.serde.bytes, **source)(processor)
+        assembled = assemble(self.app.builder, bench.log.admin, bench.address)
+        self.session = self.app.open_session(
+            assembled, bench.address, bench.root / directory, bench.clock, background=False
+        )
+        bench.opened.append(self.session)
+        if settle:
+            bench.settle(self.session)
+        self.loop = Loop(
+            self.session, assembled.topology, self.app.runner_settings(assembled, bench.clock),
+            commit_interval_ms=1_000, restart=self.app.restart, clock=bench.clock,
+        )  # fmt: skip
 
-def loop_on(bench: Bench, session: sf.Session, processor: type[sf.Processor] = Count, **source: Any) -> Loop:
-    entry = Source("src", sf.serde.string, sf.serde.bytes, **source)
-    return Loop(session, [(entry, processor)], commit_interval_ms=1_000, clock=bench.clock)
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.session, self.loop))
 
 
 def counts(session: sf.Session, partition: int = 0) -> dict[str, int]:
@@ -61,8 +86,7 @@ def counts(session: sf.Session, partition: int = 0) -> dict[str, int]:
 
 def test_records_are_processed_and_committed_at_the_interval(bench: Bench) -> None:
     feed(bench, ["a", "b", "a"])
-    session = shared(bench)
-    loop = loop_on(bench, session)
+    session, loop = Running(bench)
     assert loop.poll_once() == 3
     assert counts(session) == {}
     bench.clock.advance(999)
@@ -77,8 +101,7 @@ def test_records_are_processed_and_committed_at_the_interval(bench: Bench) -> No
 
 def test_commit_asked_for_by_a_processor_follows_the_current_record(bench: Bench) -> None:
     feed(bench, ["a", "commit", "a"])
-    session = shared(bench)
-    loop = loop_on(bench, session)
+    session, loop = Running(bench)
     loop.poll_once()
     assert counts(session) == {"a": 1, "commit": 1}
     assert session.task(0).source_offsets() == {TopicPartition("src", 0): 2}
@@ -87,8 +110,7 @@ def test_commit_asked_for_by_a_processor_follows_the_current_record(bench: Bench
 
 def test_full_buffer_commits_after_the_current_record(bench: Bench) -> None:
     feed(bench, [f"key-{number}" for number in range(2_000)])
-    session = shared(bench, cache_max_bytes=1)  # raised to the smallest cache there is
-    loop = loop_on(bench, session)
+    session, loop = Running(bench, cache_max_bytes=1)  # raised to the smallest cache there is
     while loop.poll_once():
         pass
     assert session.counters.commits["committed"] >= 3
@@ -98,13 +120,11 @@ def test_full_buffer_commits_after_the_current_record(bench: Bench) -> None:
 
 def test_uncommitted_records_are_processed_again_after_a_restart(bench: Bench) -> None:
     feed(bench, ["a", "commit", "b", "b"])
-    session = shared(bench)
-    loop = loop_on(bench, session)
+    session, loop = Running(bench)
     loop.poll_once()
     loop.close()  # without a commit
     session.close()
-    again = shared(bench)
-    loop = loop_on(bench, again)
+    again, loop = Running(bench)
     loop.poll_once()
     loop.commit_all()
     assert counts(again) == {"a": 1, "b": 2, "commit": 1}
@@ -114,17 +134,17 @@ def test_uncommitted_records_are_processed_again_after_a_restart(bench: Bench) -
 @pytest.mark.usefixtures("small_batches")
 def test_nothing_is_fetched_while_the_gate_is_shut(bench: Bench) -> None:
     feed(bench, ["a"])
-    first = shared(bench)
+    first, loop = Running(bench)
     task = first.task(0)
     for number in range(8_000):
         task.store("count").put(f"{number:06}", 1)
     task.commit()
+    loop.close()
     first.close()
-    cold = bench.session("cold", stores=STORES, placement="shared")
+    cold, loop = Running(bench, directory="cold", settle=False)
     cold.poll_once()
     cold.poll_once()
     assert not cold.ready
-    loop = loop_on(bench, cold)
     assert loop.poll_once() == 0
     cold.wait_ready(30)
     assert loop.poll_once() == 1
@@ -133,13 +153,12 @@ def test_nothing_is_fetched_while_the_gate_is_shut(bench: Bench) -> None:
 
 def test_timestamp_extractor_gives_the_records_time(bench: Bench) -> None:
     feed(bench, ["a"])
-    session = shared(bench)
-    loop = loop_on(bench, session, timestamp=lambda record: 77)
+    session, loop = Running(bench, timestamp=lambda record: 77)
     loop.poll_once()
     loop.commit_all()
     view = session.read("count", 0).store
     assert view.get_with_timestamp("a") == (1, 77)
-    assert session.task(0).stream_times == {"src/0": 77}
+    assert session.task(0).stream_times == {"src/0": 77, "task": 77}
     loop.close()
 
 
@@ -151,14 +170,13 @@ def test_context_speaks_of_the_record_in_hand(bench: Bench) -> None:
         def init(self, context: Context) -> None:
             self.context = context
 
-        def process(self, record: SourceRecord) -> None:
+        def process(self, record: Record) -> None:
             context = self.context
             seen.append((context.task_id, context.topic, context.partition, context.offset, context.timestamp))
-            with pytest.raises(sf.InvalidRequest, match="not declared"):
+            with pytest.raises(sf.InvalidRequest, match="not connected"):
                 context.store("other")
 
-    session = shared(bench)
-    loop = loop_on(bench, session, Look)
+    _, loop = Running(bench, Look)
     loop.poll_once()
     assert seen == [("0_0", "src", 0, 0, 5), ("0_0", "src", 0, 1, 6)]
     loop.close()
@@ -167,8 +185,7 @@ def test_context_speaks_of_the_record_in_hand(bench: Bench) -> None:
 def test_fenced_task_leaves_the_loop_and_the_others_go_on(bench: Bench) -> None:
     feed(bench, ["a"])
     feed(bench, ["b"], partition=1)
-    session = shared(bench)
-    loop = loop_on(bench, session)
+    session, loop = Running(bench)
     loop.poll_once()
     bench.log.writer("app-0-0", group="app", owner="somebody else")
     loop.commit_all()
@@ -188,7 +205,7 @@ def test_application_runs_until_stopped_and_commits_at_the_end(bench: Bench) -> 
 
     @app.source("src", key=sf.serde.string, value=sf.serde.bytes)
     class Last(Count):
-        def process(self, record: SourceRecord) -> None:
+        def process(self, record: Record) -> None:
             super().process(record)
             if self.context.offset == 2:
                 arrived.set()
@@ -204,7 +221,7 @@ def test_application_runs_until_stopped_and_commits_at_the_end(bench: Bench) -> 
 
 def test_exception_of_a_processor_ends_the_run_and_loses_nothing(bench: Bench) -> None:
     feed(bench, ["a", "fail"])
-    app = sf.App("app", log=bench.address, state_dir=bench.root / "a", stores=STORES)
+    app = sf.App("app", log=bench.address, state_dir=bench.root / "a", stores=STORES, restart=sf.NoRestart())
     app.source("src", key=sf.serde.string, value=sf.serde.bytes)(Count)
     with pytest.raises(ValueError, match="the processor fails"):
         app.run()

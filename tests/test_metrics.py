@@ -13,6 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import standfast as sf
 from standfast.ops.metrics import SessionMetrics
 from standfast.ops.metrics_list import METRICS, Metric, table_rows
+from standfast.replication.offsets import TaskId
+from standfast.stream.groups import TaskGroup
 
 if TYPE_CHECKING:
     from fix_sessions import Bench
@@ -103,6 +105,22 @@ def test_series_of_a_revoked_task_vanish(bench: Bench) -> None:
     session.assign(active=[1])
     samples = [sample for family in scrape(session).values() for sample in family.samples]
     assert {sample.labels["partition"] for sample in samples if "partition" in sample.labels} == {"1"}
+
+
+def test_tasks_of_two_groups_with_one_partition_number_have_series_of_their_own(bench: Bench) -> None:
+    kv, other = (sf.KeyValueStore(name, sf.serde.string, sf.serde.string) for name in ("kv", "other"))
+    groups = {0: TaskGroup(1, (kv,), frozenset({"in"})), 1: TaskGroup(1, (other,), frozenset({"mid"}))}
+    session = bench.session(stores=(), partitions=None, groups=groups)
+    session.assign(active=[TaskId(0, 0), TaskId(1, 0)])
+    session.wait_ready(30)
+    session.task(TaskId(1, 0)).store("other").put("k", "v")
+    families = scrape(session)
+    buffered = values(families["standfast_write_buffer_bytes"])
+    assert buffered[(("task", "0_0"),)] == 0 < buffered[(("task", "1_0"),)]
+    series = [
+        (sample.name, tuple(sorted(sample.labels.items()))) for one in families.values() for sample in one.samples
+    ]
+    assert len(set(series)) == len(series)
 
 
 def test_series_stay_within_thirty_for_each_store_and_partition(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""The README's promises: its first program runs as printed."""
+"""The README's promises: its programs print what it says."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def test_first_program_is_killed_and_goes_on_from_its_standby(repo_root: Path, t
     printed = ran.stdout.strip()
     assert printed == "{'airport': 'JFK'} {TopicPartition(topic='flights', partition=0): 4712}"
     assert printed in (repo_root / "README.md").read_text(encoding="utf-8")
+
+
+def test_windows_on_the_test_driver_print_what_the_readme_says(repo_root: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(python_blocks(repo_root)[2], encoding="utf-8")
+    ran = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "Windowed(key='JFK', start=0, end=60000) 2 dropped: 1\n"
+    assert ran.stdout.strip() in (repo_root / "README.md").read_text(encoding="utf-8")

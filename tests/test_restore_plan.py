@@ -46,6 +46,17 @@ def at(position: int, **changes: object) -> LocalPosition:
     ("local", "log", "expected"),
     [
         (None, LOG, FromBeginning(WHERE, "no-local-state", 10, 100)),
+        # a source topic that serves as changelog: reading ends at the committed offset
+        (None, replace(LOG, limit=60), FromBeginning(WHERE, "no-local-state", 10, 60)),
+        (None, replace(LOG, limit=0), FromBeginning(WHERE, "no-local-state", 10, 10)),
+        (None, replace(LOG, limit=101), FromBeginning(WHERE, "no-local-state", 10, 100)),
+        (at(59), replace(LOG, limit=60), Resume(WHERE, "resume", 59, 60)),
+        (at(60), replace(LOG, limit=60), UpToDate(WHERE, "up-to-date", 60, 60)),
+        (at(61), replace(LOG, limit=60), UpToDate(WHERE, "up-to-date", 61, 61)),
+        (at(100), replace(LOG, limit=0), UpToDate(WHERE, "up-to-date", 100, 100)),
+        (at(101), replace(LOG, limit=60), Reinitialise(WHERE, "position-ahead", 10, 60)),
+        (at(9), replace(LOG, limit=60), Reinitialise(WHERE, "truncated", 10, 60)),
+        (at(9), replace(LOG, limit=5), Reinitialise(WHERE, "truncated", 10, 10)),
         (None, EMPTY, FromBeginning(WHERE, "no-local-state", 0, 0)),
         (None, replace(LOG, begin=100), FromBeginning(WHERE, "no-local-state", 100, 100)),
         (at(9), LOG, Reinitialise(WHERE, "truncated", 10, 100)),

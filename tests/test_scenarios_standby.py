@@ -13,10 +13,10 @@ a change only if you understand every line of it.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from fix_scripts import check_script
 
 from standfast.replication.log import Record
 from standfast.replication.standby import Standby, Step
@@ -94,11 +94,7 @@ def run(script: str) -> str:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=[path.stem for path in SCRIPTS])
 def test_standby_follows_the_script(path: Path) -> None:
-    script = path.read_text(encoding="utf-8")
-    played = run(script)
-    if os.environ.get("STANDFAST_REWRITE") == "1":
-        path.write_text(played, encoding="utf-8")
-    assert played == path.read_text(encoding="utf-8")
+    check_script(path, run)
 
 
 def test_the_scripts_are_there() -> None:

@@ -1,0 +1,53 @@
+"""Word count: lines in, the number of times each word was seen out.
+
+    python examples/word_count.py            feeds three lines and counts them; Ctrl-C ends it
+    python examples/word_count.py            the same again: the counts go on where they stood
+
+Everything is in the folder ./word-count, or the one named on the command line: the log, a SQLite file here in place of
+a broker, and the state. The words go through a repartition topic, so that equal words meet in one task.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import standfast as sf
+
+LINES = ("the quick brown fox", "jumps over the lazy dog", "The end")
+
+
+def build(log: str | None = None, state_dir: str | None = None) -> sf.App:
+    """The application. The test driver needs neither log nor state directory."""
+    counts = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)
+    app = sf.App("word-count", log=log, state_dir=state_dir, stores=[counts])
+    (
+        app.stream("lines", value=sf.serde.string)
+        .flat_map(lambda _, line: [(None, word) for word in line.lower().split()])
+        .group_by(lambda _, word: word)
+        .count("counts")
+        .peek(print)
+        .to("word-counts")
+    )
+    return app
+
+
+def feed(address: str) -> None:
+    """Make the topics and write the lines."""
+    log = sf.open_log(address)
+    for topic in ("lines", "word-counts"):
+        log.admin.create_topic(topic, 1, sf.TopicPolicy())
+    now_ms = time.time_ns() // 1_000_000
+    lines = [sf.Outgoing(None, line.encode(), now_ms) for line in LINES]
+    log.producer().append({sf.TopicPartition("lines", 0): lines})
+    log.close()
+
+
+def main(folder: str = "word-count") -> None:
+    """Feed the lines, and count until the process is stopped."""
+    feed(f"sqlite:///{folder}/log")
+    build(f"sqlite:///{folder}/log", f"{folder}/state").run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,106 @@
+"""What the steps of a benchmark share: their arguments, the data they make, and the stopwatch.
+
+Rules of this file: the same arguments give the same data; nothing is measured while it is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import resource
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from standfast.replication.offsets import TopicPartition
+from standfast.store.clock import SystemClock
+from standfast.store.names import changelog_topic
+
+APP = "bench"
+STORE = "store"
+SOURCE = "bench-source"
+CHANGELOG = TopicPartition(changelog_topic(APP, STORE), 0)
+FILL_RECORDS = 5_000
+FETCH_RECORDS = 5_000
+VALUES = 1_000  # different values; records take them in turn
+NEAR_RECORDS = 10_000  # "near": all versions of a key lie within so many records
+READY_S = 3_600.0
+START_MS = 1_356_998_400_000
+GETS_MAX = 200_000
+
+Measured: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to do. Sizes in bytes; `versions` records a key, lying `order` "near" or "far" from each other."""
+
+    step: str
+    folder: str
+    records: int
+    key_bytes: int
+    value_bytes: int
+    batch: int
+    memory_bytes: int
+    run: int = 0
+    versions: int = 1
+    order: str = "far"
+
+    def encode(self) -> str:
+        """The process's argument."""
+        return json.dumps(asdict(self))
+
+
+def key_of(number: int, key_bytes: int) -> bytes:
+    """A key that looks random and is always the same."""
+    return hashlib.blake2b(number.to_bytes(8, "big"), digest_size=key_bytes).digest()
+
+
+def values_of(value_bytes: int) -> list[bytes]:
+    """Values that do not compress."""
+    rng = random.Random(1)
+    return [rng.randbytes(value_bytes) for _ in range(VALUES)]
+
+
+def address_of(step: Step) -> str:
+    return f"sqlite:///{step.folder}/log/"
+
+
+def timed(run: Callable[[], None], count: int) -> Measured:
+    """Run it once: wall time, processor time of all threads, and how long threads waited for a processor."""
+    clock = SystemClock()
+    waited, used = _waited_ms(), resource.getrusage(resource.RUSAGE_SELF)
+    started_ms = clock.monotonic_ms()
+    run()
+    elapsed_ms = max(clock.monotonic_ms() - started_ms, 1)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    now_waited = _waited_ms()
+    return {
+        "records": count,
+        "elapsed_ms": elapsed_ms,
+        "rate": count * 1_000 / elapsed_ms,
+        "cpu_ms": round((after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime) * 1_000),
+        "waited_for_cpu_ms": None if waited is None or now_waited is None else round(now_waited - waited),
+    }
+
+
+def _waited_ms() -> float | None:
+    """Milliseconds for which threads of this process were ready to run and had no processor; None if unknown."""
+    total_ns = 0
+    try:
+        for thread in Path("/proc/self/task").iterdir():
+            total_ns += int((thread / "schedstat").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return total_ns / 1e6
+
+
+def memory_bytes(name: str) -> int | None:
+    """A line of /proc/self/status in bytes; VmHWM is the largest resident size so far. None where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), None)

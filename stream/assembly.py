@@ -1,0 +1,108 @@
+"""An application made ready to run on a log: topics checked and created, partitions counted, groups of tasks.
+
+Rules of this file: it asks the admin of a log and creates only the application's own internal topics; topics from
+outside must be there. Every problem is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from standfast.replication.log import LogAdmin, TopicPolicy
+from standfast.replication.offsets import TaskId
+from standfast.store.errors import BadConfig
+from standfast.stream.groups import TaskGroup
+from standfast.stream.topology import Topology, TopologyBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """What runners and session need to know of an application."""
+
+    topology: Topology
+    partitions_of: Mapping[str, int]
+    groups: Mapping[int, TaskGroup]
+    upstream: Mapping[str, tuple[str, ...]]  # internal topic -> tasks that send watermarks there
+    event_time: frozenset[int]
+
+
+def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str) -> Assembled:
+    """Check and create topics. Raises BadConfig with every problem."""
+    sources = {
+        topic: info.partitions
+        for topic in dict.fromkeys(node.topic for group in builder.sub_topologies() for node in group.sources)
+        if topic not in builder.internal and (info := admin.describe_topic(topic)) is not None
+    }
+    missing = [
+        f"source topic {node.topic!r} does not exist in {address}: create it"
+        for group in builder.sub_topologies()
+        for node in group.sources
+        if node.topic not in builder.internal and node.topic not in sources
+    ]
+    if missing:
+        raise BadConfig(missing)
+    topology = builder.build(sources)
+    outputs, problems = _outputs(topology, admin, address)
+    problems += _make_internal(topology, admin)
+    if problems:
+        raise BadConfig(problems)
+    internal = {one.name: one.partitions for one in topology.internal}
+    event_time = _event_time_groups(topology)
+    return Assembled(
+        topology,
+        {**sources, **outputs, **internal},
+        {one.group: TaskGroup(one.partitions, one.specs, one.topics) for one in topology.groups},
+        {topic: _tasks_with_watermarks(topology, topic, event_time) for topic in internal},
+        event_time,
+    )
+
+
+def _outputs(topology: Topology, admin: LogAdmin, address: str) -> tuple[dict[str, int], list[str]]:
+    found = {topic: admin.describe_topic(topic) for topic in topology.output_topics}
+    problems = [
+        f"output topic {topic!r} does not exist in {address}: create it with the partitions that its readers need"
+        for topic, info in found.items()
+        if info is None
+    ]
+    return {topic: info.partitions for topic, info in found.items() if info is not None}, problems
+
+
+def _make_internal(topology: Topology, admin: LogAdmin) -> list[str]:
+    problems = []
+    for one in topology.internal:
+        info = admin.describe_topic(one.name) or admin.create_topic(one.name, one.partitions, TopicPolicy())
+        if info.partitions != one.partitions:
+            problems.append(
+                f"{one.kind} topic {one.name} has {info.partitions} partitions but the application needs "
+                f"{one.partitions}: give .{one.kind}(name, partitions={info.partitions}), or reset the application"
+            )
+    return problems
+
+
+def _event_time_groups(topology: Topology) -> frozenset[int]:
+    """Groups with a source that makes watermarks, and those behind them; only internal topics carry watermarks on."""
+    found = {
+        group.group
+        for group in topology.groups
+        if any(source.settings.watermarks is not None for source in group.sources)
+    }
+    while True:
+        reached = {
+            group.group
+            for group in topology.groups
+            for source in group.sources
+            if source.internal and any(writer.group in found for writer in topology.writers_of(source.topic))
+        }
+        if reached <= found:
+            return frozenset(found)
+        found |= reached
+
+
+def _tasks_with_watermarks(topology: Topology, topic: str, event_time: frozenset[int]) -> tuple[str, ...]:
+    return tuple(
+        str(TaskId(writer.group, partition))
+        for writer in topology.writers_of(topic)
+        if writer.group in event_time
+        for partition in range(writer.partitions)
+    )

@@ -1,0 +1,39 @@
+"""What an application leaves out: counted by reason, and logged, but not once per record.
+
+Rules of this file: counts are exact; a reason is logged at most once in `LOG_EVERY_MS`, with how many there were since.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from standfast.store.clock import Clock
+from standfast.store.log import logger
+
+LOG_EVERY_MS = 10_000
+
+
+class Drops:
+    """Counters of one instance. Reasons: null_key, null_value, late_window, late_record, invalid_timestamp,
+    deserialize, process."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.counts: Counter[str] = Counter()
+        self._clock = clock
+        self._logged: dict[str, tuple[int, int]] = {}  # reason -> when it was logged, and the count then
+
+    @property
+    def total(self) -> int:
+        """Everything that was left out."""
+        return sum(self.counts.values())
+
+    def drop(self, reason: str, where: str, detail: str) -> None:
+        """Count one, and say so unless the reason was logged just now."""
+        self.counts[reason] += 1
+        now_ms = self._clock.monotonic_ms()
+        logged_ms, before = self._logged.get(reason, (None, 0))
+        if logged_ms is not None and now_ms - logged_ms < LOG_EVERY_MS:
+            return
+        count = self.counts[reason]
+        self._logged[reason] = (now_ms, count)
+        logger.warning("%s: dropped (%s): %s [%d since the last such line]", where, reason, detail, count - before)

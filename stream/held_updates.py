@@ -1,0 +1,58 @@
+"""Updates that an aggregation over a cached store holds back until the next flush.
+
+    update, update, update of a row      ->  one result: the last value, and the one before the first update
+    row made and removed in between      ->  nothing
+
+Rules of this file: of each row that changed it keeps the bytes it had at the last flush, never a decoded value: the
+user's function may change what it was given. Bounded by the write buffer, which has a row for each and is told of what
+is kept here. Order of results: by last update, as Kafka Streams' record cache flushes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import TypeAlias
+
+from standfast.replication.log import Headers
+from standfast.store.buffer import WriteBuffer
+
+OVERHEAD_BYTES = 200  # roughly the entry and its tuple
+
+# (number of the last update, row at the last flush, headers and timestamp of the last update)
+Held: TypeAlias = tuple[int, bytes | None, Headers, int]
+LetGo: TypeAlias = Callable[[bytes, bytes | None, Headers, int], None]
+
+
+class HeldUpdates:
+    """`let_go(row_key, old row, headers, timestamp)` is called at the flush for each row that was updated."""
+
+    __slots__ = ("_buffer", "_held", "_let_go", "_number")
+
+    def __init__(self, buffer: WriteBuffer, let_go: LetGo) -> None:
+        self._buffer = buffer
+        self._let_go = let_go
+        self._held: dict[bytes, Held] = {}
+        self._number = 0
+
+    def add(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
+        """A row changed from `old_row` to what is in the store now."""
+        buffer = self._buffer
+        if buffer.in_savepoint:
+            buffer.remember(self._held, row_key)
+        self._number = number = self._number + 1
+        held = self._held.get(row_key)
+        if held is None:
+            buffer.size_bytes += OVERHEAD_BYTES if old_row is None else OVERHEAD_BYTES + len(old_row)
+        else:
+            old_row = held[1]
+        self._held[row_key] = (number, old_row, headers, timestamp)
+
+    def flush(self) -> None:
+        """Let everything go, by last update."""
+        if not self._held:
+            return
+        held = sorted(self._held.items(), key=itemgetter(1))
+        self._held.clear()
+        for row_key, (_, old_row, headers, timestamp) in held:
+            self._let_go(row_key, old_row, headers, timestamp)

@@ -1,0 +1,198 @@
+"""The two clocks that records move: a task's stream time, and the observed stream time of one aggregation.
+
+    task stream time       for punctuation. Policy "min": unknown until every input partition that is not idle has had
+                           a record, then the smallest over those partitions of the largest timestamp seen.
+                           Policy "max": the largest timestamp seen on any partition, as Kafka Streams has it.
+    observed stream time   for windows, grace and retention: the largest timestamp that one aggregation processed.
+
+            observe      flights/0: 10   flights/1: 4   flights/0: 20   flights/1: 12   flights/1 idle
+            min          unknown         4              4               12              20
+            max          10              10             20              20              20
+
+Rules of this file: pure; no store, thread or wall clock. The two clocks never read each other. Neither goes back,
+whatever comes: an older record, an added partition, one that was idle, a restored state. Times are milliseconds since
+the epoch; unknown is None, never a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
+
+from standfast.store.errors import InvalidRequest
+
+Policy = Literal["min", "max"]
+
+# Where a state keeps the clock itself: partition keys hold a slash (store/cut.py), so none can be called this. The
+# partitions' times alone do not tell it: one that is idle or new may be far behind a clock that must not go back.
+CLOCK_KEY = "task"
+
+
+class TaskStreamTime:
+    """Stream time of one task over its input partitions, named by keys such as `flights/0`."""
+
+    def __init__(self, partitions: Iterable[str] = (), policy: Policy = "min") -> None:
+        if policy not in get_args(Policy):
+            raise InvalidRequest(f"stream time {policy!r} does not exist: choose one of {', '.join(get_args(Policy))}")
+        self.policy: Policy = policy
+        self._largest: dict[str, int | None] = {}
+        self._idle: set[str] = set()
+        self._now_ms: int | None = None
+        for partition in partitions:
+            self.add(partition)
+
+    @property
+    def now_ms(self) -> int | None:
+        """The task's stream time; None while it is unknown."""
+        return self._now_ms
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """The input partitions, in the order in which they were given."""
+        return tuple(self._largest)
+
+    def add(self, partition: str) -> None:
+        """Take a partition in, such as one just discovered. A clock that is known stays and waits for its records.
+
+        One that is there already is left as it is. Raises InvalidRequest for a key that is not `topic/partition`.
+        """
+        if "/" not in partition:
+            raise InvalidRequest(f"stream time: {partition!r} is not a partition key: write it as topic/partition")
+        self._largest.setdefault(partition, None)
+
+    def observe(self, partition: str, timestamp_ms: int) -> None:
+        """Note the timestamp of a record. A record makes its partition active again.
+
+        Raises InvalidRequest for an unknown partition or a timestamp that is no whole number from 0.
+        """
+        _check_timestamp(timestamp_ms, partition)
+        before = self._time_of(partition)
+        newer = before is None or timestamp_ms > before
+        back = partition in self._idle
+        if newer:
+            self._largest[partition] = timestamp_ms
+        if back:
+            self._idle.discard(partition)
+        if self.policy == "max":
+            self._advance(timestamp_ms)
+        elif back or (newer and (before is None or self._now_ms is None or before <= self._now_ms)):
+            # Otherwise this partition was ahead of the clock already, so that another one holds it.
+            self._advance(self._smallest())
+
+    def set_idle(self, partition: str, idle: bool) -> None:
+        """Leave a partition out, or take it in again. While all are idle the clock stands still."""
+        self._time_of(partition)
+        if idle:
+            self._idle.add(partition)
+        else:
+            self._idle.discard(partition)
+        if self.policy == "min":
+            self._advance(self._smallest())
+
+    def partition_ms(self, partition: str) -> int | None:
+        """The largest timestamp seen on a partition; None without a record. Raises InvalidRequest if unknown."""
+        return self._time_of(partition)
+
+    def holding_back(self) -> str | None:
+        """The partition that the clock waits for: the first without a record, else the one that is furthest behind.
+
+        None with policy "max", and while every partition is idle.
+        """
+        if self.policy == "max":
+            return None
+        active = [partition for partition in self._largest if partition not in self._idle]
+        return min(active, key=lambda partition: _or_before_all(self._largest[partition]), default=None)
+
+    def to_state(self) -> dict[str, int]:
+        """What must be kept: partition key -> largest timestamp, and under CLOCK_KEY the clock once it is known.
+
+        Idleness is not kept: after a restart a partition counts until it is found idle again.
+        """
+        state = {partition: largest for partition, largest in self._largest.items() if largest is not None}
+        if self._now_ms is not None:
+            state[CLOCK_KEY] = self._now_ms
+        return state
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Go on from a state, or from several: what is later wins. Partitions that are no longer inputs are left out.
+
+        Raises InvalidRequest for a time that is no whole number from 0, and changes nothing then.
+        """
+        for key, timestamp_ms in state.items():
+            _check_timestamp(timestamp_ms, key)
+        for partition, largest in self._largest.items():
+            if partition in state:
+                self._largest[partition] = max(state[partition], _or_before_all(largest))
+        if CLOCK_KEY in state:
+            self._advance(state[CLOCK_KEY])
+        if self.policy == "min":
+            self._advance(self._smallest())
+        else:
+            self._advance(max((largest for largest in self._largest.values() if largest is not None), default=None))
+
+    def _smallest(self) -> int | None:
+        smallest: int | None = None
+        for partition, largest in self._largest.items():
+            if partition in self._idle:
+                continue
+            if largest is None:
+                return None
+            if smallest is None or largest < smallest:
+                smallest = largest
+        return smallest
+
+    def _advance(self, to_ms: int | None) -> None:
+        if to_ms is not None and (self._now_ms is None or to_ms > self._now_ms):
+            self._now_ms = to_ms
+
+    def _time_of(self, partition: str) -> int | None:
+        try:
+            return self._largest[partition]
+        except KeyError:
+            raise InvalidRequest(
+                f"stream time: {partition!r} is not an input partition of this task ({', '.join(self._largest)}): "
+                "add it first"
+            ) from None
+
+
+class ObservedStreamTime:
+    """The largest timestamp that one aggregation processed."""
+
+    def __init__(self) -> None:
+        self._now_ms: int | None = None
+
+    @property
+    def now_ms(self) -> int | None:
+        """The observed stream time; None before the first record."""
+        return self._now_ms
+
+    def observe(self, timestamp_ms: int) -> int:
+        """Note a record and give the observed stream time, this record included.
+
+        Raises InvalidRequest for a timestamp that is no whole number from 0.
+        """
+        _check_timestamp(timestamp_ms, "an aggregation")
+        if self._now_ms is None or timestamp_ms > self._now_ms:
+            self._now_ms = timestamp_ms
+        return self._now_ms
+
+    def to_state(self) -> int | None:
+        """What must be kept: the clock, None before the first record."""
+        return self._now_ms
+
+    def restore(self, state: int | None) -> None:
+        """Go on from a state; an earlier one than the clock changes nothing. Raises as `observe` does."""
+        if state is not None:
+            self.observe(state)
+
+
+def _or_before_all(timestamp_ms: int | None) -> int:
+    return -1 if timestamp_ms is None else timestamp_ms
+
+
+def _check_timestamp(timestamp_ms: int, where: str) -> None:
+    if type(timestamp_ms) is not int or timestamp_ms < 0:
+        raise InvalidRequest(
+            f"stream time of {where}: {timestamp_ms!r} is not a timestamp: give whole milliseconds from 0, and let the "
+            "source's timestamp extractor decide about records without one"
+        )

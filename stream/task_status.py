@@ -1,0 +1,53 @@
+"""What a running task tells about its clocks and inputs, for status and metrics.
+
+Rules of this file: plain frozen data, a copy of one moment. Times in milliseconds; None is unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from standfast.stream.watermarks import ValveStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class InputStatus:
+    """One input partition. `position`: the next offset to process; `waiting`: records fetched and not processed.
+
+    `largest_ms` is the largest timestamp processed; an `idle` partition holds back no stream time.
+    """
+
+    topic: str
+    partition: int
+    position: int
+    waiting: int
+    largest_ms: int | None
+    idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """A task's clocks, and who holds each of them back.
+
+    `stream_time_waits_for` is a partition such as `flights/0`; None with `stream_time="max"` and while all are idle.
+    `event_time` is None in a task that knows no watermarks; its `holding_back` names the partition and, behind a
+    repartition topic, the upstream task, as `topic/0@0_3`.
+    """
+
+    task: str
+    stream_time_ms: int | None
+    stream_time_waits_for: str | None
+    event_time: ValveStatistics | None
+    next_wall_clock_ms: int | None
+    inputs: tuple[InputStatus, ...]
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The task's event-time clock."""
+        return None if self.event_time is None else self.event_time.clock_ms
+
+    @property
+    def watermark_waits_for(self) -> str | None:
+        """The input that the event-time clock waits for."""
+        held = None if self.event_time is None else self.event_time.holding_back
+        return None if held is None else str(held)

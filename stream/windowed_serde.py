@@ -1,0 +1,61 @@
+"""Serdes for the keys of windowed results.
+
+    windowed           key | start 8              "A", 60000            ->  41 000000000000ea60
+    session_windowed   key | end 8 | start 8      "A", start 10, end 20 ->  41 0000000000000014 000000000000000a
+
+Big-endian. The end of a time window is not written: a reader must know the size.
+
+Rules of this file: bytes only; equal to Kafka Streams' TimeWindowedSerde and SessionWindowedSerde, byte for byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import Any
+
+from standfast.store.results import Windowed
+from standfast.store.serde import Serde
+
+_START = struct.Struct(">q")
+_END_START = struct.Struct(">qq")
+
+
+@cache  # the same serde each time, so that two streams with equal keys are known to have them
+def windowed(key: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
+    """For `Windowed(key, start, start + size_ms)`: keys of tumbling, hopping, sliding and unlimited windows."""
+
+    def serialize(given: Windowed[Any]) -> bytes:
+        plain, start, end = _checked(given)
+        if end != start + size_ms:
+            raise ValueError(f"window {start}..{end} is not {size_ms} ms long")
+        return key.serialize(plain) + _START.pack(start)
+
+    def deserialize(raw: bytes) -> Windowed[Any]:
+        start = _START.unpack_from(raw, len(raw) - _START.size)[0]
+        return Windowed(key.deserialize(raw[: -_START.size]), start, start + size_ms)
+
+    return Serde(f"windowed({key.name},{size_ms})", serialize, deserialize)
+
+
+@cache
+def session_windowed(key: Serde[Any]) -> Serde[Windowed[Any]]:
+    """For `Windowed(key, start, end)` of a session, both times included."""
+
+    def serialize(given: Windowed[Any]) -> bytes:
+        plain, start, end = _checked(given)
+        return key.serialize(plain) + _END_START.pack(end, start)
+
+    def deserialize(raw: bytes) -> Windowed[Any]:
+        end, start = _END_START.unpack_from(raw, len(raw) - _END_START.size)
+        return Windowed(key.deserialize(raw[: -_END_START.size]), start, end)
+
+    return Serde(f"session_windowed({key.name})", serialize, deserialize)
+
+
+def _checked(given: Windowed[Any]) -> Windowed[Any]:
+    if type(given) is not Windowed:
+        raise TypeError(f"it takes Windowed(key, start, end), not {type(given).__name__}")
+    if not 0 <= given.start <= given.end:
+        raise ValueError(f"a window cannot be {given.start}..{given.end}")
+    return given

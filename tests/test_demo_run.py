@@ -1,0 +1,210 @@
+"""The demo from end to end, once: two processes, a SIGKILL, a take-over, and every check of what it left behind.
+
+Rules of this file: the run is real and made once; the tests that plant a difference work on a copy of its state.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from standfast.ops.demo_board import PARTITIONS, RESULTS, TASKS, BoardSettings
+from standfast.ops.demo_compare import BoardComparison, compare_state, open_state
+from standfast.ops.demo_finals import compare_finals, read_finals
+from standfast.ops.demo_flights import read_flights
+from standfast.ops.demo_plain import PlainBoard, plain_board
+from standfast.ops.demo_run import settings_for
+from standfast.ops.demo_worker import log_address, state_dir, status_path
+from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.log import Outgoing
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.open_log import open_log
+from standfast.store.clock import SystemClock
+from standfast.store.task_stores import TaskStores
+
+LIMIT = 2_500  # three days: aircraft are retired, hours close
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder after a run over the first flights, and what the command printed."""
+    folder = tmp_path_factory.mktemp("demo") / "kept"
+    command = [sys.executable, "-m", "standfast.ops.cli", "demo", "--limit", str(LIMIT), "--dir", str(folder), "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return folder, json.loads(ended.stdout)
+
+
+@pytest.fixture
+def kept(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
+    """A copy of the state that took over."""
+    root = tmp_path / "state"
+    shutil.copytree(state_dir(finished[0], "b"), root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def settings() -> BoardSettings:
+    return settings_for(read_flights("sample", LIMIT))
+
+
+@pytest.fixture(scope="module")
+def plain(settings: BoardSettings) -> PlainBoard:
+    return plain_board(read_flights("sample", LIMIT).flights, PARTITIONS, settings.grace_ms, settings.retention_ms)
+
+
+def compared(root: Path, plain: PlainBoard, settings: BoardSettings) -> BoardComparison:
+    return compare_state(root, settings, plain, SystemClock())
+
+
+def first_row(task: TaskStores, name: str) -> tuple[str, bytes, bytes]:
+    family = next(family for family in task.stores[name].families() if list(task.engine.scan(family)))
+    return family, *next(iter(task.engine.scan(family)))
+
+
+@pytest.mark.slow
+def test_demo_takes_over_and_every_row_is_equal(finished: tuple[Path, dict[str, Any]]) -> None:
+    document = finished[1]
+    assert document["schema"] == "standfast.demo/2"
+    assert document["ok"] is True
+    assert document["comparison"]["differences"] == 0
+    assert document["comparison"]["flights_counted"] == LIMIT
+    assert sum(document["offsets"]["committed"].values()) == document["fed"]["records"] == LIMIT
+    takeover = document["takeover"]
+    assert takeover["tasks"] == TASKS
+    assert takeover["committed_by_a"] + takeover["processed_by_b"] == LIMIT
+    assert takeover["waiting"] > 0
+    assert takeover["to_first_record_ms"] >= takeover["to_promotion_ms"] > 0
+    assert document["metrics"]["samples"] > 0
+
+
+@pytest.mark.slow
+def test_demo_gives_each_closed_hour_once_before_and_after_the_kill(
+    finished: tuple[Path, dict[str, Any]], plain: PlainBoard
+) -> None:
+    finals, board = finished[1]["finals"], finished[1]["board"]
+    assert finals["records"] == finals["expected"] == len(plain.finals) > 0
+    assert finals["missing"] + finals["extra"] + finals["different"] + finals["repeated"] == 0
+    assert 0 < board["finals_by_a"] < finals["records"]
+    assert (board["late_windows"], board["late_dropped"]) == (0, 0)
+
+
+@pytest.mark.slow
+def test_demo_retires_aircraft_and_publishes_the_live_board(
+    finished: tuple[Path, dict[str, Any]], plain: PlainBoard
+) -> None:
+    document = finished[1]
+    tails = {one.tail for one in read_flights("sample", LIMIT).flights}
+    assert document["comparison"]["stores"]["aircraft"]["rows"] == len(plain.aircraft) < len(tails)
+    # One that was retired, came back and left for good was retired twice.
+    assert document["comparison"]["aircraft_retired"] >= len(tails) - len(plain.aircraft)
+    assert document["board"]["live_records"] > 0
+
+
+@pytest.mark.slow
+def test_demo_restores_and_verifies_to_the_same_digests(finished: tuple[Path, dict[str, Any]]) -> None:
+    document = finished[1]
+    assert document["verify"]["mismatches"] == 0
+    assert document["verify"]["rows"] == sum(one["rows"] for one in document["comparison"]["stores"].values())
+    assert document["cold_restore"]["equal"] is True
+    assert document["returned"]["equal"] is True
+    replayed = document["takeover"]["standby_replayed"] + document["takeover"]["tail_replayed"]
+    assert document["returned"]["standby_replayed"] + replayed >= document["cold_restore"]["records"] > 0
+
+
+@pytest.mark.slow
+def test_log_care_takes_nothing_that_the_board_needs(finished: tuple[Path, dict[str, Any]]) -> None:
+    log = open_log(log_address(finished[0]))
+    try:
+        assert isinstance(log, EmbeddedLog)
+        assert log.care(SystemClock().wall_ms()).expired == 0
+    finally:
+        log.close()
+
+
+@pytest.mark.slow
+def test_demo_keeps_the_folder_it_was_given(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, document = finished
+    assert document["kept_in"] == str(folder)
+    assert {state_dir(folder, name).name for name in ("a", "b", "cold")} <= {path.name for path in folder.iterdir()}
+    assert status_path(folder, "a").is_file()
+
+
+@pytest.mark.slow
+def test_untouched_copy_has_no_difference(kept: Path, plain: PlainBoard, settings: BoardSettings) -> None:
+    comparison = compared(kept, plain, settings)
+    assert comparison.differences == 0
+    hours = len(plain.delays)
+    assert {one.store: one.rows for one in comparison.stores} == {
+        "aircraft": len(plain.aircraft),
+        "delays": hours,
+        "three-hours": len(plain.three_hours),
+        "final-delays": hours,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("store", "task", "sums"),
+    [
+        ("aircraft", TaskId(0, 1), 0),
+        ("delays", TaskId(1, 2), 1),  # its flights are counted, too
+        ("three-hours", TaskId(1, 3), 0),
+        ("final-delays", TaskId(1, 3), 0),
+    ],
+)
+def test_deleted_row_is_missing(
+    kept: Path, plain: PlainBoard, settings: BoardSettings, store: str, task: TaskId, sums: int
+) -> None:
+    with open_state(kept, settings, SystemClock()) as tasks:
+        family, key, _ = first_row(tasks[task], store)
+        tasks[task].engine.write({family: {key: None}})
+    comparison = compared(kept, plain, settings)
+    found = {one.store: one for one in comparison.stores}
+    assert {name: one.missing for name, one in found.items() if one.differences} == {store: 1}
+    assert found[store].examples[0].startswith(f"{store} ({task.partition}, ")
+    assert comparison.differences == 1 + sums
+
+
+@pytest.mark.slow
+def test_changed_and_added_rows_are_found(kept: Path, plain: PlainBoard, settings: BoardSettings) -> None:
+    with open_state(kept, settings, SystemClock()) as tasks:
+        family, key, row = first_row(tasks[TaskId(0, 0)], "aircraft")
+        tasks[TaskId(0, 0)].engine.write({family: {key: row.replace(b'"airport":"', b'"airport":"X'), b"N-none": row}})
+    aircraft = compared(kept, plain, settings).stores[0]
+    assert (aircraft.missing, aircraft.extra, aircraft.different) == (0, 1, 1)
+
+
+@pytest.mark.slow
+def test_row_in_the_wrong_partition_is_missing_and_extra(
+    kept: Path, plain: PlainBoard, settings: BoardSettings
+) -> None:
+    with open_state(kept, settings, SystemClock()) as tasks:
+        family, key, row = first_row(tasks[TaskId(0, 3)], "aircraft")
+        tasks[TaskId(0, 3)].engine.write({family: {key: None}})
+        tasks[TaskId(0, 2)].engine.write({family: {key: row}})
+    aircraft = compared(kept, plain, settings).stores[0]
+    assert (aircraft.missing, aircraft.extra, aircraft.different) == (1, 1, 0)
+
+
+@pytest.mark.slow
+def test_final_result_written_again_is_found(
+    finished: tuple[Path, dict[str, Any]], plain: PlainBoard, tmp_path: Path
+) -> None:
+    shutil.copytree(finished[0], tmp_path / "copy", ignore=shutil.ignore_patterns("state-*"))
+    log = open_log(log_address(tmp_path / "copy"))
+    try:
+        finals = read_finals(log)
+        assert compare_finals(finals, plain.finals).differences == 0
+        (part, airport, start), row = finals[-1]
+        again = Outgoing(airport.encode() + start.to_bytes(8, "big"), json.dumps(row).encode(), start)
+        log.producer().append({TopicPartition(RESULTS, part): [again]})
+        assert compare_finals(read_finals(log), plain.finals).repeated == 1
+    finally:
+        log.close()
