@@ -33,6 +33,17 @@ settings.register_profile(
 settings.load_profile(os.environ.get("STANDFAST_HYPOTHESIS_PROFILE", "default"))
 
 
+# Tests that share something dear (a broker, a Spark session, a built wheel) go to the same process of `make test`.
+SHARED = ("kafka", "spark", "packaging")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        name = next((mark for mark in SHARED if item.get_closest_marker(mark)), None)
+        if name is not None:
+            item.add_marker(pytest.mark.xdist_group(name))
+
+
 @pytest.fixture
 def clock() -> ManualClock:
     """A clock at 2013-01-01T00:00:00Z that moves only when told to."""
