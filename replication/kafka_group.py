@@ -87,13 +87,15 @@ class KafkaGroup:
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
         """Committed offsets of these partitions (all of the group if None); absent where there is none.
 
-        Offsets of a transaction that is still open are waited for a while; then those before it are the answer.
+        Offsets of a transaction that is still open, or committed a moment ago, are waited for a while; then those
+        before it are the answer. That holds for partitions that are named: asked for all, the broker leaves out those
+        that have no offset yet but one under way.
         """
         self._check_open()
-        found = self._cluster.patiently(f"offsets of group {self._name!r}", self._offsets)
-        if partitions is None:
-            return found
-        return {TopicPartition(*source): found[source] for source in partitions if source in found}
+        wanted = None if partitions is None else [TopicPartition(*source) for source in partitions]
+        if wanted is not None and not wanted:
+            return {}
+        return self._cluster.patiently(f"offsets of group {self._name!r}", lambda: self._offsets(wanted))
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Commit without a transaction of records; all of them or none. Raises UnknownStore for an absent partition."""
@@ -131,16 +133,19 @@ class KafkaGroup:
             raise KafkaException(failed)
         return failed is None
 
-    def _offsets(self) -> dict[TopicPartition, Committed]:
+    def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:
         try:
-            return self._listed(require_stable=True, timeout_s=min(STABLE_S, self._cluster.timeout_s))
+            return self._listed(wanted, require_stable=True, timeout_s=min(STABLE_S, self._cluster.timeout_s))
         except KafkaException as error:
             if error_of(error).code() not in _UNSTABLE:
                 raise
-        return self._listed(require_stable=False, timeout_s=self._cluster.timeout_s)
+        return self._listed(wanted, require_stable=False, timeout_s=self._cluster.timeout_s)
 
-    def _listed(self, *, require_stable: bool, timeout_s: float) -> dict[TopicPartition, Committed]:
-        asked = [ConsumerGroupTopicPartitions(self._name)]
+    def _listed(
+        self, wanted: list[TopicPartition] | None, *, require_stable: bool, timeout_s: float
+    ) -> dict[TopicPartition, Committed]:
+        partitions = None if wanted is None else [KafkaPartition(*source) for source in wanted]
+        asked = [ConsumerGroupTopicPartitions(self._name, partitions)]
         answer: dict[str, Future[ConsumerGroupTopicPartitions]] = self._cluster.admin.list_consumer_group_offsets(
             asked, require_stable=require_stable, request_timeout=timeout_s
         )

@@ -67,10 +67,18 @@ def start(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
-    """Lines that it printed; it must have ended well."""
-    printed, problems = process.communicate(timeout=60)
+    """Lines that it printed and nobody read yet; it must have ended well."""
+    printed, problems = rest_of(process)
     assert process.returncode == 0, problems
     return printed.splitlines()
+
+
+def rest_of(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Output and errors until its end. communicate() would pass over what readline() has read ahead."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        return process.stdout.read(), process.stderr.read()
 
 
 @pytest.fixture
@@ -121,7 +129,7 @@ def test_killed_writer_leaves_no_half_transaction(log: EmbeddedLog) -> None:
         for _ in range(transactions):
             acknowledged = int(process.stdout.readline())
         process.kill()  # SIGKILL, somewhere in the transactions that follow
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = rest_of(process)
         acknowledged = max([acknowledged, *(int(line) for line in rest.split("\n")[:-1])])
         bounds = log.reader().bounds([P0, P1])
         assert bounds[P0] == bounds[P1]

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
 from standfast.replication.embedded import EmbeddedLog
@@ -98,8 +100,26 @@ def clear(address: str) -> None:
     admin = AdminClient({"bootstrap.servers": address, "log_level": "4"})
     topics = [name for name in admin.list_topics(timeout=10).topics if not name.startswith("__")]
     groups = [group.group_id for group in admin.list_consumer_groups().result().valid]
-    doomed = admin.delete_topics(topics) if topics else {}
-    doomed |= admin.delete_consumer_groups(groups) if groups else {}
+    wait_for(admin.delete_topics(topics) if topics else {})
+    # Some time after a topic was deleted the broker removes its committed offsets, even those of a new one of its name.
+    deadline = time.monotonic() + 10
+    while any(offsets_of(admin, group) for group in groups):
+        assert time.monotonic() < deadline, "the broker keeps offsets of topics that were deleted"
+        time.sleep(0.005)
+    wait_for(admin.delete_consumer_groups(groups) if groups else {})
+
+
+def offsets_of(admin: AdminClient, group: str) -> list[KafkaPartition]:
+    """Partitions that a group has committed offsets for."""
+    answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+    try:
+        return list(answer[group].result(10).topic_partitions)
+    except KafkaException as error:
+        assert error.args[0].name() == "GROUP_ID_NOT_FOUND", error
+        return []
+
+
+def wait_for(doomed: Mapping[str, Future[Any]]) -> None:
     for future in doomed.values():
         try:
             future.result(10)

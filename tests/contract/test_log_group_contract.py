@@ -109,7 +109,7 @@ def test_transaction_with_one_bad_partition_changes_nothing(log: Log, bad: Topic
 def test_transaction_may_commit_offsets_alone(log: Log) -> None:
     writer = log.writer("board-0", group="board", owner="a")
     assert writer.transact({}, GroupCommit("board", {P0: Committed(2, "m")})) == {}
-    assert log.group("board").committed() == {P0: Committed(2, "m")}
+    assert log.group("board").committed([P0, P1]) == {P0: Committed(2, "m")}
 
 
 def test_writer_if_free_is_held_while_the_owner_lives(log: Log, pass_time_ms: Callable[[int], None]) -> None:
