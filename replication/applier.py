@@ -17,7 +17,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.source_records import as_logged
 from standfast.store.clock import Clock
 from standfast.store.cut import Position
-from standfast.store.errors import InternalError
+from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost
 from standfast.store.log import logger
 from standfast.store.task_stores import TaskStores
 
@@ -45,32 +45,43 @@ class ChangelogApplier:
         """Identity of the topic that the stored positions count in."""
         return self._topic_ids[self._store(changelog)]
 
-    def lost_reason(self, log: Log, reader: LogReader, changelog: TopicPartition, position: int) -> str | None:
-        """Why a position no longer fits the log, or None if it does."""
+    def lost_reason(
+        self, log: Log, reader: LogReader, changelog: TopicPartition, position: int, cause: StandfastError
+    ) -> str | None:
+        """Why a position no longer fits the log, or None if it does; `cause` is what the reader reported."""
         info = log.admin.describe_topic(changelog.topic)
         if info is None or info.topic_id != self.topic_id(changelog):
             return "topic-recreated"
         begin, end = reader.bounds([changelog])[changelog]
         if position < begin:
             return "truncated"
+        if isinstance(cause, StateLost) and cause.reason == "diverged" and changelog in cause.sources:
+            return cause.reason
         return "position-ahead" if position > end else None
 
-    def apply(self, changelog: TopicPartition, records: Sequence[Record], next_offset: int) -> None:
-        """Apply records (in offset order) and move the position to `next_offset`, in one batch."""
+    def apply(self, changelog: TopicPartition, records: Sequence[Record], next_offset: int) -> int:
+        """Apply records (in offset order) and move the position to `next_offset`, in one batch; returns rows written.
+
+        Raises Corruption for damage; its `sources` name the changelog if it is a record that is at fault.
+        """
         name = self._store(changelog)
         if changelog in self.limited:
             records = self._writable(changelog, name, records)
         position = Position(next_offset, -1, self._topic_ids[name], self._clock.wall_ms())
         cut = self.stores.cut
         cut = replace(cut, positions={**cut.positions, name: position})
-        self.stores.apply({name: records} if records else {}, cut)
+        try:
+            return self.stores.apply({name: records} if records else {}, cut)
+        except Corruption as error:
+            raise self._blame(changelog, name, records, error) from error
 
     def advanced(
-        self, acknowledged: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, int]
+        self, acknowledged: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, int], *, marked: bool
     ) -> dict[str, Position]:
         """Positions by store after the task's own writes were acknowledged up to these next offsets.
 
-        The task is the only writer, so the others stand at their ends as well and are known to be good now. Not so a
+        The task is the only writer, so the others stand at their ends as well and are known to be good now; and the
+        offset after what it wrote holds a marker, if the log writes any (`marked`). Not so a
         source topic, which others write: its position is the source offset in `committed`, and stays without one.
         """
         now_ms = self._clock.wall_ms()
@@ -79,7 +90,7 @@ class ChangelogApplier:
             own = changelog not in self.limited
             moved = (acknowledged if own else committed).get(changelog)
             if moved is not None:
-                positions[name] = Position(moved, -1, self._topic_ids[name], now_ms)
+                positions[name] = Position(moved, -1, self._topic_ids[name], now_ms, own and marked)
             elif own and name in positions:
                 positions[name] = positions[name]._replace(at_ms=now_ms)
         return positions
@@ -101,6 +112,19 @@ class ChangelogApplier:
                     name,
                 )
         return kept
+
+    def _blame(self, changelog: TopicPartition, name: str, records: Sequence[Record], error: Corruption) -> Corruption:
+        """The error; of the record that caused it, if one did: then the log is at fault, and the rows here are not."""
+        found = self.stores.unreadable(name, records)
+        if found is None:
+            return error
+        blamed = Corruption(
+            f"{changelog}: the record at offset {found[0]} cannot be a row of the {self.stores.specs[name].kind} store "
+            f"{name!r} ({error}): nothing was applied from there on, and what is here stays; find out who else writes "
+            "to this topic, then remove what is there or give the store a new name"
+        )
+        blamed.sources = (changelog,)
+        return blamed
 
     def _store(self, changelog: TopicPartition) -> str:
         try:

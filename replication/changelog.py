@@ -8,26 +8,30 @@
     a source topic that serves as changelog is checked only: it is there, has as many partitions as there are tasks,
     and never deletes by age, because a restore would lack the rows that are older
 
-Rules of this file: pure but for `ensure_changelogs`, which asks the admin of a log. Source of the table: Kafka
-Streams 4.3 (UnwindowedUnversioned-, Windowed- and VersionedChangelogTopicConfig).
+Rules of this file: pure but for what takes the admin of a log. What is wrong with a topic is said by
+`standfast.replication.topic_rules`, for the start of an application and for the doctor alike. Source of the table:
+Kafka Streams 4.3 (UnwindowedUnversioned-, Windowed- and VersionedChangelogTopicConfig).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Literal
 
-from standfast.replication.log import LogAdmin, TopicInfo, TopicPolicy
+from standfast.replication.log import LogAdmin, LogSurvey, TopicInfo, TopicPolicy
+from standfast.replication.topic_fixes import Fixes
+from standfast.replication.topic_rules import Changelog, policy_findings, replication, timestamps
+from standfast.replication.topic_settings import OWN_TIMESTAMPS, changed
 from standfast.store.errors import BadConfig
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
 
 TIME_MAX_MS = 2**63 - 1
+# Which other number of partitions than that of the tasks is no problem: "more", because another instance saw the source
+# grow before us; "fewer", because the changelog is going to follow it.
+Other = Literal["none", "more", "fewer"]
+REFUSED = frozenset({"replication", "timestamp-type"})  # rules that a start refuses beside those of the policy
 SLACK_MS = 24 * 3_600_000  # windowstore.changelog.additional.retention.ms of Kafka Streams
-
-_CLEANUP = "cleanup.policy"
-_RETENTION = "retention.ms"
-_DELETE_RETENTION = "delete.retention.ms"
-_MIN_LAG = "min.compaction.lag.ms"
 
 
 def changelog_policy(spec: StoreSpec) -> TopicPolicy:
@@ -41,7 +45,7 @@ def changelog_policy(spec: StoreSpec) -> TopicPolicy:
         policy = TopicPolicy(frozenset({"compact"}), min_compaction_lag_ms=spec.history_retention_ms + SLACK_MS)
     else:
         policy = TopicPolicy(frozenset({"compact"}))
-    return _with_overrides(policy, spec)
+    return _with_overrides(replace(policy, extra=OWN_TIMESTAMPS), spec)
 
 
 def _with_slack(retention_ms: int) -> int:
@@ -49,45 +53,32 @@ def _with_slack(retention_ms: int) -> int:
     return min(retention_ms + SLACK_MS, TIME_MAX_MS)
 
 
-def policy_problems(spec: StoreSpec, info: TopicInfo, partitions: int) -> list[str]:
+def changelog_need(app: str, spec: StoreSpec, group: int | None = None) -> Changelog:
+    """What a store needs of its changelog."""
+    policy = TopicPolicy() if spec.from_source else changelog_policy(spec)
+    return Changelog(spec.changelog_of(app), spec.name, spec.kind, policy, spec.from_source, group)
+
+
+def policy_problems(
+    app: str, spec: StoreSpec, info: TopicInfo, partitions: int, fixes: Fixes, allow: Other = "none"
+) -> list[str]:
     """What is wrong with an existing changelog, each with its fix; empty if nothing is."""
-    if spec.from_source:
-        return _source_problems(spec, info, partitions)
-    wanted, found = changelog_policy(spec), info.policy
-    where = f"changelog {info.name} of store {spec.name!r}"
+    need = changelog_need(app, spec)
     problems = []
-    if info.partitions != partitions:
-        problems.append(
-            f"{where} has {info.partitions} partitions but the application has {partitions}: run it with "
-            f"{info.partitions}, or give the application a new name and rebuild its state"
-        )
-    if found.cleanup != wanted.cleanup:
-        problems.append(
-            f"{where} has {_CLEANUP}={_list(found.cleanup)} but a {spec.kind} store needs "
-            f"{_list(wanted.cleanup)}: set {_CLEANUP}={_list(wanted.cleanup)} on the topic"
-        )
-    elif "delete" in wanted.cleanup and _shorter(found.retention_ms, wanted.retention_ms):
-        problems.append(
-            f"{where} keeps records for {found.retention_ms} ms but the store keeps rows longer: "
-            f"set {_RETENTION}={wanted.retention_ms} on the topic"
-        )
-    elif isinstance(spec, VersionedStore) and found.min_compaction_lag_ms < wanted.min_compaction_lag_ms:
-        problems.append(
-            f"{where} may compact after {found.min_compaction_lag_ms} ms and lose history: "
-            f"set {_MIN_LAG}={wanted.min_compaction_lag_ms} on the topic"
-        )
-    return problems
+    if info.partitions != partitions and allow != ("more" if info.partitions > partitions else "fewer"):
+        problems.append(_count_problem(need, info, partitions, fixes))
+    return problems + [str(one) for one in policy_findings(need, info, fixes)]
 
 
 def ensure_changelogs(
-    admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int
+    admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int, fixes: Fixes, allow: Other = "none"
 ) -> Mapping[str, TopicInfo]:
     """Create missing changelogs and check the others; BadConfig lists every problem at once, before any is made.
 
     A source topic that serves as changelog is never made here. The infos are those of the logged stores, by store.
     """
     logged = [spec for spec in specs if spec.logging]
-    found, problems = _look(admin, app, logged, partitions)
+    found, problems = _look(admin, app, logged, partitions, fixes, allow)
     if problems:
         raise BadConfig(problems)
     return {
@@ -96,75 +87,90 @@ def ensure_changelogs(
     }
 
 
-def changelog_problems(admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int) -> list[str]:
-    """Why `ensure_changelogs` would refuse; empty if it would not."""
-    return _look(admin, app, [spec for spec in specs if spec.logging], partitions)[1]
+def changelog_problems(
+    admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int, fixes: Fixes, allow: Other = "none"
+) -> list[str]:
+    """Why the application must not start with these changelogs; empty if it may.
+
+    Beside what `ensure_changelogs` refuses: too few replicas to take a write, also of those that are still to be made,
+    and timestamps that are not ours.
+    """
+    logged = [spec for spec in specs if spec.logging]
+    found, problems = _look(admin, app, logged, partitions, fixes, allow)
+    survey = admin.survey(spec.changelog_of(app) for spec in logged)
+    for spec in logged:
+        need, topic = changelog_need(app, spec), survey.topics.get(spec.changelog_of(app))
+        if topic is not None:
+            rules = [*replication(need.where, topic, survey.brokers, fixes), *timestamps(need.where, topic, fixes)]
+            problems += [str(one) for one in rules if one.rule in REFUSED and not need.from_source]
+        elif found[spec.name] is None and not spec.from_source:
+            problems += default_problems(need, survey, partitions, fixes)
+    return problems
+
+
+def grow_changelogs(admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int) -> list[str]:
+    """Let changelogs that exist have as many partitions as there are tasks now; returns those that grew.
+
+    More partitions than tasks are left as they are, and so is a source topic that serves as changelog.
+    """
+    grown = []
+    for spec in specs:
+        if not spec.logging or spec.from_source:
+            continue
+        info = admin.describe_topic(spec.changelog_of(app))
+        if info is not None and info.partitions < partitions:
+            admin.add_partitions(info.name, partitions)
+            grown.append(info.name)
+    return grown
 
 
 def _look(
-    admin: LogAdmin, app: str, logged: Iterable[StoreSpec], partitions: int
+    admin: LogAdmin, app: str, logged: Iterable[StoreSpec], partitions: int, fixes: Fixes, allow: Other
 ) -> tuple[dict[str, TopicInfo | None], list[str]]:
     found: dict[str, TopicInfo | None] = {}
     problems: list[str] = []
     for spec in logged:
         info = found[spec.name] = admin.describe_topic(spec.changelog_of(app))
         if info is not None:
-            problems += policy_problems(spec, info, partitions)
+            problems += policy_problems(app, spec, info, partitions, fixes, allow)
         elif spec.from_source:
             problems.append(
                 f"source topic {spec.changelog_of(app)} of store {spec.name!r} does not exist: create it with "
-                f"{partitions} partitions"
+                f"{partitions} partitions: {fixes.create(spec.changelog_of(app), partitions)}"
             )
     return found, problems
 
 
-def _source_problems(spec: StoreSpec, info: TopicInfo, partitions: int) -> list[str]:
-    where = f"source topic {info.name}, the changelog of store {spec.name!r},"
-    problems = []
-    if info.partitions != partitions:
-        problems.append(
-            f"{where} has {info.partitions} partitions but its tasks are {partitions}: read it with as many tasks as "
-            "it has partitions, or give the store its own changelog (no source_topic)"
+def _count_problem(need: Changelog, info: TopicInfo, partitions: int, fixes: Fixes) -> str:
+    if need.from_source:
+        return (
+            f"{need.where} has {info.partitions} partitions but its tasks are {partitions}: read it with as many "
+            "tasks as it has partitions, or give the store its own changelog (no source_topic)"
         )
-    if info.policy.cleanup != {"compact"} and info.policy.retention_ms >= 0:
-        problems.append(
-            f"{where} has {_CLEANUP}={_list(info.policy.cleanup)} and {_RETENTION}={info.policy.retention_ms}: a "
-            f"restore would lack every row older than that; set {_CLEANUP}=compact on the topic, or give the "
-            "store its own changelog (no source_topic)"
+    what = f"{need.where} has {info.partitions} partitions but the application has {partitions}: run it with "
+    if info.partitions < partitions:
+        return what + (
+            f"{info.partitions}; or, if a key stays in the partition in which it is, let the topic grow: "
+            f"{fixes.grow(info.name, partitions)}"
         )
-    return problems
+    return what + f"{info.partitions}, or give the application a new name and rebuild its state"
+
+
+def default_problems(need: Changelog, survey: LogSurvey, partitions: int, fixes: Fixes) -> list[str]:
+    """Why a changelog that is still to be made, by the brokers' defaults, could never take a write."""
+    copies = int(survey.settings.get("default.replication.factor", 1))
+    needed = int(survey.settings.get("min.insync.replicas", 1))
+    if not survey.brokers or copies >= needed:
+        return []
+    return [
+        f"{need.where} would be made with {copies} replicas (default.replication.factor) but min.insync.replicas="
+        f"{needed}, and could never take a write: set default.replication.factor to {needed} or more on the brokers, "
+        f"or create it yourself: {fixes.create(need.topic, partitions)} --replication-factor {needed}"
+    ]
 
 
 def _with_overrides(policy: TopicPolicy, spec: StoreSpec) -> TopicPolicy:
-    extra = dict(spec.changelog)
-    problems: list[str] = []
-
-    def number(name: str, default: int) -> int:
-        text = extra.pop(name, None)
-        try:
-            return default if text is None else int(text)
-        except ValueError:
-            problems.append(f"store {spec.name!r}: changelog setting {name}={text!r} is not a whole number")
-            return default
-
-    cleanup = extra.pop(_CLEANUP, None)
-    changed = replace(
-        policy,
-        cleanup=policy.cleanup if cleanup is None else frozenset(part.strip() for part in cleanup.split(",")),
-        retention_ms=number(_RETENTION, policy.retention_ms),
-        delete_retention_ms=number(_DELETE_RETENTION, policy.delete_retention_ms),
-        min_compaction_lag_ms=number(_MIN_LAG, policy.min_compaction_lag_ms),
-    )
-    if not changed.cleanup <= {"compact", "delete"}:
-        problems.append(f"store {spec.name!r}: changelog setting {_CLEANUP}={cleanup!r} is not compact, delete or both")
-    if problems:
-        raise BadConfig(problems)
-    return replace(changed, extra=extra)
-
-
-def _list(cleanup: frozenset[str]) -> str:
-    return ",".join(sorted(cleanup))
-
-
-def _shorter(found_ms: int, wanted_ms: int) -> bool:
-    return found_ms >= 0 and (wanted_ms < 0 or found_ms < wanted_ms)
+    try:
+        return changed(policy, spec.changelog)
+    except BadConfig as error:
+        raise BadConfig([f"store {spec.name!r}: changelog setting {one}" for one in error.problems]) from None

@@ -28,6 +28,7 @@ METADATA_MAX_BYTES = 4_096
 
 _OURS = '{"standfast":'
 _PARTS = ("stream_times", "observed", "progress")
+_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,15 @@ class CommitMetadata:
 
     @classmethod
     def from_text(cls, text: str) -> CommitMetadata | None:
-        """Inverse of to_text; None for text that is not ours.
+        """Inverse of to_text; None for text that is not ours. What follows the text is left out.
 
         Raises InvalidRequest for a newer format, Corruption for text of ours that is damaged.
         """
         if not text.startswith(_OURS):
             return None
         try:
-            content = json.loads(text)
+            # Kafka's client does not always end the text: bytes of its memory may follow.
+            content, _ = _DECODER.raw_decode(text)
         except ValueError as error:
             raise _damaged(text, error) from error
         version = content["standfast"]

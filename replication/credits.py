@@ -16,8 +16,8 @@ What holds, whatever the order of events:
   * One slow partition stops only itself: its own credits are gone, it holds at most `floating_per_partition_max`
     floating ones, and its queue at most its share of the bytes. The others keep theirs; only while all queues
     together are full (batches larger than a share, or shares that just shrank) are they fetched batch by batch.
-  * Memory: queues hold at most `queue_bytes_max` and one batch a partition; what is in hand at most `hand_bytes_max`
-    and the own credits of every partition.
+  * Memory: queues hold at most `queue_bytes_max` and one batch a partition, and what was under way when a partition
+    was paused; what is in hand at most `hand_bytes_max` and the own credits of every partition.
   * Pausing makes some readers throw their prefetch away, so the marks lie apart (hysteresis).
 
 Semantics as of Flink's credit-based network stack: exclusive and floating buffers, the backlog told with each buffer.
@@ -164,9 +164,9 @@ class Credits(Generic[T]):
         return self._settle()
 
     def fetched(self, arrived: Iterable[Arrived[T]]) -> Decision[T]:
-        """All that one fetch gave, at most one batch a partition.
+        """All that one fetch gave, at most one batch a partition; also what was under way when it was paused.
 
-        Raises InternalError for a partition that is not there, is paused or comes twice.
+        Raises InternalError for a partition that is not there or comes twice.
         """
         batches = list(arrived)
         seen: set[TopicPartition] = set()
@@ -174,8 +174,6 @@ class Credits(Generic[T]):
             held = self._partitions.get(one.partition)
             if held is None:
                 raise InternalError(f"credits: a batch of {one.partition} arrived, but no applier takes that partition")
-            if held.paused:
-                raise InternalError(f"credits: a batch of {one.partition} arrived, but that partition is paused")
             if one.partition in seen or one.size_bytes < 0:
                 raise InternalError(
                     f"credits: {one.partition} comes twice in one fetch, or with {one.size_bytes} bytes"
@@ -188,22 +186,26 @@ class Credits(Generic[T]):
             self._queue_bytes += one.size_bytes
         return self._settle()
 
-    def applied(self, sent: Sent[T]) -> Decision[T]:
-        """An applier is done with a batch, applied or given up: its credit is free again.
+    def applied(self, *done: Sent[T]) -> Decision[T]:
+        """An applier is done with these batches, applied or given up: their credits are free again.
 
-        A batch of a partition that was removed meanwhile is told here too: its memory counts until then. Raises
-        InternalError for one that is not in hand.
+        Batches of a partition that was removed meanwhile are told here too: their memory counts until then. Raises
+        InternalError, with nothing changed, if one is not in hand.
         """
-        if self._in_hand.get(sent.number, (None,))[0] is not sent:
-            raise InternalError(f"credits: batch {sent.number} of {sent.partition} is not in hand; told twice?")
-        _, held = self._in_hand.pop(sent.number)
-        self._hand_bytes -= sent.size_bytes
-        if sent.floating:
-            held.floating_in_hand -= 1
-            self._floating_free += 1
-        else:
-            held.own_in_hand -= 1
-            held.credits += 1
+        seen: set[int] = set()
+        for sent in done:
+            if sent.number in seen or self._in_hand.get(sent.number, (None,))[0] is not sent:
+                raise InternalError(f"credits: batch {sent.number} of {sent.partition} is not in hand; told twice?")
+            seen.add(sent.number)
+        for sent in done:
+            _, held = self._in_hand.pop(sent.number)
+            self._hand_bytes -= sent.size_bytes
+            if sent.floating:
+                held.floating_in_hand -= 1
+                self._floating_free += 1
+            else:
+                held.own_in_hand -= 1
+                held.credits += 1
         return self._settle()
 
     def remove(self, partition: TopicPartition) -> Decision[T]:
@@ -216,6 +218,11 @@ class Credits(Generic[T]):
         held = self._partitions.pop(partition)
         self._queue_bytes -= held.queue_bytes
         return self._settle(dropped=tuple(batch for batch, _ in held.queue))
+
+    def paused(self, partition: TopicPartition) -> bool:
+        """Whether the fetcher must leave it alone now; False for one that is not there."""
+        held = self._partitions.get(partition)
+        return held is not None and held.paused
 
     def statistics(self) -> CreditStatistics:
         """An immutable snapshot."""

@@ -5,11 +5,11 @@
        ^        poll(now) names the     │
        └──────── topics to describe     └── a topic vanished, shrank or was made anew: raises, nothing is learned
 
-    group 0   flights 4 -> 6, weather 4 -> 5      new partitions flights-4 flights-5 weather-4, new tasks 0_4 0_5
-    group 0   flights 6,      weather 5 -> 6      new partition weather-5 of task 0_5, which runs already
+    group 0   flights 4 -> 6, weather 4 -> 5      new partitions flights-4 flights-5 weather-4, new task 0_4
+    group 0   flights 6,      weather 5 -> 6      new partition weather-5, new task 0_5, which reads flights-5 too
 
-A group has as many tasks as its topic with most partitions has partitions. A new partition is read from its beginning:
-what was written before it was discovered belongs to it as well.
+A group has as many tasks as its topic with the fewest partitions has partitions: a task reads one of each topic. A new
+partition is read from its beginning: what was written before it was discovered belongs to it as well.
 
 Rules of this file: pure; no log, no clock. Time is `now_ms`, and any clock will do that does not go back.
 """
@@ -109,7 +109,7 @@ class Discovery:
         counts: dict[int, int] = {}
         for name, info in known.items():
             group = self._group_of[name]
-            counts[group] = max(counts.get(group, 0), info.partitions)
+            counts[group] = min(counts.get(group, info.partitions), info.partitions)
         return counts
 
 

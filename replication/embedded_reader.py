@@ -21,7 +21,7 @@ from standfast.replication.embedded_topics import PartitionRow, find_topic, part
 from standfast.replication.log import Fetched, Record
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import Clock
-from standfast.store.errors import InvalidRequest, StateLost
+from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
 
 CHUNK_RECORDS = 2_000  # one read transaction; larger ones are slower (measured: 10,000 lose a quarter)
 FETCH_BYTES_MAX = 64 << 20  # a fetch ends early rather than hold more
@@ -164,7 +164,11 @@ class EmbeddedReader:
                     break
                 slot = self._slots[source]
                 piece = taken.setdefault(source, _Taken(slot.position))
-                count, size = self._read(source, slot.partition_id, piece, min(share, left), left_bytes)
+                try:
+                    count, size = self._read(source, slot.partition_id, piece, min(share, left), left_bytes)
+                except (StateLost, UnknownStore) as error:
+                    error.sources = (source,)
+                    raise
                 left -= count
                 left_bytes -= size
                 if not piece.at_end:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import difflib
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from standfast.replication.embedded_db import Database, Transaction
 from standfast.replication.embedded_rows import PARTITION_ID_MAX
-from standfast.replication.log import TopicInfo, TopicPolicy
+from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy, TopicSurvey
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.topic_settings import changed
 from standfast.store.errors import InvalidRequest, Unavailable, UnknownStore
 from standfast.store.names import check_topic
 
@@ -118,15 +120,53 @@ class EmbeddedAdmin:
                 "INSERT INTO topics (name, topic_id, partitions, policy) VALUES (?, ?, ?, ?) RETURNING id",
                 (name, topic_id, partitions, text),
             ).fetchone()[0]
-            keyed = int("compact" in policy.cleanup)
-            run.executemany(
-                "INSERT INTO partitions (topic, number, keyed) VALUES (?, ?, ?)",
-                [(topic, number, keyed) for number in range(partitions)],
-            )
-            highest = run.execute("SELECT max(id) FROM partitions").fetchone()[0]
-            if highest >= PARTITION_ID_MAX:
-                raise Unavailable(f"log {self._db.path} has used up its partition numbers: begin a new file")
+            self._insert_partitions(run, topic, range(partitions), policy)
         return _info(name, topic_id, partitions, text)
+
+    def add_partitions(self, name: str, partitions: int) -> TopicInfo:
+        """Let a topic have that many partitions in all. Raises UnknownStore, InvalidRequest for fewer than it has."""
+        _check_count(name, partitions)
+        with self._db.write() as run:
+            found = _existing(run, name)
+            if partitions < found.partitions:
+                raise InvalidRequest(
+                    f"topic {name!r} has {found.partitions} partitions and cannot have {partitions}: they never go away"
+                )
+            topic = run.execute(
+                "UPDATE topics SET partitions = ? WHERE name = ? RETURNING id", (partitions, name)
+            ).fetchone()[0]
+            self._insert_partitions(run, topic, range(found.partitions, partitions), found.policy)
+            return replace(found, partitions=partitions)
+
+    def change_topic(self, name: str, settings: Mapping[str, str]) -> TopicInfo:
+        """Change settings by name; the others stay. Raises UnknownStore, InvalidRequest for a value that means nothing.
+
+        A topic that becomes compacted takes no record without a key from then on.
+        """
+        with self._db.write() as run:
+            found = _existing(run, name)
+            policy = changed(found.policy, settings)
+            topic = run.execute(
+                "UPDATE topics SET policy = ? WHERE name = ? RETURNING id", (_policy_text(name, policy), name)
+            ).fetchone()[0]
+            run.execute("UPDATE partitions SET keyed = ? WHERE topic = ?", (int("compact" in policy.cleanup), topic))
+            return replace(found, policy=policy)
+
+    def survey(self, names: Iterable[str]) -> LogSurvey:
+        """Topics as they are; this log has no brokers and no settings of its own."""
+        with self._db.read() as run:
+            found = {name: find_topic(run, name) for name in names}
+        return LogSurvey((), {}, {name: None if info is None else TopicSurvey(info) for name, info in found.items()})
+
+    def groups(self) -> list[str]:
+        """Names of the groups that committed offsets or have members."""
+        with self._db.read() as run:
+            rows = run.execute("SELECT group_name FROM committed UNION SELECT group_name FROM members").fetchall()
+        return sorted(name for (name,) in rows)
+
+    def consumers(self, group: str) -> tuple[str, ...]:
+        """None: this log has no protocol beside ours."""
+        return ()
 
     def describe_topic(self, name: str) -> TopicInfo | None:
         """None if there is no such topic."""
@@ -152,10 +192,32 @@ class EmbeddedAdmin:
             run.execute("DELETE FROM committed WHERE topic = ?", (name,))
         self._purge()
 
+    def delete_group(self, name: str) -> None:
+        """Forget what a group committed."""
+        with self._db.write() as run:
+            run.execute("DELETE FROM committed WHERE group_name = ?", (name,))
+
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         """Remove what lies below these offsets, in chunks."""
         for source, offset in before.items():
             self._truncate(source, offset)
+
+    def _insert_partitions(self, run: Transaction, topic: int, numbers: Iterable[int], policy: TopicPolicy) -> None:
+        keyed = int("compact" in policy.cleanup)
+        run.executemany(
+            "INSERT INTO partitions (topic, number, keyed) VALUES (?, ?, ?)",
+            [(topic, number, keyed) for number in numbers],
+        )
+        highest = run.execute("SELECT max(id) FROM partitions").fetchone()[0]
+        if highest >= PARTITION_ID_MAX:
+            raise Unavailable(f"log {self._db.path} has used up its partition numbers: begin a new file")
+
+
+def _existing(run: Transaction, name: str) -> TopicInfo:
+    found = find_topic(run, name)
+    if found is None:
+        raise _unknown(run, name, 0)
+    return found
 
 
 def _unknown(run: Transaction, topic: str, number: int) -> UnknownStore:

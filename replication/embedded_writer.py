@@ -37,6 +37,11 @@ class EmbeddedWriter:
         """Epoch of the transactional id when this writer was opened; 0 for a producer."""
         return self._fence[1] if self._fence else 0
 
+    @property
+    def marks_transactions(self) -> bool:
+        """A transaction is one of the database."""
+        return False
+
     def append(self, batches: Batches) -> dict[TopicPartition, int]:
         """Write and wait for the acknowledgement. Returns next offset per partition; here all or nothing as well."""
         return self._write(batches, None)

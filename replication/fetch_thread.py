@@ -10,6 +10,9 @@
                          │                   v                                                     │
     poll_next() <── Handover <────────── produce ──────────────────────────────────────────────────┘
 
+`poll_next` is for one applier. Where several share the fetch thread, `standfast.replication.fetch_pipeline` drains it
+with `take` and sorts by partition; requests give numbers, by which it knows what is out of date without waiting.
+
 What holds:
   * A batch is fetched once and comes out of poll_next once, in order per partition.
   * Once assign, add, remove or seek was asked for, nothing comes out that was fetched before it was carried out. A
@@ -51,16 +54,19 @@ NO_PARTITION: frozenset[TopicPartition] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """What one fetch gave; `carried` is the last request carried out before it."""
+class Batch:
+    """What one fetch gave; `carried` is the number of the last request carried out before it."""
 
     fetched: list[Fetched]
     carried: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
-    """An error on its way to poll_next. One of a fetch is out of date once a later request was carried out."""
+class Failure:
+    """An error on its way to poll_next. One of a fetch is out of date once a later request was carried out.
+
+    `carried` is the last request before a fetch, or the request itself that failed.
+    """
 
     error: Exception
     carried: int
@@ -102,62 +108,79 @@ class FetchThread:
         name: str = "standfast-fetch",
         fetch_records_max: int = FETCH_RECORDS_MAX,
         fetch_timeout_ms: int = FETCH_TIMEOUT_MS,
+        ready: Callable[[], None] | None = None,
+        on_demand: bool = False,
     ) -> None:
+        """`ready` is called on the fetch thread whenever something was handed over; it must return at once.
+
+        With `on_demand` it fetches nothing ahead: it begins when `want` was called, and goes on until it has
+        something to hand over.
+        """
         if fetch_records_max < 1 or fetch_timeout_ms < 0:
             raise InvalidRequest(
                 f"fetch thread {name!r}: fetch_records_max {fetch_records_max} must be at least 1 and "
                 f"fetch_timeout_ms {fetch_timeout_ms} at least 0"
             )
         self._reader = reader
-        self._fetch_records_max = fetch_records_max
+        self._records = fetch_records_max
         self._fetch_timeout_ms = fetch_timeout_ms
-        self._handover: Handover[_Batch | _Failure] = Handover()
+        self._ready = ready
+        self._handover: Handover[Batch | Failure] = Handover()
         self._changed = threading.Condition()  # guards what follows
         self._requests: deque[_Request] = deque()
         self._asked = self._carried = self._last_effect = 0
         self._moved: dict[TopicPartition, int] = {}
         self._moved_all = 0
         self._parked = False
+        self._wanted = not on_demand
+        self._on_demand = on_demand
         self._closing = self._ended = False
         self._fatal: BaseException | None = None
         self._told = False
         self._fetches = self._outdated = 0
         # Used by the fetch thread only.
-        self._unsent: deque[_Batch | _Failure] = deque()
+        self._unsent: deque[Batch | Failure] = deque()
         self._assigned = bool(reader.assignment())
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    # -- the applying thread ------------------------------------------------------------------------------------------
+    # -- the applying thread; requests give their numbers --------------------------------------------------------------
 
-    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+    def assign(self, positions: Mapping[TopicPartition, int]) -> int:
         """Replace the assignment, see LogReader. What was fetched for the old one does not come any more."""
         wanted = dict(positions)
-        self._ask(lambda reader: reader.assign(wanted), EVERY_PARTITION)
+        return self._ask(lambda reader: reader.assign(wanted), EVERY_PARTITION)
 
-    def add(self, positions: Mapping[TopicPartition, int]) -> None:
+    def add(self, positions: Mapping[TopicPartition, int]) -> int:
         """Assign further partitions."""
         wanted = dict(positions)
-        self._ask(lambda reader: reader.add(wanted), frozenset(wanted))
+        return self._ask(lambda reader: reader.add(wanted), frozenset(wanted))
 
-    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+    def remove(self, partitions: Iterable[TopicPartition]) -> int:
         """Unassign; absent ones are fine."""
         wanted = frozenset(partitions)
-        self._ask(lambda reader: reader.remove(wanted), wanted)
+        return self._ask(lambda reader: reader.remove(wanted), wanted)
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
+    def seek(self, partition: TopicPartition, offset: int) -> int:
         """Move the position of an assigned partition."""
-        self._ask(lambda reader: reader.seek(partition, offset), frozenset({partition}))
+        return self._ask(lambda reader: reader.seek(partition, offset), frozenset({partition}))
 
-    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+    def pause(self, partitions: Iterable[TopicPartition]) -> int:
         """Fetch no more of these until resumed. What was fetched before still comes: at most two batches."""
         wanted = tuple(partitions)
-        self._ask(lambda reader: reader.pause(wanted))
+        return self._ask(lambda reader: reader.pause(wanted))
 
-    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+    def resume(self, partitions: Iterable[TopicPartition]) -> int:
         """Fetch them again. With none it only lets fetching go on after an error of a fetch."""
         wanted = tuple(partitions)
-        self._ask(lambda reader: reader.resume(wanted))
+        return self._ask(lambda reader: reader.resume(wanted))
+
+    def want(self, records: int) -> None:
+        """Somebody has nothing left to apply: fetch the next batch, of up to so many records."""
+        with self._changed:
+            self._records = max(self._records, records) if self._wanted else records
+            self._wanted = True
+            self._changed.notify_all()
 
     def call(self, action: Callable[[LogReader], R], timeout_s: float = CALL_TIMEOUT_S) -> R:
         """Run `action` on the fetch thread after all requests so far, and wait for its answer.
@@ -185,12 +208,12 @@ class FetchThread:
         says.
         """
         while True:
-            item = self._take(timeout_s)
-            if isinstance(item, _Batch):
+            item = self.take(timeout_s)
+            if isinstance(item, Batch):
                 fresh = self._fresh(item)
                 if fresh:
                     return fresh
-            elif isinstance(item, _Failure) and self._still_true(item):
+            elif isinstance(item, Failure) and self._still_true(item):
                 raise item.error
             if timeout_s is not None:
                 return []
@@ -238,16 +261,22 @@ class FetchThread:
         action: Callable[[LogReader], Any],
         moves: frozenset[TopicPartition] | None = NO_PARTITION,
         answer: Future[Any] | None = None,
-    ) -> None:
+    ) -> int:
         with self._changed:
             if self._closing or self._ended:
                 raise Closed(f"fetch thread {self._thread.name!r} has ended: start another one") from self._fatal
             self._asked += 1
-            self._requests.append(_Request(self._asked, action, moves, answer))
+            number = self._asked
+            self._requests.append(_Request(number, action, moves, answer))
             self._changed.notify_all()
         self._handover.wake_up_producer()
+        return number
 
-    def _take(self, timeout_s: float | None) -> _Batch | _Failure | None:
+    def take(self, timeout_s: float | None) -> Batch | Failure | None:
+        """The next batch or failure as it comes, also where a request has made it out of date; None after the time.
+
+        Raises what ended the thread, then Closed. One thread at a time, and not beside `poll_next`.
+        """
         if self._told:
             raise Closed(f"fetch thread {self._thread.name!r} has ended with an error") from self._fatal
         try:
@@ -256,7 +285,7 @@ class FetchThread:
             self._told = self._told or error is self._fatal
             raise
 
-    def _fresh(self, item: _Batch) -> list[Fetched]:
+    def _fresh(self, item: Batch) -> list[Fetched]:
         """What of a batch no request has made out of date; one that could and is still to be done is waited for."""
         sources = frozenset(one.source for one in item.fetched)
         with self._changed:
@@ -270,7 +299,7 @@ class FetchThread:
     def _moving(self, sources: frozenset[TopicPartition]) -> bool:
         return any(one.moves is None or one.moves & sources for one in self._requests)
 
-    def _still_true(self, item: _Failure) -> bool:
+    def _still_true(self, item: Failure) -> bool:
         with self._changed:
             if not item.of_fetch:
                 return True
@@ -299,6 +328,8 @@ class FetchThread:
                 answer.set_exception(Closed(f"fetch thread {self._thread.name!r} has ended"))
         if self._fatal is not None:
             self._handover.report_error(self._fatal)
+            if self._ready is not None:
+                self._ready()
 
     def _loop(self) -> None:
         while not self._closing:
@@ -333,26 +364,30 @@ class FetchThread:
         try:
             request.action(self._reader)
         except (InvalidRequest, StateLost, Unavailable) as error:
-            self._unsent.append(_Failure(error, request.number, of_fetch=False))
+            self._unsent.append(Failure(error, request.number, of_fetch=False))
             return False
         self._assigned = bool(self._reader.assignment())
         return True
 
     def _fetch(self) -> None:
         with self._changed:
-            if self._parked or not self._assigned:
-                self._changed.wait_for(lambda: self._requests or self._closing)
+            if self._parked or not self._assigned or not self._wanted:
+                able = not self._parked and self._assigned
+                self._changed.wait_for(lambda: self._requests or self._closing or (able and self._wanted))
                 return
-            carried = self._carried
+            carried, records = self._carried, self._records
             self._fetches += 1
         try:
-            fetched = self._reader.fetch(self._fetch_records_max, self._fetch_timeout_ms)
+            fetched = self._reader.fetch(records, self._fetch_timeout_ms)
         except (InvalidRequest, StateLost, Unavailable) as error:
-            self._unsent.append(_Failure(error, carried, of_fetch=True))
+            self._unsent.append(Failure(error, carried, of_fetch=True))
             self._parked = not isinstance(error, Unavailable)
-            return
-        if fetched:
-            self._unsent.append(_Batch(fetched, carried))
+        else:
+            if not fetched:
+                return
+            self._unsent.append(Batch(fetched, carried))
+        with self._changed:
+            self._wanted = not self._on_demand
 
     def _offer(self) -> bool:
         """Hand over the oldest; if woken it stays the oldest. False if the hand-over was closed."""
@@ -363,6 +398,8 @@ class FetchThread:
         except Closed:
             return False
         self._unsent.popleft()
+        if self._ready is not None:
+            self._ready()
         return True
 
 

@@ -1,4 +1,4 @@
-"""Topics of a Kafka log: create, describe, delete, delete records. A policy is the topic's own settings.
+"""Topics of a Kafka log: create, describe, change, grow, delete, delete records. A policy is the topic's own settings.
 
     cleanup                 cleanup.policy            min_compaction_lag_ms   min.compaction.lag.ms
     retention_ms (-1)       retention.ms (-1)         extra                   whatever else was set on the topic
@@ -22,8 +22,18 @@ from confluent_kafka import admin as _admin
 from standfast.replication.kafka_cluster import Cluster
 from standfast.replication.kafka_errors import UNKNOWN_TOPIC, error_of
 from standfast.replication.kafka_members import MEMBERS_SUFFIX
-from standfast.replication.log import TopicInfo, TopicPolicy
+from standfast.replication.kafka_survey import FOR_EVER_MS, consumer_groups, consumers, survey, surveyed
+from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.topic_settings import (
+    CLEANUP,
+    CLEANUPS,
+    DELETE_RETENTION,
+    MIN_LAG,
+    RETENTION,
+    changed,
+    listed,
+)
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.names import check_topic
@@ -31,13 +41,6 @@ from standfast.store.names import check_topic
 _api: Any = _admin  # its names are public by its manual, but not to type checkers
 PARTITIONS_MAX = 10_000
 POLL_MS = 20
-FOR_EVER_MS = (1 << 63) - 1
-_CLEANUPS = frozenset({"compact", "delete"})
-_CLEANUP = "cleanup.policy"
-_RETENTION = "retention.ms"
-_DELETE_RETENTION = "delete.retention.ms"
-_MIN_LAG = "min.compaction.lag.ms"
-_MAPPED = frozenset({_CLEANUP, _RETENTION, _DELETE_RETENTION, _MIN_LAG})
 
 
 class KafkaAdmin:
@@ -62,11 +65,11 @@ class KafkaAdmin:
             what, lambda: self._cluster.admin.create_topics([new], request_timeout=self._cluster.timeout_s)
         )
         try:
-            answer[name].result(self._cluster.timeout_s + 5)
+            self._cluster.answer(answer[name])
         except KafkaException as error:
             if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:  # somebody else was first
                 raise self._cluster.translate(error, what) from error
-        self._until(lambda: self._ready(name, partitions), f"topic {name!r} was created, but not all brokers know it")
+        self._until(lambda: self._ready(name, 1), f"topic {name!r} was created, but not all brokers know it")
         made = self.describe_topic(name)
         if made is None:
             raise Unavailable(f"{self._cluster.where}: topic {name!r} was deleted as soon as it was made: try again")
@@ -93,13 +96,96 @@ class KafkaAdmin:
             [name], request_timeout=self._cluster.timeout_s
         )
         try:
-            answer[name].result(self._cluster.timeout_s + 5)
+            self._cluster.answer(answer[name])
         except KafkaException as error:
             if error_of(error).code() not in UNKNOWN_TOPIC:
                 raise self._cluster.translate(error, what) from error
         self._until(
             lambda: self._cluster.describe([name])[name] is None, f"topic {name!r} was deleted, but is still there"
         )
+
+    def add_partitions(self, name: str, partitions: int) -> TopicInfo:
+        """Let a topic have that many partitions in all, and wait until each has a leader.
+
+        Raises UnknownStore, InvalidRequest for fewer than it has.
+        """
+        self._check_open()
+        check_topic(name)
+        _check_count(name, partitions)
+        found = self._existing(name)
+        if partitions < found.partitions:
+            raise InvalidRequest(
+                f"topic {name!r} has {found.partitions} partitions and cannot have {partitions}: they never go away"
+            )
+        if partitions > found.partitions:
+            what = f"adding partitions to topic {name!r}"
+            asked = [_api.NewPartitions(name, partitions)]
+            answer: dict[str, Future[None]] = self._cluster.run(
+                what, lambda: self._cluster.admin.create_partitions(asked, request_timeout=self._cluster.timeout_s)
+            )
+            try:
+                self._cluster.answer(answer[name])
+            except KafkaException as error:
+                if self._existing(name).partitions < partitions:  # else somebody else was first
+                    raise self._cluster.translate(error, what) from error
+        self._until(lambda: self._ready(name, partitions), f"topic {name!r} got partitions, but not all have a leader")
+        return self._existing(name)
+
+    def change_topic(self, name: str, settings: Mapping[str, str]) -> TopicInfo:
+        """Change settings by name; the others stay. Raises UnknownStore, InvalidRequest for what the broker refuses."""
+        self._check_open()
+        check_topic(name)
+        changed(self._existing(name).policy, settings)
+        operations = [
+            _api.ConfigEntry(setting, value, incremental_operation=_api.AlterConfigOpType.SET)
+            for setting, value in settings.items()
+        ]
+        if operations:
+            resource = _api.ConfigResource(_api.ResourceType.TOPIC, name, incremental_configs=operations)
+            what = f"changing topic {name!r}"
+            answer: dict[Any, Future[None]] = self._cluster.run(
+                what,
+                lambda: self._cluster.admin.incremental_alter_configs(
+                    [resource], request_timeout=self._cluster.timeout_s
+                ),
+            )
+            for future in answer.values():
+                self._cluster.wait(what, future)
+        return self._existing(name)
+
+    def survey(self, names: Iterable[str]) -> LogSurvey:
+        """Brokers, their settings, and topics with everything that is in force for them."""
+        self._check_open()
+        return survey(self._cluster, names)
+
+    def groups(self) -> list[str]:
+        """Names of the groups that committed offsets or have members."""
+        self._check_open()
+        named = [name.removesuffix(MEMBERS_SUFFIX) for name in self._cluster.names() if name.endswith(MEMBERS_SUFFIX)]
+        return sorted({*consumer_groups(self._cluster), *named})
+
+    def consumers(self, group: str) -> tuple[str, ...]:
+        """Live consumers of the group: members by Kafka's own protocol."""
+        self._check_open()
+        return consumers(self._cluster, group)
+
+    def delete_group(self, name: str) -> None:
+        """Delete a group with its offsets; an absent one is fine. Raises InvalidRequest while it has consumers."""
+        self._check_open()
+        what = f"deleting group {name!r}"
+        answer: dict[str, Future[None]] = self._cluster.run(
+            what, lambda: self._cluster.admin.delete_consumer_groups([name], request_timeout=self._cluster.timeout_s)
+        )
+        try:
+            self._cluster.answer(answer[name])
+        except KafkaException as error:
+            code = error_of(error).code()
+            if code == KafkaError.NON_EMPTY_GROUP:
+                raise InvalidRequest(
+                    f"{self._cluster.where}: group {name!r} has live consumers: stop them first"
+                ) from error
+            if code != KafkaError.GROUP_ID_NOT_FOUND:
+                raise self._cluster.translate(error, what) from error
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         """Remove what lies below these offsets. Raises InvalidRequest for one past the end, or a compacted topic."""
@@ -123,12 +209,18 @@ class KafkaAdmin:
         for at, future in answer.items():
             self._cluster.wait(f"deleting records of {at.topic}-{at.partition} before {at.offset}", future)
 
+    def _existing(self, name: str) -> TopicInfo:
+        found = self.describe_topic(name)
+        if found is None:
+            raise self._cluster.unknown(name)
+        return found
+
     def _ready(self, name: str, partitions: int) -> bool:
         description = self._cluster.describe([name])[name]
         if description is None:
             return False
         led = [one for one in description.partitions if one.leader is not None and one.leader.id >= 0]
-        return len(led) == len(description.partitions) >= min(partitions, 1)
+        return len(led) == len(description.partitions) >= partitions
 
     def _until(self, reached: Callable[[], bool], otherwise: str) -> None:
         deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms
@@ -138,31 +230,18 @@ class KafkaAdmin:
             self._clock.sleep_ms(POLL_MS)
 
     def _infos(self, names: Iterable[str]) -> list[TopicInfo]:
-        described = {name: found for name, found in self._cluster.describe(names).items() if found is not None}
-        if not described:
-            return []
-        asked = [_api.ConfigResource(_api.ResourceType.TOPIC, name) for name in described]
-        answer: dict[Any, Future[Any]] = self._cluster.run(
-            "describing topics",
-            lambda: self._cluster.admin.describe_configs(asked, request_timeout=self._cluster.timeout_s),
-        )
-        infos = []
-        for resource, future in answer.items():
-            try:
-                settings = future.result(self._cluster.timeout_s + 5)
-            except KafkaException as error:
-                if error_of(error).code() in UNKNOWN_TOPIC:
-                    continue  # deleted meanwhile
-                raise self._cluster.translate(error, f"describing topic {resource.name!r}") from error
-            infos.append(_info(described[resource.name], settings))
-        return sorted(infos, key=lambda info: info.name)
+        return [one.info for one in surveyed(self._cluster, names).values()]
+
+
+def _check_count(name: str, partitions: int) -> None:
+    if not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidRequest(f"topic {name!r} cannot have {partitions!r} partitions: use 1 to {PARTITIONS_MAX}")
 
 
 def _settings(name: str, partitions: int, policy: TopicPolicy) -> dict[str, str]:
     """The topic's settings; raises InvalidRequest for a policy that means nothing."""
-    if not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
-        raise InvalidRequest(f"topic {name!r} cannot have {partitions!r} partitions: use 1 to {PARTITIONS_MAX}")
-    if not policy.cleanup or not policy.cleanup <= _CLEANUPS:
+    _check_count(name, partitions)
+    if not policy.cleanup or not policy.cleanup <= CLEANUPS:
         raise InvalidRequest(f"topic {name!r}: cleanup is {sorted(policy.cleanup)}, use compact, delete or both")
     times = {
         "retention_ms": policy.retention_ms,
@@ -176,23 +255,8 @@ def _settings(name: str, partitions: int, policy: TopicPolicy) -> dict[str, str]
     kept_ms = policy.delete_retention_ms if policy.delete_retention_ms >= 0 else FOR_EVER_MS
     return {
         **policy.extra,
-        _CLEANUP: ",".join(sorted(policy.cleanup)),
-        _RETENTION: str(policy.retention_ms),
-        _DELETE_RETENTION: str(kept_ms),
-        _MIN_LAG: str(policy.min_compaction_lag_ms),
+        CLEANUP: listed(policy.cleanup),
+        RETENTION: str(policy.retention_ms),
+        DELETE_RETENTION: str(kept_ms),
+        MIN_LAG: str(policy.min_compaction_lag_ms),
     }
-
-
-def _info(description: Any, settings: Mapping[str, Any]) -> TopicInfo:
-    values = {name: entry.value for name, entry in settings.items()}
-    kept_ms = int(values[_DELETE_RETENTION])
-    own = _api.ConfigSource.DYNAMIC_TOPIC_CONFIG.value
-    policy = TopicPolicy(
-        cleanup=frozenset(part.strip() for part in values[_CLEANUP].split(",")),
-        retention_ms=int(values[_RETENTION]),
-        delete_retention_ms=-1 if kept_ms == FOR_EVER_MS else kept_ms,
-        min_compaction_lag_ms=int(values[_MIN_LAG]),
-        extra={name: entry.value for name, entry in settings.items() if entry.source == own and name not in _MAPPED},
-    )
-    replicas = min((len(one.replicas) for one in description.partitions), default=0)
-    return TopicInfo(description.name, str(description.topic_id), len(description.partitions), policy, replicas)

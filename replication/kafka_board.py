@@ -24,14 +24,15 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from standfast.replication.kafka_admin import KafkaAdmin
 from standfast.replication.kafka_cluster import Cluster
 from standfast.replication.kafka_members import MEMBERS_SUFFIX, Members, Owner, claim, member_key, member_value
-from standfast.replication.kafka_records import to_records
+from standfast.replication.kafka_records import to_columns
 from standfast.replication.log import GroupView, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock, SystemClock
-from standfast.store.errors import Fenced, Held, Unavailable
+from standfast.store.errors import Fenced, Held, Unavailable, UnknownStore
 
 CHUNK = 1_000
 WAIT_MS = 100
+KNOWN_MS = 1_000  # how long a topic is believed to be the one it was
 POLICY = TopicPolicy(
     cleanup=frozenset({"compact"}),
     delete_retention_ms=3_600_000,
@@ -59,6 +60,7 @@ class Board:
         self._consumer: Consumer | None = None
         self._producer: Producer | None = None
         self._topic_id = ""
+        self._described_ms = 0
         self._position = 0
         self._old_end = 0  # what lies below was written before this reader began
         self._blind = False  # the last call found no broker
@@ -166,9 +168,11 @@ class Board:
     def _refresh(self, *, create: bool = False) -> None:
         """Read to the end of the topic; a topic that does not exist is empty."""
         try:
-            if not self._open(create):
-                return
-            end = self._cluster.bounds([self._source], committed=False)[self._source].end
+            end = self._known_end()
+            if end < self._position:
+                if not self._open(create):
+                    return
+                end = self._cluster.written_end(self._source)
             if self._old_end < 0:
                 self._old_end = end
             self._read_to(end)
@@ -180,11 +184,21 @@ class Board:
             self._blind = False
             self._members.extend(self._clock.monotonic_ms())
 
+    def _known_end(self) -> int:
+        """The end of a topic that was there lately, in one question; -1 if it has to be looked for."""
+        if self._consumer is None or self._wall.monotonic_ms() - self._described_ms >= KNOWN_MS:
+            return -1
+        try:
+            return self._cluster.written_end(self._source)
+        except UnknownStore:
+            return -1
+
     def _open(self, create: bool) -> bool:
         described = self._cluster.describe([self._source.topic])[self._source.topic]
         if described is None and create:
             self._admin.create_topic(self._source.topic, 1, POLICY)
             described = self._cluster.describe([self._source.topic])[self._source.topic]
+        self._described_ms = self._wall.monotonic_ms()
         topic_id = "" if described is None else str(described.topic_id)
         if topic_id != self._topic_id:  # new to us, deleted, or made anew
             self._members, self._position, self._old_end = Members(), 0, -1
@@ -215,7 +229,7 @@ class Board:
                     self._position = max(self._position, message.offset() or 0)
                 elif message.topic() is not None:
                     raise self._cluster.translate(error, f"reading {self._source}")
-            records = [record for record in to_records(good) if record.offset >= position]
+            records = [record for record in to_columns(good) if record.offset >= position]
             now_ms = self._clock.monotonic_ms()
             self._members.apply([one for one in records if one.offset < self._old_end], now_ms, old=True)
             self._members.apply([one for one in records if one.offset >= self._old_end], now_ms, old=False)
@@ -230,7 +244,7 @@ class Board:
     def _write(self, key: bytes, value: bytes | None) -> None:
         """Write one record and read to it."""
         if self._producer is None:
-            self._producer = self._cluster.producer()
+            self._producer = self._cluster.connected_producer()
         outcome: dict[Any, Message] = {}
         what = f"writing to {self._source}"
         try:

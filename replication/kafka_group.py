@@ -7,22 +7,26 @@ While the group has a consumer of its own that is a member (the application's lo
 outside of it. A transaction's commit is fenced by the transactional id instead and is taken all the same, so that is
 how they are then committed.
 
+Offsets are asked for by a consumer of the group that never joins, not by the admin client: librdkafka's admin call for
+them ends the process (SIGSEGV) when the broker that it asks is not the group's coordinator any more.
+
 Rules of this file: what is committed is checked first, all of it, so that a bad offset changes nothing.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from standfast.replication.kafka_board import Board
+from standfast.replication.kafka_board import KNOWN_MS, Board
 from standfast.replication.kafka_cluster import Cluster
 from standfast.replication.kafka_errors import UNKNOWN_TOPIC, error_of
 from standfast.replication.log import Committed, GroupCommit, GroupView
 from standfast.replication.offsets import TopicPartition
+from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, InvalidRequest
 
 METADATA_BYTES_MAX = 4_096
@@ -32,7 +36,6 @@ _ALIVE = frozenset(
     {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
     | {KafkaError.NON_EMPTY_GROUP, KafkaError.STALE_MEMBER_EPOCH}
 )
-_NO_GROUP = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
 _UNSTABLE = frozenset({KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError._TIMED_OUT})
 
 
@@ -52,7 +55,11 @@ class KafkaGroup:
         self._board = board
         self._transact = transact
         self._forget = closed
+        self._clock = SystemClock()
         self._consumer: Consumer | None = None
+        self._asking = threading.Lock()
+        self._askers: dict[bool, Consumer] = {}  # of stable offsets, and of any
+        self._known: dict[TopicPartition, int] = {}
         self._closed = False
 
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
@@ -88,8 +95,7 @@ class KafkaGroup:
         """Committed offsets of these partitions (all of the group if None); absent where there is none.
 
         Offsets of a transaction that is still open, or committed a moment ago, are waited for a while; then those
-        before it are the answer. That holds for partitions that are named: asked for all, the broker leaves out those
-        that have no offset yet but one under way.
+        before it are the answer.
         """
         self._check_open()
         wanted = None if partitions is None else [TopicPartition(*source) for source in partitions]
@@ -103,7 +109,7 @@ class KafkaGroup:
         check_commit(self._name, offsets)
         if not offsets:
             return
-        self._cluster.check(offsets)
+        self._check_exist(offsets)
         if self._consumer is None:
             self._consumer = self._cluster.consumer(self._name)
         if not self._cluster.patiently(f"committing offsets of group {self._name!r}", lambda: self._commit(offsets)):
@@ -111,14 +117,25 @@ class KafkaGroup:
 
     def close(self) -> None:
         """Twice is fine. It does not leave the group."""
-        if not self._closed and self._consumer is not None:
-            self._consumer.close()
-        self._closed = True
+        with self._asking:
+            clients = [] if self._closed else [*self._askers.values(), *([self._consumer] if self._consumer else [])]
+            self._closed = True
+        for client in clients:
+            client.close()
         self._forget(self)
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"group {self._name!r} of {self._cluster.where} was closed: open a new one")
+
+    def _check_exist(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raise UnknownStore for a partition that is not there; one seen lately is believed to be."""
+        now_ms = self._clock.monotonic_ms()
+        wanted = [TopicPartition(*source) for source in partitions]
+        unsure = [source for source in wanted if now_ms - self._known.get(source, -KNOWN_MS) >= KNOWN_MS]
+        if unsure:
+            self._cluster.check(unsure)
+            self._known.update(dict.fromkeys(unsure, now_ms))
 
     def _commit(self, offsets: Mapping[TopicPartition, Committed]) -> bool:
         """Commit from outside of the group; False if the group has members, so that the broker refuses it."""
@@ -144,24 +161,31 @@ class KafkaGroup:
     def _listed(
         self, wanted: list[TopicPartition] | None, *, require_stable: bool, timeout_s: float
     ) -> dict[TopicPartition, Committed]:
-        partitions = None if wanted is None else [KafkaPartition(*source) for source in wanted]
-        asked = [ConsumerGroupTopicPartitions(self._name, partitions)]
-        answer: dict[str, Future[ConsumerGroupTopicPartitions]] = self._cluster.admin.list_consumer_group_offsets(
-            asked, require_stable=require_stable, request_timeout=timeout_s
-        )
-        try:
-            result = answer[self._name].result(timeout_s + 5)
-        except KafkaException as error:
-            if error_of(error).code() in _NO_GROUP:
-                return {}
-            raise
+        sources = self._cluster.partitions() if wanted is None else wanted
+        asked = [KafkaPartition(*source) for source in sources]
+        with self._asking:
+            self._check_open()
+            if require_stable not in self._askers:
+                level = "read_committed" if require_stable else "read_uncommitted"
+                self._askers[require_stable] = self._cluster.consumer(self._name, isolation_level=level)
+            answer = self._askers[require_stable].committed(asked, timeout_s) if asked else []
         found = {}
-        for at in result.topic_partitions or ():
+        for at in answer:
             if at.error is not None and at.error.code() not in UNKNOWN_TOPIC:
                 raise KafkaException(at.error)
             if at.error is None and at.offset >= 0:
-                found[TopicPartition(at.topic, at.partition)] = Committed(at.offset, at.metadata or "")
+                found[TopicPartition(at.topic, at.partition)] = Committed(at.offset, _text(at))
         return dict(sorted(found.items()))
+
+
+def _text(at: KafkaPartition) -> str:
+    """Metadata of an offset, which another program may have committed."""
+    try:
+        return at.metadata or ""
+    except UnicodeDecodeError as error:
+        # The client does not end its copy of the text with a zero: bytes of its memory may follow.
+        raw: bytes = error.object
+        return raw[: error.start].decode()
 
 
 def kafka_offsets(offsets: Mapping[TopicPartition, Committed]) -> list[KafkaPartition]:

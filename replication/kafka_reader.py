@@ -1,6 +1,6 @@
 """The reader of a Kafka log: our own small buffer for each assigned partition, filled from the client's one queue.
 
-    client's queue ──> pull: sorted by partition ──> slots: messages, end ──> serve: a fair share of each
+    client's queue ──> pull: columns, by partition ──> slots: pieces, end ──> serve: a fair share of each
 
     at end      the client said so at this offset, or the last record stands just before the broker's end
     lost        the broker has no such offset: its bounds decide between StateLost and going on
@@ -18,23 +18,25 @@ anew, because the client's seek fails on a partition that was just assigned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from standfast.replication.columns import RecordColumns, joined
 from standfast.replication.kafka_cluster import Cluster
 from standfast.replication.kafka_errors import AUTHENTICATION, PERMISSION, UNKNOWN_TOPIC, error_of, translated
-from standfast.replication.kafka_records import to_records
+from standfast.replication.kafka_records import to_columns
 from standfast.replication.log import Fetched, Record
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, InvalidRequest, StateLost, Unavailable
+from standfast.store.errors import Closed, InvalidRequest, StandfastError, StateLost, Unavailable
 
 CHUNK = 1_000  # messages taken from the client at once; smaller batches stay in the processor's cache
-BUFFER_RECORDS = 10_000  # held here at most before the client is left alone
+BUFFER_RECORDS = 10_000  # held here at most before the client is left alone, or as many as a fetch asks for
 BUFFER_BYTES = 32 << 20
 PATIENCE_MS = 1_000
 WAIT_MS = 50
@@ -46,21 +48,22 @@ class _Slot:
     """An assigned partition. `frontier` is the next offset expected of the client, `end` where it saw the end."""
 
     __slots__ = (
-        *("answered", "buffer", "end", "error", "frontier", "heard_ms", "held", "kicked", "late", "paused"),
-        *("position", "source", "told_end", "topic_id"),
+        *("answered", "count", "end", "error", "frontier", "heard_ms", "held", "kicked", "late", "paused"),
+        *("pieces", "position", "source", "told_end", "topic_id"),
     )
 
     def __init__(self, source: TopicPartition, topic_id: str, position: int, now_ms: int) -> None:
         self.source = source
         self.topic_id = topic_id
         self.paused = False
-        self.error: Exception | None = None
+        self.error: StandfastError | None = None
         self.start(position, now_ms)
 
     def start(self, position: int, now_ms: int) -> None:
         """Stand at a position of which nothing is known."""
         self.position = self.frontier = position
-        self.buffer: list[Message] = []
+        self.pieces: deque[RecordColumns] = deque()
+        self.count = 0  # records in all pieces
         self.end = -1
         self.told_end = False
         self.answered = False
@@ -72,7 +75,20 @@ class _Slot:
     @property
     def hungry(self) -> bool:
         """Something may come: it is read, nothing is here, and its end is not known."""
-        return not self.paused and not self.buffer and self.end != self.frontier
+        return not self.paused and not self.count and self.end != self.frontier
+
+    def take(self, count: int) -> RecordColumns:
+        """The first records; there are at least so many, and one at least is asked for."""
+        self.count -= count
+        taken: list[RecordColumns] = []
+        while count:
+            piece = self.pieces.popleft()
+            if len(piece) > count:
+                self.pieces.appendleft(piece[count:])
+                piece = piece[:count]
+            taken.append(piece)
+            count -= len(piece)
+        return joined(taken)
 
 
 class KafkaReader:
@@ -84,6 +100,7 @@ class KafkaReader:
         self._clock = SystemClock()
         self._slots: dict[TopicPartition, _Slot] = {}
         self._client: Consumer | None = None  # made with the first assignment: many readers only ask for bounds
+        self._asked: set[str] = set()  # topics of which the client knows the leaders
         self._closed = False
         self._turn = 0
         self._checks: dict[str, Future[Any]] = {}
@@ -157,7 +174,7 @@ class KafkaReader:
             raise InvalidRequest(f"fetch needs max_records of 1 or more, got {max_records}")
         began_ms = self._clock.monotonic_ms()
         while True:
-            self._pull()
+            self._pull(max_records)
             now_ms = self._clock.monotonic_ms()
             self._look_after(now_ms)
             waited_ms = now_ms - began_ms
@@ -176,19 +193,20 @@ class KafkaReader:
                 return []
             self._ingest(self._consume(1, min(limit_ms - waited_ms, WAIT_MS)))
 
-    def _pull(self) -> None:
-        """Take what the client has, until every partition has something or enough is here."""
+    def _pull(self, wanted: int) -> None:
+        """Take what the client has, until that many records are here, or enough bytes."""
         if not self._slots:
             return
-        held = sum(len(slot.buffer) for slot in self._slots.values() if not slot.paused)
+        held = sum(slot.count for slot in self._slots.values() if not slot.paused)
+        hungry = any(slot.hungry for slot in self._slots.values())
         size = 0
-        while held < BUFFER_RECORDS and size < BUFFER_BYTES:
+        while held < max(wanted, BUFFER_RECORDS) and size < BUFFER_BYTES and (hungry or held < wanted):
             messages = self._consume(CHUNK, 0)
-            self._ingest(messages)
-            held += len(messages)
-            size += sum(map(len, messages))
-            if not messages or not any(slot.hungry for slot in self._slots.values()):
+            if not messages:
                 return
+            size += self._ingest(messages)
+            held += len(messages)
+            hungry = any(slot.hungry for slot in self._slots.values())
 
     def _consume(self, count: int, timeout_ms: int) -> list[Message]:
         if not self._slots:
@@ -197,11 +215,12 @@ class KafkaReader:
         client = self._consumer()
         return self._cluster.run("fetching", lambda: client.consume(count, timeout_ms / 1_000))
 
-    def _ingest(self, messages: list[Message]) -> None:
-        """Sort messages into their slots."""
+    def _ingest(self, messages: list[Message]) -> int:
+        """Sort messages into their slots; bytes of keys and values taken."""
         if not messages:
-            return
+            return 0
         now_ms = self._clock.monotonic_ms()
+        size = 0
         if any(map(Message.error, messages)):
             run: list[Message] = []
             for message in messages:
@@ -209,32 +228,37 @@ class KafkaReader:
                 if error is None:
                     run.append(message)
                     continue
-                self._sort(run, now_ms)
+                size += self._sort(run, now_ms)
                 run = []
                 self._note(message, error, now_ms)
             messages = run
-        self._sort(messages, now_ms)
+        return size + self._sort(messages, now_ms)
 
-    def _sort(self, messages: list[Message], now_ms: int) -> None:
+    def _sort(self, messages: list[Message], now_ms: int) -> int:
         if not messages:
-            return
-        sources = list(zip(map(Message.topic, messages), map(Message.partition, messages), strict=True))
-        for source in dict.fromkeys(sources):
-            slot = self._slots.get(source)  # type: ignore[call-overload]
-            if slot is None:
-                continue  # unassigned meanwhile
-            own = messages
-            if sources.count(source) < len(sources):
-                own = [message for message, at in zip(messages, sources, strict=True) if at == source]
-            self._keep(slot, own, now_ms)
+            return 0
+        source = _source_of(messages[0])
+        # With one partition assigned, another's can only come before: what was unassigned is let go by the client.
+        single = len(self._slots) == 1 and source in self._slots and source == _source_of(messages[-1])
+        if single or len(set(map(Message.partition, messages))) == len(set(map(Message.topic, messages))) == 1:
+            return self._keep(source, messages, now_ms)
+        by_source: dict[Any, list[Message]] = {}
+        for message in messages:
+            by_source.setdefault((message.topic(), message.partition()), []).append(message)
+        return sum(self._keep(source, own, now_ms) for source, own in by_source.items())
 
-    def _keep(self, slot: _Slot, messages: list[Message], now_ms: int) -> None:
+    def _keep(self, source: TopicPartition, messages: list[Message], now_ms: int) -> int:
+        slot = self._slots.get(source)
+        if slot is None:
+            return 0  # unassigned meanwhile
         if (messages[0].offset() or 0) < slot.frontier:  # of before a seek
             messages = [message for message in messages if (message.offset() or 0) >= slot.frontier]
             if not messages:
-                return
-        slot.buffer += messages
-        slot.frontier = (messages[-1].offset() or 0) + 1
+                return 0
+        piece = to_columns(messages)
+        slot.pieces.append(piece)
+        slot.count += len(piece)
+        slot.frontier = piece.offsets[-1] + 1
         slot.end = -1
         slot.answered = True
         slot.late = slot.kicked = False
@@ -242,6 +266,7 @@ class KafkaReader:
         if slot.paused and not slot.held:
             slot.held = True
             self._consumer().pause([KafkaPartition(*slot.source)])
+        return piece.payload_bytes
 
     def _note(self, message: Message, error: KafkaError, now_ms: int) -> None:
         """An event that is no record."""
@@ -257,7 +282,10 @@ class KafkaReader:
                 slot.heard_ms = now_ms
         elif slot is not None and code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             slot.error = self._lost(slot)
-            if slot.error is None:
+            # The client compares leader epochs, and says so in words only. Or the log ended below us and grew again.
+            if slot.error is None and (message.offset() == slot.frontier or "truncation detected" in error.str()):
+                slot.error = _diverged(slot, error)
+            elif slot.error is None:
                 self._restart(slot, slot.frontier, keep=True)
         elif code in UNKNOWN_TOPIC:
             self._checked_ms = 0  # gone, or made anew: ask now
@@ -275,30 +303,29 @@ class KafkaReader:
             turn = turn[first:] + turn[:first]
             self._turn += 1
         taken: dict[TopicPartition, int] = dict.fromkeys((slot.source for slot in turn), 0)
-        left, more = max_records, [slot for slot in turn if slot.buffer]
+        left, more = max_records, [slot for slot in turn if slot.count]
         while more and left > 0:
             share = max(1, left // len(more))
             for slot in more:
-                count = min(share, left, len(slot.buffer) - taken[slot.source])
+                count = min(share, left, slot.count - taken[slot.source])
                 taken[slot.source] += count
                 left -= count
-            more = [slot for slot in more if taken[slot.source] < len(slot.buffer)]
+            more = [slot for slot in more if taken[slot.source] < slot.count]
         found = (self._settle(slot, taken[slot.source]) for slot in turn)
         return [one for one in found if one is not None]
 
     def _settle(self, slot: _Slot, count: int) -> Fetched | None:
         """Hand out the first records of a slot; None if the caller learns nothing new."""
-        records: list[Record] = []
+        records: Sequence[Record] = []
         position = slot.position
         if count:
-            records = to_records(slot.buffer if count == len(slot.buffer) else slot.buffer[:count])
-            del slot.buffer[:count]
-            position = records[-1].offset + 1
-        if not slot.buffer:
+            records = taken = slot.take(count)
+            position = taken.offsets[-1] + 1
+        if not slot.count:
             if slot.end != slot.frontier and records and self._stands_at_end(slot):
                 slot.end = slot.frontier
             position = slot.frontier
-        at_end = not slot.buffer and slot.end == slot.frontier
+        at_end = not slot.count and slot.end == slot.frontier
         if position == slot.position and (slot.told_end or not at_end):
             return None
         slot.position = position
@@ -319,6 +346,7 @@ class KafkaReader:
             if slot.hungry and now_ms - slot.heard_ms >= STUCK_MS and slot.error is None:
                 self._unstick(slot, now_ms)
             if slot.error is not None and not slot.paused:
+                slot.error.sources = (slot.source,)
                 raise slot.error
 
     def _check_topics(self, now_ms: int) -> None:
@@ -340,7 +368,9 @@ class KafkaReader:
             if not slots:
                 return
             if error_of(error).code() in UNKNOWN_TOPIC:
-                raise self._cluster.unknown(topic) from error
+                gone = self._cluster.unknown(topic)
+                gone.sources = tuple(slot.source for slot in slots)
+                raise gone from error
             raise self._cluster.translate(error, f"describing topic {topic!r}") from error
         for slot in slots:
             if slot.topic_id != topic_id:
@@ -360,10 +390,12 @@ class KafkaReader:
             self._restart(slot, slot.frontier, keep=True)
             slot.kicked = True
         else:
-            raise Unavailable(
+            stuck = Unavailable(
                 f"{self._cluster.where}: {slot.source} gave nothing for {2 * STUCK_MS} ms at position {slot.frontier}, "
                 f"though it holds {bounds.begin} to {bounds.end}: try again"
             )
+            stuck.sources = (slot.source,)
+            raise stuck
 
     def _lost(self, slot: _Slot) -> StateLost | None:
         """Why the broker cannot have this position, or None; one over a transaction that is still open is fine."""
@@ -404,6 +436,9 @@ class KafkaReader:
     def _begin(self, slots: list[_Slot]) -> None:
         if slots:
             client = self._consumer()
+            new = {slot.source.topic for slot in slots} - self._asked
+            self._cluster.learn_leaders(client, new)
+            self._asked |= new
             wanted = [KafkaPartition(*slot.source, slot.position) for slot in slots]
             self._cluster.run("assigning", lambda: client.incremental_assign(wanted))
             self._slots.update({slot.source: slot for slot in slots})
@@ -437,12 +472,20 @@ class KafkaReader:
         return slot
 
 
+def _source_of(message: Message) -> TopicPartition:
+    return TopicPartition(message.topic() or "", message.partition() or 0)
+
+
 def _recreated(source: TopicPartition) -> StateLost:
     return StateLost(
         f"{source}: topic {source.topic!r} was deleted and made anew since this reader was assigned: "
         "reinitialise from its beginning",
         reason="topic-recreated",
     )
+
+
+def _diverged(slot: _Slot, error: KafkaError) -> StateLost:
+    return StateLost(f"{slot.source}: other records below {slot.frontier} now ({error.str()})", reason="diverged")
 
 
 def _wait_no_more(silent: Iterable[_Slot]) -> None:

@@ -1,41 +1,54 @@
-"""Records between the port and the Kafka client: what goes out is checked here, what came in is made a Record here.
+"""Records between the port and the Kafka client: what goes out is checked here, what came in is made columns here.
 
 Rules of this file: no I/O. It takes the client's messages as they are and must not know of topics or transactions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, cast
 
 from confluent_kafka import Message
 
-from standfast.replication.log import Outgoing, Record
+from standfast.replication.columns import RecordColumns
+from standfast.replication.log import Headers, Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
 
 TIMESTAMP_MAX = 1 << 62
 _BYTES_TYPES = frozenset({bytes, bytearray, memoryview, type(None)})
 
-# Record(*row) costs a Python-level call per row; this does not.
-_make = cast("Callable[[tuple[Any, ...]], Record]", partial(tuple.__new__, Record))
 _stamp = itemgetter(1)
 
 
-def to_records(messages: Sequence[Message]) -> list[Record]:
-    """Messages without error as records."""
-    headers: Iterable[Any] = list(map(Message.headers, messages))
-    headers = [tuple(one) if one else () for one in headers] if any(headers) else repeat(())
-    stamps = map(_stamp, map(Message.timestamp, messages))
-    columns = (map(Message.offset, messages), stamps, map(Message.key, messages), map(Message.value, messages))
-    return list(map(_make, zip(*columns, headers, strict=False)))
+def to_columns(messages: Sequence[Message]) -> RecordColumns:
+    """Messages without error, all of one partition, as records.
+
+    Best given few at a time: they should still be in the processor's cache.
+    """
+    count = len(messages)
+    if not count:
+        return RecordColumns((), (), (), ())
+    first, last = messages[0].offset() or 0, messages[-1].offset() or 0
+    offsets: Sequence[int] = range(first, last + 1)
+    if len(offsets) != count:  # compacted in between, or a marker
+        offsets = cast("list[int]", list(map(Message.offset, messages)))
+    headers: list[Headers] | None = None
+    if any(map(Message.headers, messages)):
+        headers = [cast(Headers, tuple(message.headers() or ())) for message in messages]
+    return RecordColumns(
+        offsets,
+        list(map(_stamp, map(Message.timestamp, messages))),
+        cast("list[bytes | None]", list(map(Message.key, messages))),
+        cast("list[bytes | None]", list(map(Message.value, messages))),
+        headers,
+    )
 
 
-def checked(source: TopicPartition, batch: Sequence[Outgoing]) -> list[tuple[Any, ...]]:
-    """The batch as rows that the client takes: key, value, timestamp, headers.
+def checked(source: TopicPartition, batch: Sequence[Outgoing]) -> Sequence[tuple[Any, ...]]:
+    """The batch as rows that the client takes: key, value, timestamp, headers. The batch itself where it is that.
 
     Raises InvalidRequest naming partition and record. A timestamp of 0 is refused, because the client reads it as
     "now" and the record would come back changed.
@@ -52,7 +65,10 @@ def checked(source: TopicPartition, batch: Sequence[Outgoing]) -> list[tuple[Any
     values = _bytes(source, "value", columns[1])
     _check_timestamps(source, columns[2])
     headers: Iterable[Any] = repeat(None)
-    if len(columns) == 4 and any(columns[3]):
+    if len(columns) == 4 and not any(columns[3]):
+        if keys is columns[0] and values is columns[1]:
+            return batch
+    elif len(columns) == 4:
         headers = [_headers(source, index, one) for index, one in enumerate(columns[3])]
     return list(zip(keys, values, columns[2], headers, strict=False))
 

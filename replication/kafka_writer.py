@@ -2,7 +2,7 @@
 
     transact   begin -> offsets -> records -> commit          aborted whole, or committed whole
                time-out, refused record: abort; the producer is made anew before the next call
-               a newer producer of the id: Fenced, for ever
+               a newer producer of the id: Fenced, for ever; a transaction that took too long: as a time-out
     append     acks from all replicas, every record's delivery waited for; no transaction, so the broker cannot fence
                it: before each append the members topic is asked who holds the id
 
@@ -15,22 +15,23 @@ commit that got no answer is unknown: it says so, and the next call settles it b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from standfast.replication.kafka_board import Board
-from standfast.replication.kafka_cluster import Cluster
+from standfast.replication.kafka_cluster import RETRY_MS, Cluster
 from standfast.replication.kafka_errors import FENCED, error_of
 from standfast.replication.kafka_group import check_commit, kafka_offsets
+from standfast.replication.kafka_members import Owner
 from standfast.replication.kafka_records import checked
 from standfast.replication.log import Batches, GroupCommit
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, Fenced, Unavailable
 
-Rows = Mapping[TopicPartition, list[tuple[Any, ...]]]
+Rows = Mapping[TopicPartition, Sequence[tuple[Any, ...]]]
 _KNOWN_MS = 1_000  # how long the writer believes that a partition exists
 
 
@@ -48,18 +49,30 @@ class Fence:
         if self._board is None:
             return
         held = self._board.owner(self.transactional_id)
-        if held is None or held != (self._owner, self.epoch):
-            raise self.lost()
+        if held != (self._owner, self.epoch):
+            raise self._lost_to(held)
 
-    def lost(self) -> Fenced:
-        """The error for a fenced writer, with the newer owner as far as it can be asked for."""
-        newer = "a newer writer"
-        try:
-            held = self._board.owner(self.transactional_id) if self._board is not None else None
-            if held is not None and held.epoch > self.epoch:
-                newer = f"epoch {held.epoch} of {held.member_id!r}"
-        except Unavailable:
-            pass  # fenced is certain, only by whom is not
+    def refused(self) -> Fenced | Unavailable:
+        """Why the broker takes nothing of this writer any more.
+
+        It says the same of a writer that a newer one replaced and of one whose transaction took too long, and the
+        second still owns its task: only the members topic tells them apart.
+        """
+        what = f"the broker refuses the writer of {self.transactional_id!r} with epoch {self.epoch}"
+        if self._board is not None:
+            try:
+                held = self._board.owner(self.transactional_id)
+            except Unavailable as error:
+                return Unavailable(f"{what}, nothing was written, and whether a newer one has it is not known: {error}")
+            if held != (self._owner, self.epoch):
+                return self._lost_to(held)
+        return Unavailable(
+            f"{what} and nobody else has it: its transaction was not over within transaction.timeout.ms, and nothing "
+            "of it was written: open the task again, and raise transaction.timeout.ms of the log address if this recurs"
+        )
+
+    def _lost_to(self, held: Owner | None) -> Fenced:
+        newer = "a newer writer" if held is None else f"epoch {held.epoch} of {held.member_id!r}"
         return Fenced(
             f"writer of {self.transactional_id!r} with epoch {self.epoch} was fenced by {newer}: "
             "nothing was written, give up the task"
@@ -88,6 +101,11 @@ class KafkaWriter:
         """Epoch of the transactional id when this writer was opened; 0 for a producer."""
         return self._fence.epoch
 
+    @property
+    def marks_transactions(self) -> bool:
+        """Its end is written into each partition."""
+        return True
+
     def open(self) -> None:
         """Fence every older producer of the id at the broker."""
         self._ready()
@@ -100,16 +118,17 @@ class KafkaWriter:
         """
         self._check_open()
         rows = self._checked(batches)
-        if self._fenced:
-            raise self._fence.lost()
+        self._check_fenced()
         self._fence.check()
         self._check_exist(rows)
         if self._plain is None:
-            self._plain = self._cluster.producer()
+            self._plain = self._cluster.connected_producer()
         try:
             ends = self._deliver(self._plain, rows)
-        except BaseException:
+        except BaseException as error:
             self._plain = None  # its numbering of records may be off
+            if isinstance(error, KafkaException):
+                raise self._cluster.translate(error, f"writing to {', '.join(map(str, rows))}") from error
             raise
         empty = [source for source in rows if source not in ends]
         return ends | {source: bounds.end for source, bounds in self._cluster.bounds(empty, committed=False).items()}
@@ -124,8 +143,7 @@ class KafkaWriter:
         if commit is not None:
             check_commit(commit.group, commit.offsets)
         rows = self._checked(batches)
-        if self._fenced:
-            raise self._fence.lost()
+        self._check_fenced()
         offsets = commit.offsets if commit is not None else {}
         self._check_exist(rows)
         self._check_exist(offsets)
@@ -162,12 +180,12 @@ class KafkaWriter:
         if self._transactional is None:
             if self._closed:
                 raise Closed(f"writer of {self._fence.transactional_id!r} was closed: open a new one")
-            # Making one fences whoever has the id: nobody may who lost it.
-            self._fence.check()
-            producer = self._cluster.producer(
+            producer = self._cluster.connected_producer(
                 transactional_id=self._fence.transactional_id, transaction_timeout_ms=str(self._cluster.transaction_ms)
             )
             what = f"opening the writer of {self._fence.transactional_id!r}"
+            # Initialising fences whoever has the id: nobody may who lost it.
+            self._fence.check()
             self._cluster.run(what, lambda: producer.init_transactions(self._cluster.timeout_s))
             self._transactional = producer
         return self._transactional
@@ -199,9 +217,10 @@ class KafkaWriter:
     def _meaning(self, error: KafkaException, aborted: bool) -> Exception:
         """The port's error for one of a transaction."""
         found = error_of(error)
-        self._fenced = self._fenced or _says_fenced(found)
-        if self._fenced:
-            return self._fence.lost()
+        if self._fenced or _says_fenced(found):
+            refused = self._fence.refused()
+            self._fenced = isinstance(refused, Fenced)
+            return refused
         if not aborted and found.retriable():
             return Unavailable(
                 f"{self._cluster.where}: transaction of {self._fence.transactional_id!r}: no answer to its end "
@@ -244,19 +263,20 @@ class KafkaWriter:
         self,
         producer: Producer,
         source: TopicPartition,
-        batch: list[tuple[Any, ...]],
+        batch: Sequence[tuple[Any, ...]],
         told: Callable[[Any, Message], None],
         deadline_ms: int,
     ) -> None:
         topic, number = source
-        produce = producer.produce
+        # By position (callback, its other name, timestamp, headers): names cost a third of the call.
+        produce: Any = producer.produce
         for key, value, timestamp, headers in batch:
             while True:
                 try:
-                    if headers is None:
-                        produce(topic, value, key, number, told, timestamp=timestamp)
+                    if headers:
+                        produce(topic, value, key, number, told, None, timestamp, headers)
                     else:
-                        produce(topic, value, key, number, told, timestamp=timestamp, headers=headers)
+                        produce(topic, value, key, number, told, None, timestamp)
                     break
                 except BufferError:
                     # The client's queue is full: its oldest records must be acknowledged first.
@@ -266,7 +286,15 @@ class KafkaWriter:
                             f"{self._cluster.where}: {source}: the client's queue stayed full: try again"
                         ) from None
                 except KafkaException as error:
-                    raise self._delivery_error(source, error_of(error), None) from error
+                    found = error_of(error)
+                    if found.code() != KafkaError._UNKNOWN_PARTITION or self._clock.monotonic_ms() > deadline_ms:
+                        raise self._delivery_error(source, found, None) from error
+                    self._learn_partitions(producer, source)
+
+    def _learn_partitions(self, producer: Producer, source: TopicPartition) -> None:
+        """The partition is there, but was added after this client last asked."""
+        self._cluster.run(f"writing to {source}", lambda: producer.list_topics(source.topic, self._cluster.timeout_s))
+        self._clock.sleep_ms(RETRY_MS)
 
     def _delivery_error(self, source: TopicPartition, error: KafkaError, message: Message | None) -> Exception:
         if error.code() in FENCED:
@@ -279,6 +307,12 @@ class KafkaWriter:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"writer of {self._fence.transactional_id!r} was closed: open a new one")
+
+    def _check_fenced(self) -> None:
+        if self._fenced:
+            refused = self._fence.refused()
+            self._fenced = isinstance(refused, Fenced)
+            raise refused
 
     def _checked(self, batches: Batches) -> Rows:
         sources = [TopicPartition(*source) for source in batches]

@@ -84,6 +84,29 @@ class TopicInfo:
     replication: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class TopicSurvey:
+    """A topic as those who run the log see it.
+
+    `replicas` are the brokers of each partition and `in_sync` how many of them are up to date. `settings` holds all
+    that is in force for the topic, the log's defaults too, by the log's own names; a log without such has none.
+    """
+
+    info: TopicInfo
+    replicas: tuple[tuple[int, ...], ...] = ()
+    in_sync: tuple[int, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSurvey:
+    """Live brokers by id (none where a log has none), their settings, and topics; None: there is no such topic."""
+
+    brokers: tuple[int, ...]
+    settings: Mapping[str, str]
+    topics: Mapping[str, TopicSurvey | None]
+
+
 class Committed(NamedTuple):
     """A group's committed offset (next to process) of one partition with its metadata text."""
 
@@ -171,6 +194,11 @@ class LogWriter(Protocol):
         """Grows by at least one with each writer opened for the same transactional id."""
         ...
 
+    @property
+    def marks_transactions(self) -> bool:
+        """Whether a transaction takes one more offset of each partition, after its last record, for a marker."""
+        ...
+
     def append(self, batches: Batches) -> dict[TopicPartition, int]:
         """Write and wait for the acknowledgement. Returns next offset per partition. At least once."""
         ...
@@ -198,6 +226,36 @@ class LogAdmin(Protocol):
         ...
 
     def delete_topic(self, name: str) -> None: ...
+
+    def add_partitions(self, name: str, partitions: int) -> TopicInfo:
+        """Let a topic have that many partitions in all; the new ones are empty. As many as it has changes nothing.
+
+        Raises UnknownStore for an absent topic, InvalidRequest for fewer than it has: partitions never go away.
+        """
+        ...
+
+    def change_topic(self, name: str, settings: Mapping[str, str]) -> TopicInfo:
+        """Change settings of a topic by their names (`cleanup.policy`, `retention.ms`, ...); the others stay.
+
+        Raises UnknownStore for an absent topic, InvalidRequest for a setting or value that the log refuses.
+        """
+        ...
+
+    def survey(self, names: Iterable[str]) -> LogSurvey:
+        """What those who run the log need to know of it and of these topics."""
+        ...
+
+    def groups(self) -> list[str]:
+        """Names of the groups that committed offsets or have members."""
+        ...
+
+    def consumers(self, group: str) -> tuple[str, ...]:
+        """Live members that joined the group by the log's own protocol (a user's own consumer), not through us."""
+        ...
+
+    def delete_group(self, name: str) -> None:
+        """Forget what a group committed. One that does not exist is fine; InvalidRequest while it has consumers."""
+        ...
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         """Remove what lies below these offsets; a begin never moves back. Raises InvalidRequest for one past the end.

@@ -18,7 +18,7 @@ from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Group, Log, LogReader
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.standby import Standby, State, Step
-from standfast.store.errors import InternalError, StandfastError, StateLost, UnknownStore
+from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
 
 FETCH_RECORDS_MAX = 5_000
@@ -63,8 +63,9 @@ class TailResult:
 class Tailer:
     """All standbys of one process."""
 
-    def __init__(self, log: Log, group: Group, listener: Listener) -> None:
-        self._reader: LogReader = log.reader()
+    def __init__(self, log: Log, group: Group, listener: Listener, reader: LogReader | None = None) -> None:
+        """`reader` is a lane of the fetch pipeline; without one it reads by itself."""
+        self._reader: LogReader = reader if reader is not None else log.reader()
         self._log = log
         self._group = group
         self._listener = listener
@@ -103,12 +104,14 @@ class Tailer:
         """Standbys run only while every active task of the instance is restored."""
         if allowed == self._allowed:
             return
-        self._allowed = allowed
         if allowed:
+            begun = self._reader.assignment()  # by an attempt in which the log ceased to answer
             for changelog in self.changelogs:
-                self._start(changelog)
+                if changelog not in begun:
+                    self._start(changelog)
         else:
             self._reader.remove(list(self.changelogs))
+        self._allowed = allowed
 
     def commit_tick(self, now_ms: int) -> None:
         """Read the limits again, and try again what waits beyond them."""
@@ -215,11 +218,11 @@ class Tailer:
         # The reader's error speaks of one partition; ask the log which of ours no longer fit.
         lost: dict[TaskId, StandfastError] = {}
         for changelog, tailed in self.changelogs.items():
-            reason = tailed.applier.lost_reason(self._log, self._reader, changelog, tailed.machine.position)
+            reason = tailed.applier.lost_reason(self._log, self._reader, changelog, tailed.machine.position, cause)
             if reason is not None:
                 lost[tailed.task] = StateLost(f"standby {tailed.task}: {changelog}: {cause}", reason=reason)
         if not lost:
-            raise InternalError(f"no standby here is outside its log's bounds, yet it reported: {cause}") from cause
+            raise Unavailable(f"the log said this of a standby, and it does not hold any more: {cause}") from cause
         return lost
 
     def _bounds(self) -> dict[TopicPartition, Bounds]:

@@ -8,7 +8,7 @@
     A task that nobody ever owned has no lease to run out: who only stands by for it waits for its first owner.
 
     metadata a member joins with, compact JSON, names in this order:
-    {"standfast":1,"active":["0_0","0_1"],"standby":["0_2"],"takes_any":false}
+    {"standfast":1,"active":["0_0","0_1"],"standby":["0_2"],"takes_any":false}   and "warm":["0_2"] if any is
 
 Rules of this file: pure; no group, clock or lease. A member in the view is alive: its lease has not run out. Two
 members may see different views for a moment; the log's `writer(..., if_free=True)` then lets only one of them win.
@@ -29,11 +29,12 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class MemberPlan:
-    """What a member runs, what it stands by for, and whether it offers to take any task."""
+    """What a member runs, what it stands by for (`warm`: caught up), and whether it offers to take any task."""
 
     active: frozenset[TaskId] = frozenset()
     standby: frozenset[TaskId] = frozenset()
     takes_any: bool = False
+    warm: frozenset[TaskId] = frozenset()
 
     def to_json(self) -> str:
         """The text to join the group with."""
@@ -43,6 +44,8 @@ class MemberPlan:
             "standby": [str(task) for task in sorted(self.standby)],
             "takes_any": self.takes_any,
         }
+        if self.warm:
+            content["warm"] = [str(task) for task in sorted(self.warm)]
         return json.dumps(content, separators=(",", ":"))
 
     @classmethod
@@ -57,8 +60,9 @@ class MemberPlan:
                     f"member metadata has format {content['standfast']!r}, this version reads {FORMAT}: "
                     "run the same version of standfast on all members of a group"
                 )
-            active, standby = (frozenset(map(TaskId.parse, content[name])) for name in ("active", "standby"))
-            return cls(active, standby, content["takes_any"] is True)
+            told = (content["active"], content["standby"], content.get("warm", ()))
+            active, standby, warm = (frozenset(map(TaskId.parse, tasks)) for tasks in told)
+            return cls(active, standby, content["takes_any"] is True, warm)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidRequest(
                 f"member metadata {text[:200]!r} is not a standfast plan ({error!r}): "

@@ -12,6 +12,10 @@
     begin..end - 1                                                      Resume          resume
     end                                                                 UpToDate        up-to-date
 
+Where the log marks the end of a transaction by an offset of its own (Kafka), the position after one's own commit stands
+at the marker: it counts as seen in the rows "below begin" and "too old", so that a log that retention emptied, or that
+was idle for long, has lost nothing.
+
 A source topic that serves as changelog has a limit, the group's committed offset (0 where there is none): what lies
 beyond is not processed yet. It stands for `end` in the last two rows and in where reading ends; a local position above
 it (at least once, the group's commit comes last) is up to date, since reading goes on from there or replays.
@@ -55,7 +59,8 @@ class LocalPosition:
     """What is stored here of one changelog: next offset to read, and how it came about.
 
     `at_ms` is the wall time at which the position was last known to be the log's own (its last commit), `rows` says
-    whether the local store holds any. An empty `topic_id` is unknown and matches any.
+    whether the local store holds any. An empty `topic_id` is unknown and matches any. `marker`: the offset at the
+    position holds no record but the end of the transaction that was written last, so that nothing is lost with it.
     """
 
     position: int
@@ -63,6 +68,12 @@ class LocalPosition:
     leader_epoch: int = -1
     at_ms: int = field(kw_only=True)
     rows: bool = field(kw_only=True)
+    marker: bool = field(default=False, kw_only=True)
+
+    @property
+    def seen(self) -> int:
+        """The first offset that may hold a record which is not applied here."""
+        return self.position + self.marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +194,9 @@ def plan_changelog(
         return Reinitialise(log.topic_partition, lost, log.begin, log.stop)
     if local.position >= log.stop:
         return UpToDate(log.topic_partition, UP_TO_DATE, local.position, local.position)
-    if _tombstones_expired(local, log, now_ms):
+    if local.seen < log.stop and _tombstones_expired(local, log, now_ms):
         return Reinitialise(log.topic_partition, TOMBSTONES_EXPIRED, log.begin, log.stop)
-    return Resume(log.topic_partition, RESUME, local.position, log.stop)
+    return Resume(log.topic_partition, RESUME, max(local.position, log.begin), log.stop)
 
 
 def _loss(local: LocalPosition, log: LogState) -> str | None:
@@ -196,7 +207,7 @@ def _loss(local: LocalPosition, log: LogState) -> str | None:
         return POSITION_AHEAD
     if log.diverged_at is not None and local.position > log.diverged_at:
         return DIVERGED
-    if local.position < log.begin:
+    if local.seen < log.begin:
         return TRUNCATED
     return None
 

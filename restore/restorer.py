@@ -11,21 +11,23 @@ goes on with records that are not processed yet.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 from standfast.replication.applier import ChangelogApplier
+from standfast.replication.columns import payload_bytes
 from standfast.replication.listeners import Listener
-from standfast.replication.log import Fetched, Log, LogReader, Record
+from standfast.replication.log import Fetched, Log, LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.progress import ProgressMeter, RestoreProgress
-from standfast.store.errors import InternalError, StandfastError, StateLost, UnknownStore
+from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
 
-# Measured: 10,000 restore a tenth faster than 5,000 (rows are sorted, near versions of a key fold), 50,000 slower than
-# both; a batch holds the interpreter and the session's lock for about 25 ms.
-BATCH_RECORDS_MAX = 10_000
+# Measured: 10,000 rows a batch restore a tenth faster than 5,000 (they are sorted), 50,000 slower than both; a batch
+# holds the interpreter and the session's lock for about 25 ms. Where several records fold to one row, a batch takes
+# more of them for as many rows.
+BATCH_ROWS = 10_000
+BATCH_RECORDS_MAX = 4 * BATCH_ROWS
 
 
 @dataclass(slots=True)
@@ -71,11 +73,13 @@ class RestoreRound:
 class Restorer:
     """All restoring tasks of one process."""
 
-    def __init__(self, log: Log, listener: Listener) -> None:
+    def __init__(self, log: Log, listener: Listener, reader: LogReader | None = None) -> None:
+        """`reader` is a lane of the fetch pipeline; without one it reads by itself."""
         self._log = log
-        self._reader: LogReader = log.reader()
+        self._reader: LogReader = reader if reader is not None else log.reader()
         self._listener = listener
         self.tasks: dict[TaskId, RestoringTask] = {}
+        self._batch_records = min(BATCH_ROWS, BATCH_RECORDS_MAX)
         self.records_total = 0
         self.bytes_total = 0
         self.restored_records: Counter[tuple[str, int, str]] = Counter()  # store, partition, reason
@@ -95,6 +99,8 @@ class Restorer:
                 applier.apply(changelog, (), position)
             self._listener.on_restore_start(applier.task, store, changelog, position, end, reason)
         self.tasks[applier.task] = RestoringTask(applier, changelogs)
+        if not all(one.done for one in changelogs.values()):
+            applier.stores.restoring(True)
         self._reader.add({changelog: one.position for changelog, one in changelogs.items() if not one.done})
 
     def remove(self, task: TaskId, reason: str) -> None:
@@ -102,6 +108,7 @@ class Restorer:
         restoring = self.tasks.pop(task, None)
         if restoring is not None:
             self._reader.remove(list(restoring.changelogs))
+            restoring.applier.stores.restoring(False)
             self._listener.on_restore_suspended(task, reason)
 
     def poll_once(self, now_ms: int, timeout_ms: int = 0) -> RestoreRound:
@@ -110,7 +117,7 @@ class Restorer:
         applied = 0
         if self._reader.assignment():
             try:
-                fetched = self._reader.fetch(BATCH_RECORDS_MAX, timeout_ms)
+                fetched = self._reader.fetch(self._batch_records, timeout_ms)
             except (StateLost, UnknownStore) as error:
                 return RestoreRound(failed=self._find_lost(error))
             for batch in fetched:
@@ -145,8 +152,10 @@ class Restorer:
             records = [record for record in records if record.offset < next_offset]
         if next_offset > changelog.position:
             reach("restore.apply")
-            restoring.applier.apply(batch.source, records, next_offset)
+            rows = restoring.applier.apply(batch.source, records, next_offset)
             changelog.position = next_offset
+            if rows:
+                self._batch_records = min(max(BATCH_ROWS * len(records) // rows, BATCH_ROWS), BATCH_RECORDS_MAX)
         count = len(records)
         size = payload_bytes(records)
         changelog.records += count
@@ -163,6 +172,7 @@ class Restorer:
 
     def _finish(self, task: TaskId) -> None:
         restoring = self.tasks.pop(task)
+        restoring.applier.stores.restoring(False)
         for partition, changelog in restoring.changelogs.items():
             self._listener.on_restore_end(task, changelog.store, partition, changelog.records)
 
@@ -177,14 +187,9 @@ class Restorer:
         lost: dict[TaskId, StandfastError] = {}
         for task, restoring in self.tasks.items():
             for partition, changelog in restoring.changelogs.items():
-                reason = restoring.applier.lost_reason(self._log, self._reader, partition, changelog.position)
+                reason = restoring.applier.lost_reason(self._log, self._reader, partition, changelog.position, cause)
                 if reason is not None:
                     lost[task] = StateLost(f"task {task}: {cause}", reason=reason)
         if not lost:
-            raise InternalError(f"no restoring task is outside its log's bounds, yet it reported: {cause}") from cause
+            raise Unavailable(f"the log said this of a restore, and it does not hold any more: {cause}") from cause
         return lost
-
-
-def payload_bytes(records: Sequence[Record]) -> int:
-    """Bytes of keys and values, column by column in C: a Python expression a record costs a tenth of a restore."""
-    return sum(sum(map(len, filter(None, map(itemgetter(column), records)))) for column in (2, 3))

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from standfast.stream.processor import Context, Processor
     from standfast.stream.punctuation import STREAM_TIME, WALL_CLOCK_TIME
     from standfast.stream.record import Record
+    from standfast.stream.replica import Replica
     from standfast.stream.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
     from standfast.stream.session import Session
     from standfast.stream.sources import ARRIVAL_TIME
@@ -82,6 +83,7 @@ __all__ = [
     "PUT_NOT_VALID",
     # state under your own loop, and the loop
     "Session",
+    "Replica",
     "aio",
     "App",
     "Processor",
@@ -146,6 +148,7 @@ _HOMES = {
     "VALID_TO_UNDEFINED": "standfast.store.results:VALID_TO_UNDEFINED",
     "PUT_NOT_VALID": "standfast.store.results:PUT_NOT_VALID",
     "Session": "standfast.stream.session:Session",
+    "Replica": "standfast.stream.replica:Replica",
     "aio": "standfast.stream.aio",
     "Listener": "standfast.replication.listeners:Listener",
     "App": "standfast.stream.app:App",

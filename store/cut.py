@@ -22,12 +22,16 @@ FORMAT = 1
 
 
 class Position(NamedTuple):
-    """How far a changelog has been applied: next offset, leader epoch (-1: none), topic id, and when it was written."""
+    """How far a changelog has been applied: next offset, leader epoch (-1: none), topic id, and when it was written.
+
+    `marker`: that next offset holds no record, but the marker of the transaction that was written last.
+    """
 
     offset: int
     leader_epoch: int = -1
     topic_id: str = ""
     at_ms: int = 0
+    marker: bool = False
 
 
 class StoreTimes(NamedTuple):

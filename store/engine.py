@@ -110,6 +110,10 @@ class Engine(Protocol):
         """Estimated number of rows of a family."""
         ...
 
+    def restoring(self, on: bool) -> None:
+        """Whether rows only come in and nobody reads: then files are put in shape later, within bounds."""
+        ...
+
     def flush(self) -> None:
         """Move memtables to files, so that a reopen has no log to replay."""
         ...

@@ -24,7 +24,12 @@ from collections.abc import Sequence
 
 
 class StandfastError(Exception):
-    """Root of every error that standfast raises on purpose. Never raised itself."""
+    """Root of every error that standfast raises on purpose. Never raised itself.
+
+    `sources` are the partitions (topic, number) that a log's reader means; empty where it is about none in particular.
+    """
+
+    sources: tuple[tuple[str, int], ...] = ()
 
 
 class InvalidRequest(StandfastError):

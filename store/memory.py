@@ -103,6 +103,10 @@ class MemoryEngine:
         with self._lock:
             return len(self._table(family))
 
+    def restoring(self, on: bool) -> None:
+        """Nothing to put in shape."""
+        self._check_open()
+
     def flush(self) -> None:
         """Nothing to move: there are no files."""
         self._check_open()

@@ -42,8 +42,11 @@ WRITE_BUFFER_BYTES = 8 << 20  # inserts stay near the processor: 16 MiB wrote 8 
 WRITE_BUFFERS_MAX = 3
 ARENA_BLOCK_BYTES = 128 << 10  # a task may have a hundred small segment families, each with a memtable
 OPEN_FILES_MAX = 512
+# Files of level 0 at which compaction begins, writes slow down, and writes stop: while restoring, and otherwise (as is
+# RocksDB's default). Measured: 1,000,000 rows of 124 bytes take 1.4 s of processor time instead of 2.0.
+LEVEL0_FILES = {True: (16, 28, 44), False: (4, 20, 36)}
 INFO_LOG_BYTES = 1 << 20
-SORT_ROWS_MIN = 4_000  # a batch of this many rows of one family is sorted first
+SORT_ROWS_MIN = 2_000  # a batch of this many rows of one family is sorted first
 BLOOM_BITS_PER_KEY = 10
 BLOCK_BYTES = 8 << 10
 CLOSE_WAIT_S = 30.0
@@ -147,6 +150,7 @@ class RocksEngine:
         self._families: dict[str, _Family] = {}  # replaced, never changed in place: readers need no lock
         self._getters: dict[str, Callable[..., bytes | list[bytes | None] | None]] = {}
         self._scratch: Path | None = None
+        self._restoring = False
         self._closed = False
         refuse_foreign(self._path)
         if read_only:
@@ -179,6 +183,8 @@ class RocksEngine:
             try:
                 self._db.create_column_family(family, self._options)
                 self._set_families({**self._families, family: self._handle(family)})
+                if self._restoring:
+                    _set_level0(self._families[family].rows, on=True)
             except Exception as error:
                 raise translate(error, f"creating family {family!r} in {self._path}") from error
 
@@ -261,6 +267,17 @@ class RocksEngine:
     def approximate_rows(self, family: str) -> int:
         """RocksDB's estimate: overwritten and deleted keys may count until they are compacted."""
         return self._property(family, self._held(family, "measuring"), "rocksdb.estimate-num-keys")
+
+    def restoring(self, on: bool) -> None:
+        """Whether rows only come in and nobody reads: then compaction begins later. It ends with the engine, too."""
+        self._check_writable()
+        self._restoring = on
+        family = DEFAULT_FAMILY
+        try:
+            for family in self._families:
+                _set_level0(self._held(family, "setting options of"), on)
+        except Exception as error:
+            raise self._error(error, family, "setting options of") from error
 
     def flush(self) -> None:
         """Move memtables to files, so that a reopen has no log to replay."""
@@ -406,6 +423,11 @@ def _fill(batch: rocksdict.WriteBatch, changes: Rows, column: rocksdict.ColumnFa
             delete(key, column)
         else:
             put(key, value, column)
+
+
+def _set_level0(rows: rocksdict.Rdict, on: bool) -> None:
+    names = ("file_num_compaction_trigger", "slowdown_writes_trigger", "stop_writes_trigger")
+    rows.set_options({f"level0_{name}": str(files) for name, files in zip(names, LEVEL0_FILES[on], strict=True)})
 
 
 def _list_families(path: Path, options: rocksdict.Options) -> list[str]:

@@ -97,20 +97,37 @@ class TaskStores:
         self.buffer.clear()
         self._drop(expired)
 
-    def apply(self, records: Mapping[str, Sequence[LoggedRecord]], cut: Cut) -> None:
-        """Write what changelog records of these stores amount to, together with `cut`."""
+    def apply(self, records: Mapping[str, Sequence[LoggedRecord]], cut: Cut) -> int:
+        """Write what changelog records of these stores amount to, together with `cut`; returns the number of rows."""
         self._check_usable()
         rows: FamilyRows = {}
         before = self._times()
         try:
             for name, batch in records.items():
                 for family, family_rows in self.store(name).restore(batch).items():
-                    rows.setdefault(family, {}).update(family_rows)
+                    if family in rows:
+                        rows[family].update(family_rows)
+                    else:
+                        rows[family] = family_rows
         except BaseException:
             self._set_times(before)
             raise
         self._write(rows, cut)
         self._drop(self._expired())
+        return sum(map(len, rows.values()))
+
+    def unreadable(self, name: str, records: Sequence[LoggedRecord]) -> LoggedRecord | None:
+        """The first of these changelog records that this store can never have written; None if it is not they."""
+        before = self._times()
+        try:
+            for record in () if self.damaged is not None else records:
+                try:
+                    self.store(name).restore([record])
+                except Corruption:
+                    return record
+        finally:
+            self._set_times(before)
+        return None
 
     def observe(self, name: str, timestamp_ms: int) -> None:
         """Take over an observed stream time that the log knows of; a discard does not take it back."""
@@ -162,6 +179,11 @@ class TaskStores:
             pending_compaction_bytes=sum(part.pending_compaction_bytes for part in parts),
             families=len(parts),
         )
+
+    def restoring(self, on: bool) -> None:
+        """Whether rows only come from the log and nobody reads them yet; forgotten with the task."""
+        if not self.closed and self.poisoned is None:
+            self.engine.restoring(on)
 
     def flush(self) -> None:
         """Move memtables to files, so that the next open has no WAL to replay."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from operator import itemgetter
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from standfast.store.engine import KeyRange
 from standfast.store.errors import Corruption, InvalidRequest
@@ -26,6 +27,17 @@ S = TypeVar("S", bound=StoreSpec)
 
 # (offset, timestamp, key, value, headers), the shape of a record of the log port
 LoggedRecord: TypeAlias = tuple[int, int, bytes | None, bytes | None, Any]
+
+
+@runtime_checkable
+class LoggedColumns(Protocol):
+    """Such records column by column."""
+
+    timestamps: Sequence[int]
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+
+
 FamilyRows: TypeAlias = dict[str, dict[bytes, bytes | None]]
 LogicalRow: TypeAlias = tuple[bytes, int, bytes]
 
@@ -112,6 +124,16 @@ class TypedStore(ABC, Generic[K, V, S]):
 
     def _pack(self, timestamp: int, raw: bytes) -> bytes:
         return TIMESTAMP.pack(timestamp) + raw if self._skip else raw
+
+
+def columns_of(
+    records: Sequence[LoggedRecord],
+) -> tuple[Sequence[int], Sequence[bytes | None], Sequence[bytes | None]]:
+    """Timestamps, keys and values of changelog records; a log that reads by column has them as they are."""
+    if isinstance(records, LoggedColumns):
+        return records.timestamps, records.keys, records.values
+    stamps, keys, values = (list(map(itemgetter(at), records)) for at in (1, 2, 3))
+    return stamps, keys, values
 
 
 def require_key(record: LoggedRecord, store: str) -> bytes:

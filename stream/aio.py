@@ -5,6 +5,10 @@
         session.task(0).store("aircraft").put(...)          # store calls are short and stay plain
         await session.commit({("flights", 0): 4712})
 
+    consumer = AIOConsumer(session.consumer_settings())     # confluent_kafka.aio; or the blocking one in a thread, with
+    await consumer.subscribe(["flights"], on_assign=session.on_assign, on_revoke=session.on_revoke,
+                             on_lost=session.on_lost)       # the callbacks of session.blocking
+
 Rules of this file: no logic; what may block (opening, assigning, waiting, committing, closing) runs in a worker
 thread, one call at a time per task, everything else is the session's own.
 """
@@ -17,8 +21,8 @@ from types import TracebackType
 from typing import Any
 
 from standfast.store.errors import InvalidRequest
-from standfast.stream.session import ReadView
 from standfast.stream.session import Session as BlockingSession
+from standfast.stream.session_tasks import ReadView
 from standfast.stream.statistics import SessionStatistics
 from standfast.stream.task import Task
 
@@ -56,10 +60,35 @@ class Session:
         """See Session.wait_ready."""
         await asyncio.to_thread(self.blocking.wait_ready, timeout_s)
 
+    async def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
+        """See Session.on_assign; the consumer is an asyncio one."""
+        from standfast.replication.kafka_consumer import drive_async
+
+        self.blocking.own_loop.of_asyncio = True
+        await drive_async(consumer, self.blocking.own_loop.assigned(consumer, list(partitions)))
+
+    async def on_revoke(self, consumer: Any, partitions: Iterable[Any]) -> None:
+        """See Session.on_revoke."""
+        await asyncio.to_thread(self.blocking.on_revoke, consumer, list(partitions))
+
+    on_lost = on_revoke
+
+    def consumer_settings(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """See Session.consumer_settings."""
+        return self.blocking.consumer_settings(given)
+
     async def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
-        """See Session.commit. Do not write to the stores until it returns."""
+        """See Session.commit. Neither write to the stores nor poll the consumer until it returns."""
         async with self._commits:
-            await asyncio.to_thread(self.blocking.commit, source_offsets)
+            loop = self.blocking.own_loop
+            if loop.of_asyncio:
+                from standfast.replication.kafka_consumer import drive_async
+
+                tasks = self.blocking.all_tasks()
+                source_offsets = await drive_async(loop.consumer, loop.committing(source_offsets))
+                await asyncio.to_thread(self.blocking.commit_tasks, tasks, source_offsets)
+            else:
+                await asyncio.to_thread(self.blocking.commit, source_offsets)
 
     async def statistics(self) -> SessionStatistics:
         """See Session.statistics."""

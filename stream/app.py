@@ -36,7 +36,8 @@ from standfast.stream.processor import Processor, has_timers
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
 from standfast.stream.runner import RunnerSettings
 from standfast.stream.session import Session
-from standfast.stream.settings import SessionOptions
+from standfast.stream.settings import DISCOVERY_DEFAULT_MS, SessionOptions
+from standfast.stream.source_discovery import SourceDiscovery
 from standfast.stream.sources import SourceOptions, SourceSettings
 from standfast.stream.stateless import ToTable
 from standfast.stream.stream_time import Policy
@@ -95,6 +96,7 @@ class App:
         self.drops = Drops(self.clock)
         self.stores = tuple(stores)
         self.settings: SessionOptions = settings
+        self.discovery_interval_ms = settings.get("discovery_interval_ms", DISCOVERY_DEFAULT_MS)
         self.builder = TopologyBuilder(name, self.stores)
         self.session: Session | None = None
         self._defaults = Defaults(default_key_serde, default_value_serde)
@@ -202,7 +204,8 @@ class App:
                 raise BadConfig([f"application {self.name!r} needs log=... and state_dir=... to run"])
             log = open_log(self._log_address, clock=self.clock)
             try:
-                self._assembled = assemble(self.builder, log.admin, self._log_address)
+                growing = self.discovery_interval_ms is not None
+                self._assembled = assemble(self.builder, log.admin, self._log_address, growing=growing)
             finally:
                 log.close()
             self.session = self.open_session(self._assembled, self._log_address, self._state_dir, self.clock)
@@ -250,15 +253,17 @@ class App:
         assert assembled is not None
         previous = self._catch_signals()
         try:
+            runners = self.runner_settings(assembled, self.clock)
             loop = Loop(
                 session,
                 assembled.topology,
-                self.runner_settings(assembled, self.clock),
+                runners,
                 commit_interval_ms=self.commit_interval_ms,
                 restart=self.restart,
                 clock=self.clock,
                 batch_bytes=self.batch_bytes,
                 linger_ms=self.linger_ms,
+                discovery=SourceDiscovery(session, assembled.topology, runners, self.discovery_interval_ms, self.clock),
             )
             try:
                 while not self._stop.is_set():

@@ -11,9 +11,15 @@ from dataclasses import dataclass
 
 from standfast.replication.log import LogAdmin, TopicPolicy
 from standfast.replication.offsets import TaskId
+from standfast.replication.topic_fixes import Fixes
+from standfast.replication.topic_rules import errors, repartition_policy
+from standfast.replication.topic_settings import OWN_TIMESTAMPS
 from standfast.store.errors import BadConfig
 from standfast.stream.groups import TaskGroup
 from standfast.stream.topology import Topology, TopologyBuilder
+
+# Kept until they are processed: then the loop deletes them. Small segments, so that the space is soon free.
+BETWEEN_TASKS = TopicPolicy(extra={**OWN_TIMESTAMPS, "segment.bytes": str(50 << 20)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +33,18 @@ class Assembled:
     event_time: frozenset[int]
 
 
-def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str) -> Assembled:
-    """Check and create topics. Raises BadConfig with every problem."""
+def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing: bool = True) -> Assembled:
+    """Check and create topics. Raises BadConfig with every problem.
+
+    `growing`: a source topic may have got partitions; topics between tasks then keep the number that they have.
+    """
     sources = {
         topic: info.partitions
         for topic in dict.fromkeys(node.topic for group in builder.sub_topologies() for node in group.sources)
         if topic not in builder.internal and (info := admin.describe_topic(topic)) is not None
     }
     missing = [
-        f"source topic {node.topic!r} does not exist in {address}: create it"
+        f"source topic {node.topic!r} does not exist in {address}: create it: {Fixes(address).create(node.topic, None)}"
         for group in builder.sub_topologies()
         for node in group.sources
         if node.topic not in builder.internal and node.topic not in sources
@@ -43,8 +52,11 @@ def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str) -> Assembl
     if missing:
         raise BadConfig(missing)
     topology = builder.build(sources)
+    kept = _smaller_than_now(topology, builder, admin) if growing else {}
+    if kept:
+        topology = builder.build(sources, kept)
     outputs, problems = _outputs(topology, admin, address)
-    problems += _make_internal(topology, admin)
+    problems += _make_internal(topology, admin, Fixes(address))
     if problems:
         raise BadConfig(problems)
     internal = {one.name: one.partitions for one in topology.internal}
@@ -68,10 +80,19 @@ def _outputs(topology: Topology, admin: LogAdmin, address: str) -> tuple[dict[st
     return {topic: info.partitions for topic, info in found.items() if info is not None}, problems
 
 
-def _make_internal(topology: Topology, admin: LogAdmin) -> list[str]:
+def _smaller_than_now(topology: Topology, builder: TopologyBuilder, admin: LogAdmin) -> dict[str, int]:
+    """Topics between tasks, of no declared size, that were made when their writers were fewer."""
+    found = {one.name: admin.describe_topic(one.name) for one in topology.internal
+             if not builder.internal[one.name].partitions}  # fmt: skip
+    now = {one.name: one.partitions for one in topology.internal}
+    return {name: info.partitions for name, info in found.items() if info is not None and info.partitions < now[name]}
+
+
+def _make_internal(topology: Topology, admin: LogAdmin, fixes: Fixes) -> list[str]:
     problems = []
     for one in topology.internal:
-        info = admin.describe_topic(one.name) or admin.create_topic(one.name, one.partitions, TopicPolicy())
+        info = admin.describe_topic(one.name) or admin.create_topic(one.name, one.partitions, BETWEEN_TASKS)
+        problems += [str(wrong) for wrong in errors(repartition_policy(info, fixes))]
         if info.partitions != one.partitions:
             problems.append(
                 f"{one.kind} topic {one.name} has {info.partitions} partitions but the application needs "

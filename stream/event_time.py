@@ -14,7 +14,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from standfast.replication.log import Record as LogRecord
 from standfast.stream.control import parse_control
@@ -82,6 +82,17 @@ class EventTime:
     def clock_ms(self) -> int | None:
         """The task's watermark; None while it is unknown."""
         return self._valve.clock_ms
+
+    def add_upstream(self, inputs: Iterable[Input], upstream: Mapping[str, Sequence[str]]) -> None:
+        """Wait for upstream tasks that are new, too."""
+        for one in inputs:
+            for task in upstream.get(one.topic, ()):
+                channel = Channel(one.key, task)
+                if channel not in self._upstream:
+                    self._upstream.add(channel)
+                    active = self._valve.add(channel)
+                    if active is not None:
+                        self._carry_out(active)
 
     def is_late(self, timestamp_ms: int) -> bool:
         """Whether a record at this time is at or before the task's watermark."""

@@ -10,25 +10,37 @@ to take over, when a gate opens and what to restore are decided by pure code; th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from standfast.replication.listeners import Listener
-from standfast.replication.log import Group, GroupView, Log, LogWriter
+from standfast.replication.log import Group, GroupView, Log, LogReader, LogWriter
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tailer import Tailer
-from standfast.replication.takeover import MemberPlan, decide, plans, standby_wanted
+from standfast.replication.takeover import MemberPlan
 from standfast.restore.gate import Gate
 from standfast.restore.gate import Policy as GatePolicy
 from standfast.restore.restorer import Restorer
 from standfast.store.clock import Clock
-from standfast.store.errors import Corruption, Fenced, Held, InternalError, InvalidRequest, StandfastError, StateLost
+from standfast.store.errors import (
+    Corruption,
+    Fenced,
+    Held,
+    InternalError,
+    InvalidRequest,
+    StandfastError,
+    StateLost,
+    Unavailable,
+)
 from standfast.store.log import logger
+from standfast.stream.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.opener import Opened, Ranges, TaskOpener
 from standfast.stream.statistics import SessionCounters
+from standfast.stream.take_over import TakeOver
 from standfast.stream.task import Task, TaskState
 
 TAKE_OVER_TICK_MS = 100
 STANDBY_TICK_MS = 500
+AGAIN_TICK_MS = 500
 GONE = (TaskState.FAILED, TaskState.CLOSED)
 
 
@@ -50,13 +62,16 @@ class Instance:
         take_over: bool,
         standby_replicas: int,
         all_tasks: frozenset[TaskId] | None,
+        reader: Callable[[str], LogReader],
+        learn_partitions: Callable[[], None] | None = None,
     ) -> None:
         self.log = log
+        self.app = opener.app
         self.member = member
         self.tasks: dict[TaskId, Task] = {}
         self.gate = Gate(gate_policy)
-        self.restorer = Restorer(log, listener)
-        self.tailer = Tailer(log, group, listener)
+        self.restorer = Restorer(log, listener, reader("restore"))
+        self.tailer = Tailer(log, group, listener, reader("standby"))
         self.counters = counters
         counters.restored_records = self.restorer.restored_records
         counters.restored_bytes = self.restorer.restored_bytes
@@ -68,13 +83,18 @@ class Instance:
         self._clock = clock
         self._listener = listener
         self._lease_ms = lease_ms
-        self._take_over_allowed = take_over
-        self._standby_replicas = standby_replicas
+        self._take_over = TakeOver(self, standby_replicas, allowed=take_over)
         self._all_tasks = all_tasks  # the tasks to share out by take-over; None: the caller assigns
+        self.follower: GroupFollower | None = None
+        if learn_partitions is not None:  # placement `group`
+            self.follower = GroupFollower(self, standby_replicas, learn_partitions)
         self._since: dict[TaskId, tuple[int, str]] = {}
         self._local_counts: dict[TaskId, bool] = {}
         self._gated: set[TaskId] = set()
         self._gate_shut_ms = -1
+        self._again: dict[TaskId, str] = {}  # closed for want of the log, why they had to be opened anew
+        self._next_again_ms = 0
+        self._untold = False  # the group does not know what is held here
         self._next_take_over_ms = 0
         self._next_standby_ms = 0
 
@@ -96,12 +116,26 @@ class Instance:
             if task_id in self._active():
                 self.revoke(task_id)
             if task_id not in self.tasks:
-                self._open_standby(task_id)
+                self.open_standby(task_id)
         self.publish()
+
+    def grow(self, group: int, partitions: int) -> None:
+        """Let the changelogs of a group have that many partitions."""
+        self._opener.grow(group, partitions)
+
+    @property
+    def shared(self) -> frozenset[TaskId] | None:
+        """The tasks that live instances share out by take-over; None: the caller assigns."""
+        return self._all_tasks
+
+    def share_out(self, tasks: frozenset[TaskId]) -> None:
+        """These are the tasks to share out from now on, where they are."""
+        self._all_tasks = None if self._all_tasks is None else tasks
 
     def revoke(self, task_id: TaskId) -> None:
         """Close a task cleanly: what is uncommitted is forgotten, files are flushed for a quick reopen."""
         task = self.tasks.pop(task_id)
+        self._untold = True
         self.restorer.remove(task_id, "revoked")
         self.tailer.remove(task_id, "revoked")
         if task.role == "active":
@@ -110,29 +144,55 @@ class Instance:
             task.stores.flush()
         task.close()
 
+    def adopt(self, added: Iterable[TaskId]) -> None:
+        """These are active here from now on, beside those that are."""
+        active, added = self._active(), frozenset(added)
+        if self.follower is not None:
+            self.follower.wanted |= added
+        try:
+            self.assign(active | added, frozenset(self.tasks) - active - added)
+        except Unavailable as error:
+            if self.follower is None:
+                raise
+            logger.warning("what the group gave is opened as soon as the log answers: %s", error)
+
+    def give_up(self, tasks: Iterable[TaskId]) -> None:
+        """These are active elsewhere from now on: uncommitted changes are forgotten."""
+        gone = frozenset(tasks)
+        if self.follower is not None:
+            self.follower.wanted -= gone
+        for task_id in gone & self._active():
+            self.revoke(task_id)
+        self.publish()
+
     def reopen(self, task_id: TaskId) -> None:
         """Open a failed task again; what the log holds beyond its stored position is replayed.
 
         Held where tasks are shared out and a live member took it over meanwhile: it is no task of this process then.
         """
-        task = self.tasks.pop(task_id)
+        task = self.tasks[task_id]
         self._forget_gate(task_id)
         task.close()
         try:
             self._open_active(task_id, if_free=self._all_tasks is not None)
         except Held:
+            del self.tasks[task_id]
             self.publish()
+            raise
+        except StandfastError as error:
+            task.error = error  # it stays, closed, so that it can be asked for again
             raise
 
     def poll_once(self) -> int:
         """One round of restore, standby and take-over work; returns how many records were applied."""
         now_ms = self._clock.monotonic_ms()
         self._look_after_failed()
+        self._try_again(now_ms)
         restored = self.restorer.poll_once(now_ms)
-        for task_id in restored.restored:
-            self._activate(task_id)
         for task_id, error in restored.failed.items():
             self._reinitialise(task_id, error)
+        for task_id in self._whole():
+            self._activate(task_id)
         # A standby is given nothing while an active task of this instance is still restoring.
         self.tailer.allow(not self.restorer.tasks)
         tailed = self.tailer.poll_once(self._clock.wall_ms())
@@ -142,18 +202,30 @@ class Instance:
             self._next_standby_ms = now_ms + STANDBY_TICK_MS
             self.tailer.commit_tick(self._clock.wall_ms())
             self.tailer.refresh_ends(self._clock.wall_ms())
+        if self._untold:
+            self.publish()
         if now_ms >= self._next_take_over_ms:
-            self._next_take_over_ms = now_ms + TAKE_OVER_TICK_MS
-            self._take_over()
+            self._next_take_over_ms = now_ms + (TAKE_OVER_TICK_MS if self.follower is None else FOLLOW_TICK_MS)
+            if self.follower is None:
+                self._take_over.tick()
+            else:
+                self.follower.tick(now_ms)
         return restored.applied + tailed.applied
 
     def join(self) -> None:
         """Become a member of the application's group, with the tasks held now."""
         self.view = self._group.join(self.member, self._plan().to_json(), lease_ms=self._lease_ms)
 
+    def look_at_group(self) -> GroupView:
+        """The group as it is now."""
+        self.view = self._group.view()
+        return self.view
+
     def publish(self) -> None:
         """Tell the group which tasks are held here."""
+        self._untold = True
         self.join()
+        self._untold = False
 
     def heartbeat(self, group: Group) -> None:
         """Renew the lease; a lease that ran out is taken again (tasks lost meanwhile are fenced at the log)."""
@@ -167,7 +239,10 @@ class Instance:
         """Close every task and leave the group, so that others may take over at once."""
         for task_id in list(self.tasks):
             self.revoke(task_id)
-        self._group.leave(self.member)
+        try:
+            self._group.leave(self.member)
+        except Unavailable as error:
+            logger.warning("%s could not leave the group, its lease runs out by itself: %s", self.member, error)
         self.restorer.close()
         self.tailer.close()
         self._opener.close()
@@ -178,6 +253,7 @@ class Instance:
             active=frozenset(task_id for task_id, role in held.items() if role == "active"),
             standby=frozenset(task_id for task_id, role in held.items() if role == "standby"),
             takes_any=self._all_tasks is not None,
+            warm=frozenset() if self.follower is None else self.follower.warm(),
         )
 
     def _active(self) -> set[TaskId]:
@@ -201,17 +277,22 @@ class Instance:
         opened.task.open_writer(writer)
         self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, "assign")
 
-    def _open_standby(self, task_id: TaskId) -> None:
+    def open_standby(self, task_id: TaskId) -> None:
+        """Stand by for a task from now on."""
         self._stand_by_for(self._opener.open(task_id))
 
     def _stand_by_for(self, opened: Opened) -> None:
         self._started(opened)
         opened.task.move(TaskState.STANDBY)
-        self.tailer.add(opened.task.applier, opened.task.applier.limited)
+        try:
+            self.tailer.add(opened.task.applier, opened.task.applier.limited)
+        except Unavailable as error:
+            self._fail_for_now(opened.task, error, "unavailable")
 
     def _started(self, opened: Opened) -> None:
         opened.task.counters = self.counters
         self.tasks[opened.task.id] = opened.task
+        self._untold = True
         if opened.lost is not None:
             self.counters.wipes[opened.lost] += 1
 
@@ -219,9 +300,17 @@ class Instance:
         started_ms = self._clock.monotonic_ms()
         writer = self._open_writer(task_id, if_free=if_free)
         task = self.tasks[task_id]
+        try:
+            planned = self._opener.plan_again(task)
+        except Unavailable:
+            writer.close()  # it goes on standing by until the log answers
+            raise
+        except BaseException:
+            self.tailer.remove(task_id, "promoted")
+            task.open_writer(writer)
+            raise
         self.tailer.remove(task_id, "promoted")
         task.open_writer(writer)
-        planned = self._opener.plan_again(task)
         if isinstance(planned, str):
             self._start_over(task_id, planned, started_ms)
             return
@@ -236,11 +325,23 @@ class Instance:
         self._gated.add(task.id)
         self._since[task.id] = (started_ms, why)
         self._local_counts[task.id] = local_counts
-        self.restorer.add(task.applier, ranges, self._clock.monotonic_ms())
+        try:
+            self.restorer.add(task.applier, ranges, self._clock.monotonic_ms())
+        except Unavailable as error:
+            self._fail_for_now(task, error, why)
+
+    def _whole(self) -> list[TaskId]:
+        """Tasks that are restored and do not run yet; those for which the log did not answer last time too."""
+        return [
+            task_id
+            for task_id, task in self.tasks.items()
+            if task.state is TaskState.RESTORING and task_id not in self.restorer.tasks
+        ]
 
     def _activate(self, task_id: TaskId) -> None:
         task = self.tasks[task_id]
-        task.resume_from_log(local_counts=self._local_counts.pop(task_id))
+        task.resume_from_log(local_counts=self._local_counts[task_id])
+        del self._local_counts[task_id]
         task.move(TaskState.RUNNING)
         self._opener.state_dir.drop_aside(str(task_id))
         now_ms = self._clock.monotonic_ms()
@@ -276,8 +377,23 @@ class Instance:
                 continue
             if isinstance(task.error, Fenced):
                 self._give_up(task_id)
-            elif isinstance(task.error, (Corruption, StateLost)):
+            elif isinstance(task.error, StandfastError) and _is_lost(task.error):
                 self._reinitialise(task_id, task.error)
+
+    def _try_again(self, now_ms: int) -> None:
+        """Open the tasks that were closed only because the log did not answer."""
+        if not self._again or now_ms < self._next_again_ms:
+            return
+        self._next_again_ms = now_ms + AGAIN_TICK_MS
+        waiting, self._again = self._again, {}
+        for task_id, reason in waiting.items():
+            if task_id in self.tasks and self.tasks[task_id].state in GONE:
+                self._start_over(task_id, reason, now_ms)
+
+    def _fail_for_now(self, task: Task, error: Unavailable, reason: str) -> None:
+        logger.warning("task %s is opened again when the log answers: %s", task.id, error)
+        task.fail(error)
+        self._again[task.id] = reason
 
     def _give_up(self, task_id: TaskId) -> None:
         """A newer owner has the task: close it, and stand by for it again where tasks are shared out."""
@@ -290,7 +406,10 @@ class Instance:
 
     def _reinitialise(self, task_id: TaskId, error: StandfastError) -> None:
         """State that does not fit the log, or is damaged, is set aside and read again from the log."""
-        if not isinstance(error, (Corruption, StateLost)):
+        if isinstance(error, Unavailable):
+            self._fail_for_now(self.tasks[task_id], error, "unavailable")
+            return
+        if not _is_lost(error):
             self.restorer.remove(task_id, "failed")
             self.tailer.remove(task_id, "failed")
             self.tasks[task_id].fail(error)
@@ -310,11 +429,13 @@ class Instance:
         old.close()
         try:
             writer = self._open_writer(task_id, if_free=False) if active else None
-            damaged = reason == "corrupt"
-            opened = self._opener.open(task_id, set_aside_as=reason if damaged else None)
+            spoilt = reason in ("corrupt", "diverged")  # which the position alone does not show
+            opened = self._opener.open(task_id, set_aside_as=reason if spoilt else None)
         except StandfastError as error:
-            # Refused (the local rows may be the last copy) or out of reach: it stays closed, and says why.
+            # Refused (the local rows may be the last copy): it stays closed, and says why. Out of reach: until later.
             old.error = error
+            if isinstance(error, Unavailable):
+                self._again[task_id] = reason
             logger.error("task %s cannot be opened again: %s", task_id, error)
             if active:
                 self.gate.assigned([task_id])
@@ -328,31 +449,15 @@ class Instance:
         opened.task.open_writer(writer)
         self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, "assign")
 
-    def _take_over(self) -> None:
-        if not self._take_over_allowed:
-            return
-        view = self._group.view()
-        self.view = view
-        members = plans(view)
-        if self.member not in members:
-            return
-        candidates = self._all_tasks if self._all_tasks is not None else frozenset(self.tasks)
-        owners = self._owners(candidates)
-        for task_id in self._active() & owners.keys():
-            if owners[task_id] != self.member and self.tasks[task_id].state not in GONE:
-                self.tasks[task_id].fail(Fenced(f"{owners[task_id]} owns task {task_id} now"))
-        for task_id in sorted(decide(self.member, members, owners, candidates)):
-            self._take(task_id)
-        self._stand_by(frozenset(members), self._owners(candidates), candidates)
-
-    def _take(self, task_id: TaskId) -> None:
-        if task_id in self._active():
+    def take(self, task_id: TaskId, *, if_free: bool = True) -> None:
+        """Run a task; with `if_free` not while another live member owns it. One that failed here stays as it is."""
+        if task_id in self._active() or (task_id in self.tasks and self.tasks[task_id].state in GONE):
             return
         try:
             if task_id in self.tasks:
-                self._promote(task_id, if_free=True)
+                self._promote(task_id, if_free=if_free)
             else:
-                self._open_active(task_id, if_free=True)
+                self._open_active(task_id, if_free=if_free)
         except Held as held:
             logger.info("task %s: %s", task_id, held)
             return
@@ -362,22 +467,15 @@ class Instance:
                 self.tasks[task_id].fail(refused)
         self.publish()
 
-    def _stand_by(self, members: frozenset[str], owners: dict[TaskId, str], candidates: frozenset[TaskId]) -> None:
-        """Where tasks are shared out, stand by for what others own, as far as replicas are asked for."""
-        if self._all_tasks is None:
-            return
-        self.standbys_missing = max(self._standby_replicas - (len(members) - 1), 0) * len(candidates)
-        changed = False
-        for task_id in sorted(candidates - frozenset(self.tasks)):
-            if standby_wanted(self.member, members, owners.get(task_id), self._standby_replicas):
-                self._open_standby(task_id)
-                changed = True
-        if changed:
-            self.publish()
-
-    def _owners(self, candidates: frozenset[TaskId]) -> dict[TaskId, str]:
+    def owners(self, candidates: frozenset[TaskId]) -> dict[TaskId, str]:
+        """Who last opened a writer for these."""
         names = {self._writer_id(task_id): task_id for task_id in candidates}
         return {names[name]: owner for name, owner in self._group.owners().items() if name in names}
+
+
+def _is_lost(error: StandfastError) -> bool:
+    """Whether the local state is to be set aside; a record of the log that cannot be read is no fault of it."""
+    return isinstance(error, StateLost) or (isinstance(error, Corruption) and not error.sources)
 
 
 def changelog_of(task: Task, store: str) -> TopicPartition:

@@ -5,8 +5,8 @@
                                            └──> the task fails; the restart strategy says when it is opened again
 
 Rules of this file: one thread, driven by `poll_once`. It stands on the session: restore, standbys and take-over are
-the session's; while the gate is shut nothing is fetched, and every position stays. What one task suffers the others
-do not feel; a task that may not be restarted any more ends the loop with its error.
+the session's; while the gate is shut every source is paused and polled, and every position stays. What one task
+suffers the others do not feel; a task that may not be restarted any more ends the loop with its error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from standfast.store.errors import Corruption, Fenced, Held, InvalidRequest, Sta
 from standfast.store.log import logger
 from standfast.stream.restart import RestartHistory, RestartStrategy
 from standfast.stream.runner import RunnerSettings, TaskRunner
-from standfast.stream.session import Session
+from standfast.stream.session import SOURCE_READER, Session
+from standfast.stream.source_discovery import SourceDiscovery
 from standfast.stream.task import Outputs, Task, TaskState
 from standfast.stream.topology import Topology
 
@@ -60,8 +61,10 @@ class Loop:
         clock: Clock,
         batch_bytes: int = BATCH_BYTES,
         linger_ms: int = LINGER_MS,
+        discovery: SourceDiscovery | None = None,
     ) -> None:
         self.records_total = 0
+        self._discovery = discovery
         self.paused = False
         self._session = session
         self._topology = topology
@@ -72,10 +75,11 @@ class Loop:
         self._batch_bytes = batch_bytes
         self._linger_ms = linger_ms
         self._clock = clock
-        self._reader = session.log.reader()
+        self._reader = session.reader(SOURCE_READER)
         self._running: dict[TaskId, RunningTask] = {}
         self._turns: deque[TaskId] = deque()
-        self._held: set[TopicPartition] = set()
+        self._held: set[TopicPartition] = set()  # paused because much of them waits here
+        self._shut: set[TopicPartition] = set()  # paused because the gate is shut
         self._failures: dict[TaskId, RestartHistory] = {}
         self._reopen_at: dict[TaskId, int] = {}
         self._fatal: Exception | None = None  # of a task that may not be opened again
@@ -89,13 +93,17 @@ class Loop:
 
     def _round(self, timeout_ms: int) -> int:
         self._reopen_due()
+        if self._discovery is not None and self._discovery.poll():
+            for task_id, one in list(self._running.items()):
+                self._guarded(task_id, one, one.runner.follow_upstream)
         tasks = self._session.open_tasks()
         self._follow_tasks(tasks)
         if self.paused or not tasks.keys() >= self._running.keys():
             # What was processed before stays uncommitted for at most its interval.
             self._commit_due()
-            self._clock.sleep_ms(SHUT_WAIT_MS)
+            self._poll_shut()
             return 0
+        self._open_up()
         if not self._running:
             self._clock.sleep_ms(timeout_ms)
             return 0
@@ -157,10 +165,14 @@ class Loop:
             self._failed(task_id, task, error)
             return
         running = RunningTask(task, runner, self._clock.monotonic_ms() + self._commit_interval_ms)
+        try:
+            self._reader.add(positions)
+        except Unavailable as error:
+            self._wait_for_log(error)
+            return
         task.on_outputs = self._hand_over
         self._running[task_id] = running
         self._turns.append(task_id)
-        self._reader.add(positions)
         self._guarded(task_id, running, runner.start)
 
     def _end(self, task_id: TaskId) -> None:
@@ -169,6 +181,7 @@ class Loop:
         partitions = running.runner.partitions
         self._reader.remove(partitions)
         self._held.difference_update(partitions)
+        self._shut.difference_update(partitions)
         running.runner.close()
 
     def _leave(self, task_id: TaskId) -> None:
@@ -199,8 +212,13 @@ class Loop:
         self._open_later(task_id, error)
 
     def _open_later(self, task_id: TaskId, error: Exception) -> None:
-        history = self._failures.setdefault(task_id, RestartHistory(self._restart))
         now_ms = self._clock.monotonic_ms()
+        if isinstance(error, Unavailable):
+            # Not the task's fault: it waits for the log as long as that takes, and goes on as soon as it is back.
+            logger.warning("task %s is opened again when the log answers: %s", task_id, error)
+            self._reopen_at[task_id] = now_ms + RETRY_WAIT_MS
+            return
+        history = self._failures.setdefault(task_id, RestartHistory(self._restart))
         delay_ms = history.failed(now_ms)
         if delay_ms is None:
             self._fatal = self._fatal or error
@@ -216,7 +234,7 @@ class Loop:
                 continue
             del self._reopen_at[task_id]
             task = self._session.all_tasks().get(task_id)
-            if task is None or task.state is not TaskState.FAILED:
+            if task is None or task.state not in (TaskState.FAILED, TaskState.CLOSED):
                 continue
             try:
                 self._session.reopen(task_id)
@@ -231,10 +249,27 @@ class Loop:
 
     # --- one round ---
 
+    def _poll_shut(self) -> None:
+        """Sources stay paused, and are polled nevertheless: what is wrong with the log shows here too."""
+        sources = {at for running in self._running.values() for at in running.runner.partitions}
+        shutting = sources - self._shut
+        self._reader.pause(shutting)
+        self._shut |= shutting
+        if sources:
+            self._take_in_fetched(0)
+        self._clock.sleep_ms(SHUT_WAIT_MS)
+
+    def _open_up(self) -> None:
+        if self._shut:
+            self._reader.resume(self._shut - self._held)
+            self._shut.clear()
+
     def _fetch(self, timeout_ms: int) -> None:
         wall_due_ms = min(running.runner.next_wall_ms - running.runner.wall_ms() for running in self._running.values())
         busy = any(running.runner.runnable for running in self._running.values())
-        wait_ms = 0 if busy else max(min(timeout_ms, wall_due_ms), 0)
+        self._take_in_fetched(0 if busy else max(min(timeout_ms, wall_due_ms), 0))
+
+    def _take_in_fetched(self, wait_ms: int) -> None:
         try:
             fetched = self._reader.fetch(FETCH_RECORDS_MAX, wait_ms)
         except StateLost as lost:
@@ -260,9 +295,15 @@ class Loop:
         Which of the two it was shows when the task is opened again.
         """
         positions = self._reader.assignment()
-        for at, (begin, end) in self._reader.bounds(positions).items():
+        try:
+            bounds = self._reader.bounds(positions)
+        except Unavailable as error:
+            self._wait_for_log(error)  # what was lost is told again
+            return
+        for at, (begin, end) in bounds.items():
             running = self._running.get(TaskId(self._groups[at.topic], at.partition))
-            if running is not None and not begin <= positions[at] <= end:
+            anew = at in lost.sources and lost.reason in ("topic-recreated", "diverged")
+            if running is not None and (anew or not begin <= positions[at] <= end):
                 problem = InvalidRequest(
                     f"task {running.task.id}: {at} begins at {begin} and ends at {end}, but the next offset to "
                     f"process is {positions[at]}: keep records until they are processed, or reset the application"

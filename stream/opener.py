@@ -15,21 +15,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from standfast.replication.applier import ChangelogApplier
-from standfast.replication.changelog import changelog_problems, ensure_changelogs
+from standfast.replication.changelog import (
+    changelog_problems,
+    ensure_changelogs,
+    grow_changelogs,
+)
+from standfast.replication.foreign import foreign_changelogs
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Group, Log, TopicInfo
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
+from standfast.replication.topic_fixes import Fixes
 from standfast.restore.plan import (
     LocalPosition,
     LogState,
     Plan,
     Refuse,
     Reinitialise,
+    Resume,
     UpToDate,
     plan_changelog,
 )
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, Corruption, StateLost
+from standfast.store.log import logger
 from standfast.store.rocks import RocksShared
 from standfast.store.rows import RowLimits
 from standfast.store.state_dir import StateDir
@@ -70,6 +78,7 @@ class TaskOpener:
         accept_empty_log: bool,
         accept_missing_history: bool,
         buffer_bytes: Callable[[], int],
+        foreign: bool = False,
     ) -> None:
         self.app = app
         self.log = log
@@ -84,22 +93,38 @@ class TaskOpener:
         self._accept_empty_log = accept_empty_log
         self._accept_missing_history = accept_missing_history
         self._buffer_bytes = buffer_bytes
+        self._fixes = Fixes(log.address)
+        self._foreign = foreign  # the changelogs are another application's: they are taken as they are
         self._reader = log.reader()
 
-    def ensure_topics(self) -> None:
-        """Make missing changelogs of every group; BadConfig lists every problem at once, before any is made."""
+    def ensure_topics(self, *, follow: bool) -> None:
+        """Make missing changelogs of every group; BadConfig lists every problem at once, before any is made.
+
+        `follow`: a changelog with fewer partitions than its source has now is no problem, it grows.
+        """
         problems = []
-        for group in self.groups.values():
-            problems += changelog_problems(self.log.admin, self.app, group.specs, group.partitions)
+        for group in () if self._foreign else self.groups.values():
+            problems += changelog_problems(self.log.admin, self.app, group.specs, group.partitions, self._fixes,
+                                           "fewer" if follow else "none")  # fmt: skip
         if problems:
             raise BadConfig(problems)
-        for number in sorted(self.groups):
+        for number, group in sorted(self.groups.items()):
+            if follow and not self._foreign:
+                self.grow(number, group.partitions)
             self.topics(number)
 
     def topics(self, group: int) -> Mapping[str, TopicInfo]:
         """The changelogs of a group by store, created where missing and checked where not."""
-        wanted = self.groups[group]
-        return ensure_changelogs(self.log.admin, self.app, wanted.specs, wanted.partitions)
+        wanted, admin = self.groups[group], self.log.admin
+        if self._foreign:
+            return foreign_changelogs(admin, self.app, wanted.specs, wanted.partitions)
+        return ensure_changelogs(admin, self.app, wanted.specs, wanted.partitions, self._fixes, "more")
+
+    def grow(self, group: int, partitions: int) -> None:
+        """Let the changelogs of a group have as many partitions as it has tasks from now on."""
+        grown = grow_changelogs(self.log.admin, self.app, self.groups[group].specs, partitions)
+        for topic in grown:
+            logger.info("changelog %s has %d partitions now, as its source has", topic, partitions)
 
     def open(self, task: TaskId, *, set_aside_as: str | None = None) -> Opened:
         """Open the stores of a task and plan its restore; a directory that does not fit the log is set aside.
@@ -125,6 +150,7 @@ class TaskOpener:
         if lost is not None:
             return lost
         _refuse(task.id, plans)
+        _step_over_markers(task.applier, plans)
         return _ranges(plans, None), _all_at_end(plans)
 
     def close(self) -> None:
@@ -159,6 +185,7 @@ class TaskOpener:
         except BaseException:
             stores.close()
             raise
+        _step_over_markers(applier, plans)
         stores.bind_clock(opened.now_ms)
         if lost is not None:
             self._listener.on_state_lost(task, lost)
@@ -232,7 +259,16 @@ def _local(stores: TaskStores, applier: ChangelogApplier, changelog: TopicPartit
         leader_epoch=stored.leader_epoch,
         at_ms=stored.at_ms,
         rows=stores.has_rows(name),
+        marker=stored.marker,
     )
+
+
+def _step_over_markers(applier: ChangelogApplier, plans: Mapping[TopicPartition, Plan]) -> None:
+    """A log that begins right after the marker at our position has no such offset any more."""
+    for changelog, plan in plans.items():
+        stored = applier.position(changelog)
+        if isinstance(plan, Resume) and stored is not None and plan.position > stored.offset:
+            applier.apply(changelog, (), plan.position)
 
 
 def _refuse(task: TaskId, plans: Mapping[TopicPartition, Plan]) -> None:

@@ -197,6 +197,12 @@ class TaskRunner:
                 self.punctuated |= self._wall_queue.may_punctuate(wall_ms) > 0
             self._fire_timers(PROCESSING_TIME, wall_ms)
 
+    def follow_upstream(self) -> None:
+        """There are more upstream tasks, which `settings.upstream` names by now."""
+        if self._event_time is not None:
+            with self._at_work():
+                self._event_time.add_upstream(self.inputs.values(), self._settings.upstream)
+
     def flush(self) -> None:
         """Let go what aggregations hold back."""
         with self._at_work():
@@ -449,10 +455,11 @@ class TaskRunner:
     def _send_signal(self, signal: Signal) -> None:
         stamp = signal.watermark_ms if isinstance(signal, Watermark) else (self.watermark_ms() or 0)
         headers = control_headers(str(self.task.id), signal)
+        # Kafka's client would write timestamp 0 as the present time.
         for sink in self.topology.sinks:
             if sink.internal is not None:
                 for partition in range(self._settings.partitions_of[sink.topic]):
-                    self.task.send(sink.topic, None, None, max(stamp, 0), partition=partition, headers=headers)
+                    self.task.send(sink.topic, None, None, max(stamp, 1), partition=partition, headers=headers)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

@@ -13,46 +13,53 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
+from standfast.replication.fetch_pipeline import FetchPipeline
 from standfast.replication.listeners import Listener, Listeners
-from standfast.replication.offsets import TaskId
+from standfast.replication.log import Log, LogReader
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.open_log import open_log
 from standfast.store.clock import Clock, SystemClock
-from standfast.store.errors import (
-    Closed,
-    InvalidRequest,
-    NotReady,
-    Unavailable,
-    UnknownStore,
-)
+from standfast.store.errors import BadConfig, Closed, NotReady, Unavailable
 from standfast.store.log import logger
 from standfast.store.rocks import RocksShared
 from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
 from standfast.stream.groups import TaskGroup, all_specs, all_task_ids
-from standfast.stream.instance import Instance, changelog_of
+from standfast.stream.instance import Instance
 from standfast.stream.opener import TaskOpener
+from standfast.stream.own_loop import Host, OwnLoop
+from standfast.stream.session_tasks import (
+    ReadView,
+    checked_tasks,
+    group_of_store,
+    grow_groups,
+    held_task,
+    known_partitions,
+    missing_lines,
+    opened_tasks,
+    records_behind,
+    task_id_of,
+    task_of_source,
+    tasks_grown,
+)
 from standfast.stream.settings import CACHE_DEFAULT_BYTES, CACHE_MIN_BYTES, SessionOptions, SessionSettings
 from standfast.stream.snapshot import session_statistics
+from standfast.stream.source_gate import OpenTask
 from standfast.stream.statistics import SessionCounters, SessionStatistics
 from standfast.stream.task import Task, TaskState
 
 IDLE_WAIT_S = 0.01
 RETRY_WAIT_S = 0.2
 CARE_INTERVAL_S = 30.0
-
-
-class ReadView(NamedTuple):
-    """A read-only view of committed rows, with what it lacks: records of the changelog not applied here yet."""
-
-    store: Any
-    role: str
-    lag_records: int
+SOURCE_READER = "source"
+SOURCE_LOOK_MS = 20
 
 
 class Session:
@@ -63,6 +70,8 @@ class Session:
     and `partitions`; without it all tasks are of group 0. Raises BadConfig with every problem of the settings, Held
     if another process has the state directory.
     """
+
+    read_only = False  # True: it follows changelogs of another application, and reads its standbys as they are
 
     def __init__(
         self,
@@ -93,21 +102,38 @@ class Session:
         self._fatal: BaseException | None = None
         self._closed = False
         self._threads: list[threading.Thread] = []
+        self._pipeline: FetchPipeline | None = None
         self._state = StateDir(state_dir, app)
         try:
-            self.log = open_log(log, clock=self.clock)
+            self.log = self._open_log(log)
             self._group = self.log.group(app)
             self._lease_group = self.log.group(app)
             self._statistics_reader = self.log.reader()
+            if background:
+                self._pipeline = FetchPipeline(self.log, wake=self._wake.set)
             self._instance = self._make_instance()
             self._instance.join()
+            tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
+            self.own_loop = OwnLoop(Host(app, self.clock, self._group, *tasks))
         except BaseException:
+            if self._pipeline is not None:
+                self._pipeline.close()
             self._state.close()
             raise
         if background:
-            self._start("standfast-replication", self._run)
-            self._start("standfast-lease", self._run_lease)
-            self._start("standfast-care", self._run_care)
+            for name, run in self._background().items():
+                self._start(name, run)
+
+    def _open_log(self, address: str) -> Log:
+        return open_log(address, clock=self.clock)
+
+    def _background(self) -> dict[str, Callable[[], None]]:
+        """What runs in threads of the session's own, by their names."""
+        return {
+            "standfast-replication": self._run,
+            "standfast-lease": self._run_lease,
+            "standfast-care": self._run_care,
+        }
 
     def _make_instance(self) -> Instance:
         settings = self._settings
@@ -128,9 +154,10 @@ class Session:
             accept_empty_log=settings.accept_empty_log,
             accept_missing_history=settings.accept_missing_history,
             buffer_bytes=self._buffer_bytes,
+            foreign=self.read_only,
         )
         if all(group.partitions for group in self._groups.values()):
-            opener.ensure_topics()
+            opener.ensure_topics(follow=self._grouped and settings.discovery_interval_ms is not None)
         shared = settings.placement == "shared"
         return Instance(
             self.log,
@@ -145,7 +172,17 @@ class Session:
             take_over=settings.take_over,
             standby_replicas=settings.standby_replicas,
             all_tasks=all_task_ids(self._groups) if shared else None,
+            reader=self.reader,
+            learn_partitions=self._learn_partitions if settings.placement == "group" else None,
         )
+
+    def reader(self, name: str) -> LogReader:
+        """A reader for one applier: a lane of the session's fetch thread, or one of its own without threads."""
+        if self._pipeline is None:
+            return self.log.reader()
+        if name == SOURCE_READER:  # its applier waits by itself, and has work of its own when it does not
+            return self._pipeline.lane(name, look_ms=SOURCE_LOOK_MS)
+        return self._pipeline.lane(name, self._wake.set)
 
     @property
     def instance_id(self) -> str:
@@ -165,30 +202,40 @@ class Session:
         """
         wanted, stand_by = self._checked(active), self._checked(standby)
         with self._usable():
+            self._learn_partitions()
             if not self._partitions_given:
                 largest = max((task_id.partition for task_id in [*wanted, *stand_by]), default=-1)
-                plain = self._groups[0]
-                partitions = self._known_partitions() or max(largest + 1, plain.partitions)
-                self._groups[0] = replace(plain, partitions=partitions)
+                self._groups[0] = replace(self._groups[0], partitions=max(largest + 1, self._groups[0].partitions))
             self._instance.assign(wanted, stand_by)
         self._wake.set()
 
-    def on_assign(self, _consumer: object, partitions: Iterable[Any]) -> None:
-        """For a consumer's own callback: these source partitions (objects with `.partition`) are now active here."""
+    def grow(self, partitions: Mapping[int, int]) -> None:
+        """Groups get so many tasks, as their source topics got partitions; fewer than they have changes nothing."""
         with self._usable():
-            tasks = self._instance.tasks
-            standby = {task_id for task_id, one in tasks.items() if one.role == "standby"}
-            added = {self._reader_of(one) for one in partitions}
-            active = {task_id for task_id, one in tasks.items() if one.role == "active"} | added
-            self.assign(active, standby - added)
+            grow_groups(self._instance, self._groups, partitions)
+        self._wake.set()
 
-    def on_revoke(self, _consumer: object, partitions: Iterable[Any]) -> None:
-        """For a consumer's own callback: these source partitions left; what is uncommitted is forgotten."""
-        with self._usable():
-            for task_id in {self._reader_of(one) for one in partitions}:
-                if task_id in self._instance.tasks:
-                    self._instance.revoke(task_id)
-            self._instance.publish()
+    def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
+        """For `consumer.subscribe(on_assign=...)`: these source partitions are active here from now on.
+
+        They stay paused until the restore gate opens; `commit`, called after every poll, then goes on with them.
+        """
+        self.own_loop.on_assign(consumer, list(partitions))
+
+    def on_revoke(self, consumer: Any, partitions: Iterable[Any]) -> None:
+        """For `consumer.subscribe(on_revoke=...)`: these source partitions left; what is uncommitted is forgotten."""
+        self.own_loop.on_revoke(list(partitions))
+
+    def on_lost(self, consumer: Any, partitions: Iterable[Any]) -> None:
+        """For `consumer.subscribe(on_lost=...)`: the same, since nothing of them is committed any more either way."""
+        self.on_revoke(consumer, partitions)
+
+    def consumer_settings(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Settings for a consumer of one's own on this Kafka log, `given` over them; it may hold secrets.
+
+        Raises BadConfig with every problem, such as enable.auto.commit.
+        """
+        return self.own_loop.settings(self.log.address, given or {})
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Block until the restore gate is open; NotReady says who is missing and how far it is."""
@@ -196,7 +243,7 @@ class Session:
         while True:
             driven = 0 if self._threads else self.poll_once()
             with self._usable():
-                missing = self._instance.gate.missing()
+                missing = self._waits()
             if not missing:
                 return
             if deadline_ms is not None and self.clock.monotonic_ms() >= deadline_ms:
@@ -207,29 +254,17 @@ class Session:
     def missing(self) -> tuple[str, ...]:
         """Who keeps the gate shut, and how far it is; empty when it is open."""
         with self._lock:
-            progress = {
-                at.task: (one, at)
-                for one, at in self._instance.restorer.progress(self.clock.monotonic_ms())
-                if not at.done
-            }
-            lines = []
-            for task_id in self._instance.gate.missing():
-                task = self._instance.tasks.get(task_id)
-                far = progress.get(task_id)
-                if task is not None and task.error is not None:
-                    lines.append(f"task {task_id} failed: {task.error}")
-                elif far is not None:
-                    one, at = far
-                    lines.append(f"task {task_id}: store {one.store!r} at {at.position} of {at.end} ({one.reason})")
-                else:
-                    lines.append(f"task {task_id}: waiting")
-            return tuple(lines)
+            return missing_lines(self._instance, self.clock.monotonic_ms())
 
     @property
     def ready(self) -> bool:
         """Whether the restore gate is open (no assignment is ready)."""
         with self._usable():
-            return not self._instance.gate.missing()
+            return not self._waits()
+
+    def _waits(self) -> bool:
+        """Whether something must still become whole before the session is ready."""
+        return bool(self._instance.gate.missing())
 
     def task(self, partition: int | TaskId) -> Task:
         """The active task of a partition of group 0, or of a task id; NotReady while the gate is shut.
@@ -237,10 +272,10 @@ class Session:
         InvalidRequest if it is not held here.
         """
         with self._usable():
-            task = self._held(_task_id(partition))
+            task = self._held(task_id_of(partition))
             if task.error is not None or task.role == "standby":
                 task.store("")  # raises what the task's state calls for
-            if not self._instance.gate.is_open(task.id):
+            if not self._instance.gate.is_open(task.id) and not self.own_loop.is_read(task):
                 raise NotReady(f"the restore gate is shut: {'; '.join(self.missing())}")
             return task
 
@@ -270,7 +305,7 @@ class Session:
         The group is the one that has the store: names are unique over all groups.
         """
         with self._usable():
-            task = self._held(TaskId(self._group_of(store), partition))
+            task = self._held(TaskId(group_of_store(store, self._groups, self.app), partition))
             running = task.state is TaskState.RUNNING
             if not running and not allow_stale:
                 raise NotReady(
@@ -278,37 +313,38 @@ class Session:
                     "for what it holds so far, or ask the active instance"
                 )
             view = task.stores.committed_view(store)
-            lag = 0
-            if task.stores.specs[store].logging:
-                stored = task.stores.cut.positions.get(store)
-                changelog = changelog_of(task, store)
-                begin, end = self._statistics_reader.bounds([changelog])[changelog]
-                if changelog in task.applier.limited:
-                    committed = self._group.committed([changelog]).get(changelog)
-                    end = min(end, committed.offset) if committed is not None else begin
-                lag = 0 if running else max(end - (stored.offset if stored is not None else begin), 0)
+            lag = 0 if running else records_behind(task, store, self._group, self._statistics_reader)
             return ReadView(view, task.role, lag)
 
     def reopen(self, partition: int | TaskId) -> None:
         """Open a failed task (of group 0, or by its id) again: it restores the tail of the log and runs."""
         with self._usable():
-            self._instance.reopen(self._held(_task_id(partition)).id)
+            self._instance.reopen(self._held(task_id_of(partition)).id)
         self._wake.set()
 
     def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit every active task of group 0, each with the offsets of its own partition.
+        """Commit every active task of group 0, and those of other groups that are given offsets, each with its own.
 
-        Stops at the first that fails. Tasks of other groups are committed each by itself.
+        Stops at the first that fails. Offsets of partitions that are not held here are left out. Under a consumer of
+        one's own, partitions that are restored by now are read from here on: call it after every poll.
         """
-        for partition, task in sorted(self.tasks().items()):
-            if task.state is TaskState.RUNNING:
-                own = {at: offset for at, offset in source_offsets.items() if at[1] == partition}
+        tasks = self.all_tasks()
+        self.commit_tasks(tasks, self.own_loop.before_commit(source_offsets))
+
+    def commit_tasks(self, tasks: Mapping[TaskId, Task], source_offsets: Mapping[tuple[str, int], int]) -> None:
+        """What `commit` does without a look at the consumer, which another thread may be using."""
+        for task_id, task in sorted(tasks.items()):
+            own = {at: offset for at, offset in source_offsets.items() if self._task_of(TopicPartition(*at)) == task_id}
+            due = own or (task_id.group == 0 and task.state is TaskState.RUNNING)
+            if due and task.state in (TaskState.RUNNING, TaskState.FAILED):
                 task.commit(own)
 
     def poll_once(self) -> int:
         """One round of background work, for callers that run without the background thread."""
         with self._usable():
-            return self._instance.poll_once()
+            done = self._instance.poll_once()
+        self.own_loop.look_after()
+        return done
 
     def statistics(self) -> SessionStatistics:
         """An immutable snapshot of everything, for metrics and status."""
@@ -322,7 +358,10 @@ class Session:
             )
 
     def close(self) -> None:
-        """Stop the threads, close tasks cleanly, leave the group, release the directory. Closing twice is fine."""
+        """Stop the threads, close tasks cleanly, leave the group, release the directory. Closing twice is fine.
+
+        Raises Unavailable, once all else is closed, if the log does not let go of the fetch thread in time.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -332,15 +371,20 @@ class Session:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        with self._lock:
-            try:
-                self._instance.close()
-                self._statistics_reader.close()
-                self._group.close()
-                self._lease_group.close()
-                self.log.close()
-            finally:
-                self._state.close()
+        with self._lock, ExitStack() as last:
+            last.callback(self._state.close)
+            last.callback(self._close_log)
+            last.callback(self._instance.close)
+            if self._pipeline is not None:
+                last.callback(self._pipeline.close)
+
+    def _close_log(self) -> None:
+        if self._pipeline is not None and self._pipeline.running:
+            return  # a call to the log does not return: what it uses must not be closed under it
+        self._statistics_reader.close()
+        self._group.close()
+        self._lease_group.close()
+        self.log.close()
 
     def __enter__(self) -> Session:
         return self
@@ -355,6 +399,8 @@ class Session:
         if self._closed:
             raise Closed(f"session of application {self.app!r} is closed")
         if self._fatal is not None:
+            if isinstance(self._fatal, BadConfig):
+                raise self._fatal
             raise Unavailable(f"background work of {self.app!r} stopped: {self._fatal}") from self._fatal
         return self._lock
 
@@ -377,6 +423,7 @@ class Session:
                 with self._lock:
                     if self._instance.poll_once():
                         wait_s = 0.0
+                self.own_loop.look_after()
             except Unavailable as error:
                 logger.warning("background work will be tried again: %s", error)
                 wait_s = RETRY_WAIT_S
@@ -413,52 +460,36 @@ class Session:
         return self._grouped or self._settings.partitions is not None
 
     def _held(self, task_id: TaskId) -> Task:
-        task = self._instance.tasks.get(task_id)
-        if task is None:
-            what = f"task {task_id}" if self._grouped else f"partition {task_id.partition}"
-            ids = sorted(self._instance.tasks)
-            held = ", ".join(str(one) if self._grouped else str(one.partition) for one in ids) or "none"
-            raise InvalidRequest(f"{what} is not assigned to this instance (it holds: {held})")
-        return task
+        return held_task(task_id, self._instance, named_by_id=self._grouped)
 
-    def _group_of(self, store: str) -> int:
-        for number, group in self._groups.items():
-            if any(spec.name == store for spec in group.specs):
-                return number
-        known = ", ".join(sorted(spec.name for spec in self.specs)) or "none"
-        raise UnknownStore(f"application {self.app!r} has no store {store!r}: it declares {known}")
-
-    def _reader_of(self, source: Any) -> TaskId:
-        """The task that reads a source partition of a consumer."""
-        topic = getattr(source, "topic", None)
-        owners = (
-            number for number, group in self._groups.items() if group.topics is not None and topic in group.topics
-        )
-        return TaskId(next(owners, 0), source.partition)
-
-    def _known_partitions(self) -> int:
-        for spec in self.specs:
-            if spec.logging:
-                info = self.log.admin.describe_topic(spec.changelog_of(self.app))
-                if info is not None:
-                    return info.partitions
-        return 0
+    def _learn_partitions(self, topics: Iterable[str] = ()) -> None:
+        """Where nobody said how many tasks there are: as many as the changelogs have, or else these source topics."""
+        if not self._partitions_given:
+            found = known_partitions(self.log.admin, self.specs, self.app, topics)
+            if found:
+                self._groups[0] = replace(self._groups[0], partitions=found)
 
     def _checked(self, tasks: Iterable[int | TaskId]) -> list[TaskId]:
-        checked = set()
-        for one in tasks:
-            task_id = _task_id(one)
-            group = self._groups.get(task_id.group)
-            if group is None:
-                known = ", ".join(map(str, sorted(self._groups)))
-                raise InvalidRequest(f"task {task_id} does not exist: the groups are {known}")
-            number, limit = task_id.partition, group.partitions if self._partitions_given else None
-            if not isinstance(number, int) or number < 0 or (limit is not None and number >= limit):
-                upper = "" if limit is None else f" below {limit}"
-                raise InvalidRequest(f"partition {number!r} does not exist: give whole numbers from 0{upper}")
-            checked.add(task_id)
-        return sorted(checked)
+        return checked_tasks(tasks, self._groups, limited=self._partitions_given)
 
+    # -- the own loop's host ------------------------------------------------------------------------------------------
 
-def _task_id(partition: int | TaskId) -> TaskId:
-    return partition if isinstance(partition, TaskId) else TaskId(0, partition)
+    def _task_of(self, source: Any) -> TaskId:
+        return task_of_source(source, self._groups)
+
+    def _adopt(self, added: frozenset[TaskId], topics: frozenset[str]) -> None:
+        with self._usable():
+            self._learn_partitions(topics)
+            if not self._partitions_given and self._settings.discovery_interval_ms is not None:
+                self.grow({0: tasks_grown(self.log.admin, self._groups[0].partitions, added, topics)})
+            self._instance.adopt(self._checked(added))
+        self._wake.set()
+
+    def _give_up(self, gone: frozenset[TaskId]) -> None:
+        with self._lock:  # also after background work stopped: its error was raised elsewhere
+            if not self._closed:
+                self._instance.give_up(gone)
+
+    def _opened(self) -> dict[TaskId, OpenTask]:
+        with self._usable():
+            return opened_tasks(self.open_tasks())

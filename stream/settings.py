@@ -18,7 +18,7 @@ from standfast.store.specs import StoreSpec
 from standfast.stream.groups import TaskGroup, all_specs, group_problems, source_topic_problems
 
 Guarantee = Literal["exactly_once", "at_least_once"]
-Placement = Literal["static", "shared"]
+Placement = Literal["static", "shared", "group"]
 
 MEMORY_MIN_BYTES = 1 << 20
 MEMORY_DEFAULT_BYTES = 256 << 20
@@ -26,6 +26,7 @@ CACHE_DEFAULT_BYTES = 10 << 20
 CACHE_MIN_BYTES = 64 << 10
 LEASE_DEFAULT_MS = 3_000
 LEASE_MIN_MS = 100
+DISCOVERY_DEFAULT_MS = 60_000
 
 
 class SessionOptions(TypedDict, total=False):
@@ -43,6 +44,7 @@ class SessionOptions(TypedDict, total=False):
     take_over: bool
     accept_empty_log: bool
     accept_missing_history: bool
+    discovery_interval_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,10 @@ class SessionSettings:
     """What a session may be told.
 
     guarantee               "exactly_once" or "at_least_once"
-    standby_replicas        standbys per task, where placement is shared
+    standby_replicas        standbys per task, where placement is shared or group
     partitions              number of tasks; None: one above the largest assigned, or what the changelogs have
-    placement               "static": the caller assigns; "shared": live instances share all tasks out by take-over
+    placement               "static": the caller assigns; "shared": live instances share all tasks out by take-over;
+                            "group": the application's own consumer group decides the actives, standbys follow
     gate                    "all": nothing is processed before every active store is restored; "task": each on its own
     memory_bytes            block cache and write buffers of all stores together
     cache_max_bytes         record caches of all tasks together; 0: every put is logged
@@ -61,6 +64,9 @@ class SessionSettings:
     take_over               whether a standby takes its task when the owner is gone
     accept_empty_log        an operator's word that local rows beside an empty log may go
     accept_missing_history  an operator's word that a log without its head is enough
+    discovery_interval_ms   an application looks so often whether its source topics got partitions, which get tasks, and
+                            their changelogs partitions, without a restart; None: never, and a changelog with fewer
+                            partitions than its source is an error
     """
 
     guarantee: Guarantee = "exactly_once"
@@ -75,6 +81,7 @@ class SessionSettings:
     take_over: bool = True
     accept_empty_log: bool = False
     accept_missing_history: bool = False
+    discovery_interval_ms: int | None = DISCOVERY_DEFAULT_MS
 
     def check(
         self, app: str, stores: Sequence[StoreSpec], groups: Mapping[int, TaskGroup] | None = None
@@ -112,6 +119,7 @@ class SessionSettings:
             ("value_max_bytes", self.value_max_bytes, 1),
             ("lease_ms", self.lease_ms, LEASE_MIN_MS),
             ("partitions", 1 if self.partitions is None else self.partitions, 1),
+            ("discovery_interval_ms", 1 if self.discovery_interval_ms is None else self.discovery_interval_ms, 1),
         )
         return [
             f"{name} must be a whole number of at least {least}, not {number!r}"

@@ -23,7 +23,7 @@ def session_statistics(
     return SessionStatistics(
         app=app,
         instance=instance.member,
-        ready=not instance.gate.missing(),
+        ready=not missing,
         missing=missing,
         members=tuple(member.member_id for member in view.members) if view is not None else (),
         standbys_missing=instance.standbys_missing,

@@ -31,7 +31,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.buffer import changes_bytes
 from standfast.store.clock import Clock
 from standfast.store.cut import parse_source_key, source_key
-from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, NotReady, StandfastError
+from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, NotReady, StandfastError, StateLost
 from standfast.store.failpoint import reach
 from standfast.store.names import check_topic
 from standfast.store.task_stores import TaskStores
@@ -337,12 +337,15 @@ class Task:
         else:
             acknowledged = writer.append(batches) if batches else {}
         reach("commit.logged")
+        self._check_log(batches, acknowledged)
         sources = dict(self.stores.cut.sources)
         sources.update({source_key(*at): committed.offset for at, committed in commit.offsets.items()})
         cut = replace(
             self.stores.cut,
             positions=self.applier.advanced(
-                acknowledged, {at: committed.offset for at, committed in commit.offsets.items()}
+                acknowledged,
+                {at: committed.offset for at, committed in commit.offsets.items()},
+                marked=self.guarantee == "exactly_once" and writer.marks_transactions,
             ),
             sources=sources,
             stream_times=dict(self.stream_times),
@@ -354,6 +357,19 @@ class Task:
         if self.guarantee == "at_least_once" and commit.offsets:
             self._group.commit(commit.offsets)
         return acknowledged
+
+    def _check_log(self, batches: Batches, acknowledged: Mapping[TopicPartition, int]) -> None:
+        """Raise StateLost if the log gave out offsets anew: it has lost what it had acknowledged before."""
+        for name, stored in self.stores.cut.positions.items():
+            changelog = self.applier.changelogs.get(name)
+            if changelog is not None and changelog in acknowledged and changelog not in self.applier.limited:
+                first = acknowledged[changelog] - len(batches[changelog])
+                if first < stored.offset:
+                    raise StateLost(
+                        f"task {self.id}: {changelog} put these records at offset {first}, though this store has what "
+                        f"it held below {stored.offset}: the log lost records, and the state is read from it anew",
+                        reason="diverged",
+                    )
 
     def _observed(self) -> dict[str, int]:
         return {

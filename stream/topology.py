@@ -201,11 +201,18 @@ class TopologyBuilder:
             for number, nodes in enumerate(members.values())
         )
 
-    def build(self, partitions_of: Mapping[str, int]) -> Topology:
-        """The topology, given the number of partitions of every topic from outside that it reads."""
+    def build(self, partitions_of: Mapping[str, int], kept: Mapping[str, int] | None = None) -> Topology:
+        """The topology, given the number of partitions of every topic from outside that it reads.
+
+        `kept`: numbers of partitions of its own topics that are to stay as they are, where none is declared.
+        """
         groups = list(self.sub_topologies())
         known = {topic: count for topic, count in partitions_of.items() if topic not in self.internal}
-        problems = _resolve(groups, known, self.internal)
+        sized = {
+            topic: replace(one, partitions=one.partitions or (kept or {}).get(topic, 0))
+            for topic, one in self.internal.items()
+        }
+        problems = _resolve(groups, known, sized)
         if problems:
             raise BadConfig(problems)
         internal = tuple(replace(one, partitions=known[one.name]) for one in self.internal.values())

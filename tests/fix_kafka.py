@@ -24,6 +24,13 @@ from standfast.store.errors import Corruption, Unavailable
 MISSING = pytest.StashKey[str]()  # why there is no Kafka; "" if there is
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that only asks for the broker when it runs (one of its parameters does) needs what is fetched, too."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("kafka") is not None:
+            item.fixturenames[:] = dict.fromkeys([*item.fixturenames, "kafka_files"])
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetch what the chosen tests need."""
     items = [item for item in session.items if isinstance(item, pytest.Function)]

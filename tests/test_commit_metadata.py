@@ -44,6 +44,12 @@ def test_text_that_is_not_ours_is_none(text: str) -> None:
     assert CommitMetadata.from_text(text) is None
 
 
+@pytest.mark.parametrize("behind", ["\x02", '"}', "{}", " \n9"])
+def test_bytes_behind_the_text_are_left_out(behind: str) -> None:
+    metadata = CommitMetadata(3, {"flights/0": 7})
+    assert CommitMetadata.from_text(metadata.to_text() + behind) == metadata
+
+
 def test_newer_format_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="format 2"):
         CommitMetadata.from_text('{"standfast":2,"anything":[]}')

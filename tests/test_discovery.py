@@ -72,20 +72,22 @@ def test_new_partitions_get_tasks_of_their_group_once() -> None:
             TopicPartition("weather", 4),
             TopicPartition("between", 2),
         ),
-        (TaskId(0, 4), TaskId(0, 5), TaskId(1, 2)),
+        (TaskId(0, 4), TaskId(1, 2)),  # flights-5 waits for weather-5: a task reads one partition of each
     )
     assert found.partitions == {"flights": 6, "weather": 5, "between": 3}
     found.poll(1_200)
     assert not found.described(topics(flights=6, weather=5, between=3))
 
 
-def test_partition_of_a_task_that_runs_already_makes_no_second_one() -> None:
+def test_task_comes_once_every_topic_of_its_group_has_its_partition() -> None:
     found = discovery()
     found.poll(1_100)
-    found.described(topics(flights=6, weather=4, between=2))
+    first = found.described(topics(flights=6, weather=4, between=2))
+    assert first == Discovered((TopicPartition("flights", 4), TopicPartition("flights", 5)))
     found.poll(1_200)
     later = found.described(topics(flights=6, weather=6, between=2))
-    assert later == Discovered((TopicPartition("weather", 4), TopicPartition("weather", 5)))
+    assert later.partitions == (TopicPartition("weather", 4), TopicPartition("weather", 5))
+    assert later.tasks == (TaskId(0, 4), TaskId(0, 5))
 
 
 def test_vanished_topic_is_an_error_that_names_it_and_nothing_is_learned() -> None:
@@ -124,9 +126,9 @@ def test_answer_without_a_question_or_without_a_topic_is_refused() -> None:
     found.poll(1_100)
     with pytest.raises(InternalError, match="weather was to be described"):
         found.described(topics(flights=5, between=2))
-    assert found.described(topics(flights=5, weather=4, between=2, other=9)).tasks == (TaskId(0, 4),)
+    assert found.described(topics(flights=5, weather=5, between=2, other=9)).tasks == (TaskId(0, 4),)
     with pytest.raises(InternalError, match="without a poll"):
-        found.described(topics(flights=5, weather=4, between=2))
+        found.described(topics(flights=5, weather=5, between=2))
 
 
 @pytest.mark.parametrize("interval_ms", [0, -1])
@@ -160,5 +162,5 @@ def test_however_topics_grow_each_partition_and_task_is_told_once(growth: list[t
         partitions += new.partitions
         tasks += new.tasks
     assert sorted(partitions) == sorted(TopicPartition(name, n) for name, count in counts.items() for n in range(count))
-    most = max(counts["flights"], counts["weather"])
-    assert sorted(tasks) == [TaskId(0, n) for n in range(most)] + [TaskId(1, n) for n in range(counts["between"])]
+    fewest = min(counts["flights"], counts["weather"])
+    assert sorted(tasks) == [TaskId(0, n) for n in range(fewest)] + [TaskId(1, n) for n in range(counts["between"])]

@@ -11,11 +11,13 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import pytest
 from confluent_kafka import Producer
 
 from standfast.ops.broker import Broker
+from standfast.replication import kafka_cluster
 from standfast.replication.kafka import KafkaLog
 from standfast.replication.kafka_reader import BUFFER_RECORDS, KafkaReader
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
@@ -297,7 +299,7 @@ def test_paused_partition_does_not_fill_memory_nor_stop_the_others(log: KafkaLog
         for fetched in reader.fetch(1_000, 100):
             assert fetched.source == other
             position = fetched.next_offset
-    assert len(reader._slots[first].buffer) <= BUFFER_RECORDS
+    assert reader._slots[first].count <= BUFFER_RECORDS
     reader.resume([first])
     assert reader.fetch(1, 1_000)[0].records[0].offset == 0
 
@@ -382,6 +384,13 @@ def test_offsets_are_committed_beside_a_consumer_that_is_a_member(log: KafkaLog,
 
 
 # -- a broker that dies -----------------------------------------------------------------------------------------------
+
+
+def test_answer_that_never_comes_is_unavailable(kafka_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_cluster, "ANSWER_EXTRA_S", 0.0)
+    cluster = KafkaLog(f"kafka://{kafka_address}?timeout.ms=100")._cluster
+    with pytest.raises(Unavailable, match="asking: no answer within 100 ms"):
+        cluster.wait("asking", Future())
 
 
 def test_writers_and_readers_go_on_when_the_broker_is_back(restartable_broker: Broker) -> None:

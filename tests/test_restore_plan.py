@@ -61,6 +61,12 @@ def at(position: int, **changes: object) -> LocalPosition:
         (None, replace(LOG, begin=100), FromBeginning(WHERE, "no-local-state", 100, 100)),
         (at(9), LOG, Reinitialise(WHERE, "truncated", 10, 100)),
         (at(0, rows=False), LOG, Reinitialise(WHERE, "truncated", 10, 100)),
+        # the offset at the position was the marker of one's own last transaction
+        (at(8, marker=True), LOG, Reinitialise(WHERE, "truncated", 10, 100)),
+        (at(9, marker=True), LOG, Resume(WHERE, "resume", 10, 100)),
+        (at(99, marker=True), replace(LOG, begin=100), Resume(WHERE, "resume", 100, 100)),
+        (at(99, marker=True, at_ms=0), LOG, Resume(WHERE, "resume", 99, 100)),
+        (at(98, marker=True, at_ms=0), LOG, Reinitialise(WHERE, "tombstones-expired", 10, 100)),
         (at(10), LOG, Resume(WHERE, "resume", 10, 100)),
         (at(99), LOG, Resume(WHERE, "resume", 99, 100)),
         (at(100), LOG, UpToDate(WHERE, "up-to-date", 100, 100)),

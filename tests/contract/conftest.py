@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
@@ -98,25 +98,24 @@ def kafka(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Callable
 def clear(address: str) -> None:
     """Delete every topic and group that earlier tests left."""
     admin = AdminClient({"bootstrap.servers": address, "log_level": "4"})
-    topics = [name for name in admin.list_topics(timeout=10).topics if not name.startswith("__")]
+    topics = {name: one for name, one in admin.list_topics(timeout=10).topics.items() if not name.startswith("__")}
     groups = [group.group_id for group in admin.list_consumer_groups().result().valid]
-    wait_for(admin.delete_topics(topics) if topics else {})
+    wait_for(admin.delete_topics(list(topics)) if topics else {})
     # Some time after a topic was deleted the broker removes its committed offsets, even those of a new one of its name.
-    deadline = time.monotonic() + 10
-    while any(offsets_of(admin, group) for group in groups):
-        assert time.monotonic() < deadline, "the broker keeps offsets of topics that were deleted"
-        time.sleep(0.005)
+    partitions = [KafkaPartition(name, number) for name, one in topics.items() for number in one.partitions]
+    for group in groups if partitions else ():
+        wait_until_gone(address, group, partitions)
     wait_for(admin.delete_consumer_groups(groups) if groups else {})
 
 
-def offsets_of(admin: AdminClient, group: str) -> list[KafkaPartition]:
-    """Partitions that a group has committed offsets for."""
-    answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-    try:
-        return list(answer[group].result(10).topic_partitions)
-    except KafkaException as error:
-        assert error.args[0].name() == "GROUP_ID_NOT_FOUND", error
-        return []
+def wait_until_gone(address: str, group: str, partitions: list[KafkaPartition]) -> None:
+    """Until the group has no committed offset of these. (The admin client's question for them can end the process.)"""
+    consumer = Consumer({"bootstrap.servers": address, "group.id": group, "log_level": "4"})
+    deadline = time.monotonic() + 10
+    while any(at.offset >= 0 for at in consumer.committed(partitions, 10)):
+        assert time.monotonic() < deadline, "the broker keeps offsets of topics that were deleted"
+        time.sleep(0.005)
+    consumer.close()
 
 
 def wait_for(doomed: Mapping[str, Future[Any]]) -> None:

@@ -1,0 +1,289 @@
+"""One applier's share of the fetch pipeline: it looks like a reader of its own, and waits for nobody else's work.
+
+    FetchPipeline ──Sent(batch)──> inbox of each partition ──fair shares──> fetch()      restore, standby, source
+                  <──credits back, with the next fetch: what it gave before is applied then──
+
+A lane is a `LogReader`, with these differences, all of which come from fetching ahead:
+  * `fetch` gives what has arrived; with no timeout it may be empty although the log has more.
+  * An error of one partition is raised once, after what was fetched of it before; the others go on meanwhile. If the
+    partition is still assigned at the next fetch, it is read again from its position.
+  * `pause` and `resume` cost nothing: what arrives waits in the inbox, and the credits stop the reader in the end.
+  * A partition that another lane has is read once that one has given it up.
+
+Rules of this file: used by one thread at a time; its state is guarded by the pipeline's condition, since other threads
+fill the inboxes. It decides nothing about credits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from standfast.replication.columns import RecordColumns, joined
+from standfast.replication.credits import Sent
+from standfast.replication.log import Fetched, LogReader, Record
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.store.clock import SystemClock
+from standfast.store.errors import Closed, InvalidRequest
+
+
+class Slot:
+    """An assigned partition of a lane.
+
+    `position` is what `fetch` has given so far, `since` the request from which on batches count, `owned` whether no
+    other lane has the partition, `reading` whether the reader has it.
+    """
+
+    __slots__ = ("cut", "error", "inbox", "owned", "paused", "position", "reading", "since", "told")
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.paused = self.owned = False
+        self.begin(0)
+
+    def begin(self, since: int) -> None:
+        """Nothing is here, and nothing is wrong."""
+        self.since = since
+        self.reading = since > 0
+        self.inbox: deque[Sent[Fetched]] = deque()
+        self.cut = 0  # records of the first batch that were given already
+        self.error: Exception | None = None
+        self.told = False
+
+    @property
+    def waiting(self) -> int:
+        """Records in the inbox."""
+        return sum(len(sent.batch.records) for sent in self.inbox) - self.cut
+
+    def take(self, source: TopicPartition, count: int, done: list[Sent[Fetched]]) -> Fetched | None:
+        """Up to `count` records as one batch; None if there is nothing to tell. Used-up batches go to `done`."""
+        parts: list[Sequence[Record]] = []
+        at_end, before = False, len(done)
+        while self.inbox:
+            records, next_offset, ends = self.inbox[0].batch[1:]
+            left = len(records) - self.cut
+            if left > count:
+                if count:
+                    parts.append(records[self.cut : self.cut + count])
+                    self.cut += count
+                    self.position = parts[-1][-1].offset + 1
+                    at_end = False
+                break
+            if left:
+                parts.append(records[self.cut :] if self.cut else records)
+            count -= left
+            self.cut = 0
+            self.position, at_end = next_offset, ends
+            done.append(self.inbox.popleft())
+        if not parts and len(done) == before:
+            return None
+        return Fetched(source, _joined(parts), self.position, at_end)
+
+
+class Pipeline(Protocol):
+    """What a lane asks of `FetchPipeline`, holding its condition."""
+
+    changed: threading.Condition
+    ended: Exception | None
+
+    def enter(self, lane: Lane, slots: Mapping[TopicPartition, Slot], /) -> None: ...
+    def leave(self, lane: Lane, sources: Iterable[TopicPartition], /) -> None: ...
+    def move(self, source: TopicPartition, slot: Slot, /) -> None: ...
+    def give_back(self, sent: list[Sent[Fetched]], /) -> None: ...
+    def pump(self, timeout_s: float, /) -> None: ...
+    def want(self, records: int, /) -> None: ...
+    def forget(self, lane: Lane, /) -> None: ...
+
+
+class Lane:
+    """A LogReader over the shared fetch thread. Made by `FetchPipeline.lane`."""
+
+    def __init__(
+        self, pipeline: Pipeline, name: str, asker: LogReader, arrived: Callable[[], None], look_ms: int
+    ) -> None:
+        self.name = name
+        self._look_ms = look_ms
+        self._looked_ms = 0
+        self.arrived = arrived
+        self.slots: dict[TopicPartition, Slot] = {}
+        self.trouble: Exception | None = None  # of the log as a whole
+        self._pipeline = pipeline
+        self._asker = asker  # for bounds, which must not wait for a fetch
+        self._clock = SystemClock()
+        self._given: list[Sent[Fetched]] = []
+        self._turn = 0
+        self._end_told = self._closed = False
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Replace the assignment. Raises UnknownStore, and then nothing changes."""
+        slots = self._made(positions)
+        with self._pipeline.changed:
+            self._pipeline.leave(self, list(self.slots))
+            self._pipeline.enter(self, slots)
+
+    def assignment(self) -> Mapping[TopicPartition, int]:
+        """Assigned partitions with the positions that `fetch` has reached."""
+        with self._pipeline.changed:
+            return {source: slot.position for source, slot in self.slots.items()}
+
+    def add(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Assign further partitions. One that is assigned already is InvalidRequest: use seek."""
+        twice = [str(TopicPartition(*source)) for source in positions if source in self.slots]
+        if twice:
+            raise InvalidRequest(f"{', '.join(twice)} already assigned to this reader: move it with seek")
+        slots = self._made(positions)
+        with self._pipeline.changed:
+            self._pipeline.enter(self, slots)
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Unassign; absent ones are fine."""
+        with self._pipeline.changed:
+            self._pipeline.leave(self, [source for source in dict.fromkeys(partitions) if source in self.slots])
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Move the position of an assigned partition: nothing comes that was fetched before."""
+        with self._pipeline.changed:
+            slot = self._slot(partition)
+            slot.position = _checked(partition, offset)
+            self._pipeline.move(partition, slot)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Give no more of these until resumed; the position stays."""
+        with self._pipeline.changed:
+            for slot in [self._slot(source) for source in partitions]:
+                slot.paused = True
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Give them again."""
+        with self._pipeline.changed:
+            for slot in [self._slot(source) for source in partitions]:
+                slot.paused = False
+
+    def fetch(self, max_records: int, timeout_ms: int = 0) -> list[Fetched]:
+        """See LogReader, and above. What the fetch before gave counts as applied now.
+
+        Raises the error that ended the fetch thread, then Closed.
+        """
+        if max_records < 1:
+            raise InvalidRequest(f"fetch needs max_records of 1 or more, got {max_records}")
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        pipeline = self._pipeline
+        with pipeline.changed:
+            pipeline.give_back(self._given)
+            self._given = []
+            self._read_again()
+            while True:
+                pipeline.pump(0)
+                self._raise_of_partition()
+                found = self._serve(max_records)
+                if found:
+                    return found
+                self._raise_of_log()
+                now_ms = self._clock.monotonic_ms()
+                left_ms = deadline_ms - now_ms
+                if left_ms > 0 or now_ms - self._looked_ms >= self._look_ms:
+                    self._looked_ms = now_ms
+                    self._want(max_records)
+                if left_ms <= 0:
+                    return []
+                pipeline.pump(left_ms / 1_000)
+
+    def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Begin and end offsets now."""
+        return self._asker.bounds(partitions)
+
+    def close(self) -> None:
+        """Give up every partition. Twice is fine."""
+        if not self._closed:
+            self._closed = True
+            with self._pipeline.changed:
+                self._pipeline.leave(self, list(self.slots))
+                self._pipeline.give_back(self._given)
+                self._given = []
+                self._pipeline.forget(self)
+            self._asker.close()
+
+    # -- under the pipeline's condition -------------------------------------------------------------------------------
+
+    def _made(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Slot]:
+        self._check_open()
+        wanted = {TopicPartition(*source): _checked(source, position) for source, position in positions.items()}
+        self._asker.bounds(wanted)  # whether they are there: the fetch thread could only tell later
+        return {source: Slot(position) for source, position in wanted.items()}
+
+    def _slot(self, source: TopicPartition) -> Slot:
+        slot = self.slots.get(source)
+        if slot is None:
+            held = ", ".join(map(str, self.slots)) or "nothing"
+            raise InvalidRequest(f"{TopicPartition(*source)} is not assigned to this reader, it has {held}")
+        return slot
+
+    def _want(self, records: int) -> None:
+        if any(not slot.paused for slot in self.slots.values()):
+            self._pipeline.want(records)
+
+    def _read_again(self) -> None:
+        """Whoever was told of an error and keeps the partition wants it read again."""
+        for source, slot in self.slots.items():
+            if slot.told:
+                self._pipeline.move(source, slot)
+
+    def _raise_of_partition(self) -> None:
+        for slot in self.slots.values():
+            error = slot.error
+            if error is not None and not (slot.told or slot.paused or slot.inbox):
+                for other in self.slots.values():  # an error of a topic is one of all its partitions
+                    other.told = other.told or other.error is error
+                raise error
+
+    def _raise_of_log(self) -> None:
+        if self.trouble is not None:
+            error, self.trouble = self.trouble, None
+            raise error
+        ended = self._pipeline.ended
+        if ended is not None and not self._end_told:
+            self._end_told = True
+            raise ended
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed or self._pipeline.ended is not None:
+            raise Closed(f"reader {self.name!r} was closed with its fetch thread: open a new one")
+
+    def _serve(self, max_records: int) -> list[Fetched]:
+        """A fair share of every inbox."""
+        turn = [source for source, slot in self.slots.items() if slot.inbox and not slot.paused]
+        if not turn:
+            return []
+        first = self._turn % len(turn)
+        turn = turn[first:] + turn[:first]
+        self._turn += 1
+        waiting = {source: self.slots[source].waiting for source in turn}
+        wanted = dict.fromkeys(turn, 0)
+        left, more = max_records, [source for source in turn if waiting[source]]
+        while more and left > 0:
+            share = max(1, left // len(more))
+            for source in more:
+                count = min(share, left, waiting[source] - wanted[source])
+                wanted[source] += count
+                left -= count
+            more = [source for source in more if wanted[source] < waiting[source]]
+        found = (self.slots[source].take(source, count, self._given) for source, count in wanted.items())
+        return [one for one in found if one is not None]
+
+
+def _joined(parts: list[Sequence[Record]]) -> Sequence[Record]:
+    if len(parts) == 1:
+        return parts[0]
+    columns = [part for part in parts if isinstance(part, RecordColumns)]
+    if parts and len(columns) == len(parts):
+        return joined(columns)
+    return [record for part in parts for record in part]
+
+
+def _checked(source: TopicPartition, position: int) -> int:
+    if not isinstance(position, int) or position < 0:
+        raise InvalidRequest(f"{TopicPartition(*source)}: position {position!r} is not an offset, use 0 or more")
+    return position

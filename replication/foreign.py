@@ -1,0 +1,40 @@
+"""Changelogs of another application, as they are: nothing is made, and their settings are not judged.
+
+Rules of this file: asks the admin of a log, and says well what is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from standfast.replication.log import LogAdmin, TopicInfo
+from standfast.store.errors import BadConfig, UnknownStore
+from standfast.store.specs import StoreSpec
+
+
+def foreign_changelog(admin: LogAdmin, app: str, store: str, topic: str) -> TopicInfo:
+    """The changelog of a store. Raises UnknownStore that tells which changelogs the application has."""
+    info = admin.describe_topic(topic)
+    if info is not None:
+        return info
+    prefix, suffix = f"{app}-", "-changelog"
+    names = (each.name for each in admin.topics())
+    has = [name[len(prefix) : -len(suffix)] for name in names if name.startswith(prefix) and name.endswith(suffix)]
+    known = f"it has changelogs of {', '.join(sorted(has))}" if has else "it has none: is the id right, was it started?"
+    raise UnknownStore(f"there is no changelog {topic!r} for store {store!r} of application {app!r}; {known}")
+
+
+def foreign_changelogs(
+    admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int
+) -> Mapping[str, TopicInfo]:
+    """The changelogs of stores, by store. Raises UnknownStore; BadConfig for another number of partitions."""
+    found = {spec.name: foreign_changelog(admin, app, spec.name, spec.changelog_of(app)) for spec in specs}
+    problems = [
+        f"changelog {info.name} of store {name!r} has {info.partitions} partitions, and had {partitions} when the "
+        "replica was opened: open it again"
+        for name, info in found.items()
+        if info.partitions != partitions
+    ]
+    if problems:
+        raise BadConfig(problems)
+    return found

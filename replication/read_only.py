@@ -1,0 +1,152 @@
+"""A log that is only read: what follows another application's changelogs goes through this.
+
+    ReadOnlyLog ── reader, admin.describe_topic, topics, survey, ...      the log's own
+                ── group.committed                                        the log's own
+                ── group.join, heartbeat, view, leave, owners             answered here: one member, nobody is told
+                ── everything that would write                            InvalidRequest
+
+Rules of this file: nothing that changes the log may pass; `tests/test_read_only.py` compares it with the port, so that
+a new method must be put on one side or the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
+from standfast.replication.log import (
+    Committed,
+    Group,
+    GroupView,
+    Log,
+    LogAdmin,
+    LogReader,
+    LogWriter,
+    Member,
+    TopicInfo,
+    TopicPolicy,
+)
+from standfast.replication.offsets import TopicPartition
+from standfast.store.errors import InvalidRequest
+
+
+def _refuse(what: str) -> NoReturn:
+    raise InvalidRequest(f"{what}: this log was opened to read only, because it is another application's")
+
+
+class ReadOnlyLog:
+    """A log without writers; closes the one it stands before."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._admin = ReadOnlyAdmin(log.admin)
+
+    @property
+    def address(self) -> str:
+        """The log's own."""
+        return self._log.address
+
+    @property
+    def admin(self) -> LogAdmin:
+        """Topics, to look at."""
+        return self._admin
+
+    def reader(self) -> LogReader:
+        """The log's own: readers commit nothing."""
+        return self._log.reader()
+
+    def writer(self, transactional_id: str, *, group: str, owner: str, if_free: bool = False) -> LogWriter:
+        """Refused."""
+        _refuse(f"no writer {transactional_id!r}")
+
+    def producer(self) -> LogWriter:
+        """Refused."""
+        _refuse("no producer")
+
+    def group(self, name: str) -> Group:
+        """The committed offsets of a group, without being a member."""
+        return ReadOnlyGroup(self._log.group(name))
+
+    def care(self, now_ms: int) -> None:
+        """Nothing: whoever writes the log looks after it."""
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
+
+
+class ReadOnlyAdmin:
+    """Topics as they are."""
+
+    def __init__(self, admin: LogAdmin) -> None:
+        self._admin = admin
+        self.describe_topic = admin.describe_topic
+        self.topics = admin.topics
+        self.survey = admin.survey
+        self.groups = admin.groups
+        self.consumers = admin.consumers
+
+    def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
+        """Refused."""
+        _refuse(f"topic {name!r} is not made")
+
+    def delete_topic(self, name: str) -> None:
+        """Refused."""
+        _refuse(f"topic {name!r} is not deleted")
+
+    def add_partitions(self, name: str, partitions: int) -> TopicInfo:
+        """Refused."""
+        _refuse(f"topic {name!r} gets no partitions")
+
+    def change_topic(self, name: str, settings: Mapping[str, str]) -> TopicInfo:
+        """Refused."""
+        _refuse(f"topic {name!r} is not changed")
+
+    def delete_group(self, name: str) -> None:
+        """Refused."""
+        _refuse(f"group {name!r} is not deleted")
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
+        """Refused."""
+        _refuse("no records are deleted")
+
+
+class ReadOnlyGroup:
+    """A group seen from outside."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._members: tuple[Member, ...] = ()
+
+    def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
+        """Be the only member of a view that nobody else has."""
+        self._members = (Member(member_id, metadata),)
+        return self.view()
+
+    def heartbeat(self, member_id: str) -> GroupView:
+        """There is no lease to renew."""
+        return self.view()
+
+    def view(self) -> GroupView:
+        """Whoever joined here."""
+        return GroupView(1, self._members[0].member_id if self._members else None, self._members)
+
+    def leave(self, member_id: str) -> None:
+        """Nobody knew of it."""
+        self._members = ()
+
+    def owners(self) -> dict[str, str]:
+        """Nobody owns anything here."""
+        return {}
+
+    def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
+        """The group's own."""
+        return self._group.committed(partitions)
+
+    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Refused."""
+        _refuse("no offsets are committed")
+
+    def close(self) -> None:
+        """Release what reading took."""
+        self._group.close()

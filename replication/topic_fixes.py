@@ -1,0 +1,85 @@
+"""The command that puts a topic right, ready to paste: Kafka's own tools for Kafka, ours for the embedded log.
+
+    kafka-configs.sh --bootstrap-server host:9092 --alter --entity-type topics --entity-name T --add-config a=b
+    standfast topic alter T --set a=b --log sqlite:///log
+
+Rules of this file: pure; text only. A secret is never in an address, and so never in a command: where the address has
+settings of its own, Kafka's tools get them by `--command-config client.properties`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+REPLICAS_WANTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fixes:
+    """Commands for the log at `address`."""
+
+    address: str
+
+    def change(self, topic: str, settings: Mapping[str, str]) -> str:
+        """Change settings of a topic."""
+        if not self._kafka:
+            given = " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
+            return f"standfast topic alter {topic} {given} --log {shlex.quote(self.address)}"
+        # The tool takes commas for the next setting, but for those in brackets.
+        pairs = ",".join(f"{name}=[{value}]" if "," in value else f"{name}={value}" for name, value in settings.items())
+        return f"{self._tool('configs')} --alter --entity-type topics --entity-name {topic} --add-config {_word(pairs)}"
+
+    def change_brokers(self, settings: Mapping[str, str]) -> str:
+        """Change settings of all brokers, while they run."""
+        pairs = ",".join(f"{name}={value}" for name, value in settings.items())
+        return f"{self._tool('configs')} --alter --entity-type brokers --entity-default --add-config {_word(pairs)}"
+
+    def grow(self, topic: str, partitions: int) -> str:
+        """Let a topic have that many partitions."""
+        if not self._kafka:
+            return f"standfast topic alter {topic} --partitions {partitions} --log {shlex.quote(self.address)}"
+        return f"{self._tool('topics')} --alter --topic {topic} --partitions {partitions}"
+
+    def create(self, topic: str, partitions: int | None) -> str:
+        """Create a topic; without a number of partitions that is for the reader to fill in."""
+        count = "N" if partitions is None else str(partitions)
+        if not self._kafka:
+            return f"standfast topic create {topic} --partitions {count} --log {shlex.quote(self.address)}"
+        return f"{self._tool('topics')} --create --topic {topic} --partitions {count}"
+
+    def replicate(self, topic: str, replicas: Sequence[Sequence[int]], brokers: Sequence[int], wanted: int) -> str:
+        """Give each partition `wanted` replicas, those it has first, the others in turn over the brokers."""
+        plan = [
+            {"topic": topic, "partition": number, "replicas": _more(have, brokers, number, wanted)}
+            for number, have in enumerate(replicas)
+        ]
+        text = json.dumps({"version": 1, "partitions": plan}, separators=(",", ":"))
+        file = f"{topic}.json"
+        return (
+            f"echo {shlex.quote(text)} > {file} && "
+            f"{self._tool('reassign-partitions')} --reassignment-json-file {file} --execute"
+        )
+
+    @property
+    def _kafka(self) -> bool:
+        return self.address.startswith("kafka://")
+
+    def _tool(self, name: str) -> str:
+        servers, _, query = self.address.removeprefix("kafka://").partition("?")
+        login = any(part.startswith(("security.", "sasl.", "ssl.")) for part in query.split("&"))
+        return f"kafka-{name}.sh --bootstrap-server {servers}" + (
+            " --command-config client.properties" if login else ""
+        )
+
+
+def _more(have: Sequence[int], brokers: Sequence[int], turn: int, wanted: int) -> list[int]:
+    others = [broker for broker in brokers if broker not in have]
+    turned = [others[(turn + at) % len(others)] for at in range(len(others))]
+    return [*have, *turned][: max(wanted, len(have))]
+
+
+def _word(text: str) -> str:
+    return shlex.quote(text)

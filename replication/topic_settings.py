@@ -1,0 +1,60 @@
+"""Settings of a topic by their names, as a policy and back.
+
+    cleanup.policy           compact, delete, or compact,delete        TopicPolicy.cleanup
+    retention.ms             -1: for ever                              .retention_ms
+    delete.retention.ms      how long a tombstone stays                .delete_retention_ms
+    min.compaction.lag.ms    how long every version stays              .min_compaction_lag_ms
+    anything else            the log's own business                    .extra
+
+Rules of this file: pure. Names and meaning are Kafka's; the embedded log has the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from standfast.replication.log import TopicPolicy
+from standfast.store.errors import BadConfig
+
+CLEANUP = "cleanup.policy"
+RETENTION = "retention.ms"
+DELETE_RETENTION = "delete.retention.ms"
+MIN_LAG = "min.compaction.lag.ms"
+CLEANUPS = frozenset({"compact", "delete"})
+# The timestamps of records are ours, whatever the brokers' default is.
+OWN_TIMESTAMPS = {"message.timestamp.type": "CreateTime"}
+
+
+def changed(policy: TopicPolicy, settings: Mapping[str, str]) -> TopicPolicy:
+    """The policy with these settings. Raises BadConfig with every value that means nothing."""
+    extra = dict(settings)
+    problems: list[str] = []
+
+    def number(name: str, default: int) -> int:
+        text = extra.pop(name, None)
+        try:
+            return default if text is None else int(text)
+        except ValueError:
+            problems.append(f"{name}={text!r} is not a whole number")
+            return default
+
+    text = extra.pop(CLEANUP, None)
+    cleanup = policy.cleanup if text is None else frozenset(part.strip() for part in text.split(","))
+    made = replace(
+        policy,
+        cleanup=cleanup,
+        retention_ms=number(RETENTION, policy.retention_ms),
+        delete_retention_ms=number(DELETE_RETENTION, policy.delete_retention_ms),
+        min_compaction_lag_ms=number(MIN_LAG, policy.min_compaction_lag_ms),
+    )
+    if not cleanup or not cleanup <= CLEANUPS:
+        problems.append(f"{CLEANUP}={text!r} is not compact, delete or both")
+    if problems:
+        raise BadConfig(problems)
+    return replace(made, extra={**policy.extra, **extra})
+
+
+def listed(cleanup: frozenset[str]) -> str:
+    """`compact,delete`, as the setting is written."""
+    return ",".join(sorted(cleanup))
