@@ -15,6 +15,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 JOBS ?= 2
 RUNS ?= 200
 APP_RUNS ?= 50
+KAFKA_RUNS ?= 100
 BENCHES ?= write read restore process
 
 # The first Python that is new enough and can make a virtual environment. Asked for only when .venv is missing.
@@ -41,9 +42,9 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.core
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@
 
-demo: $(VENV)/.core ## the delay board on real flights: kill the active, the standby takes over
+demo: $(VENV)/.core ## the delay board on real flights: kill the active, the standby takes over; LOG=kafka: on a broker
 	@echo "==> demo: two processes, one of them killed on the way"
-	@$(BIN)/standfast demo $(ARGS)
+	@$(BIN)/standfast demo $(if $(LOG),--log '$(LOG)') $(if $(PREFIX),--prefix '$(PREFIX)') $(ARGS)
 
 check: $(VENV)/.dev ## ruff and the quick tests, under 10 s
 	@echo "==> check: ruff, then tests that take less than a quarter of a second each"
@@ -64,9 +65,10 @@ format: $(VENV)/.dev ## rewrite the sources in the one format
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50 times
-	@echo "==> crash: $(RUNS) runs, and $(APP_RUNS) of whole applications; seeds are printed"
-	@STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
+crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50; on Kafka KAFKA_RUNS=100
+	@echo "==> crash: $(RUNS) runs, $(APP_RUNS) of whole applications, $(KAFKA_RUNS) on Kafka; seeds are printed"
+	@STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) STANDFAST_CRASH_KAFKA_RUNS=$(KAFKA_RUNS) \
+	  $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
 
 bench: $(VENV)/.core ## speed of writes, reads and restores; BENCHES="write read restore process"
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; $(BIN)/standfast bench $$bench $(ARGS); done

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from standfast.replication.log import Log
 
 TIMEOUT_DEFAULT_S = 10.0
+LISTEN_TIMEOUT_S = 2.0
 
 
 def printing(run: Callable[[argparse.Namespace, Output], int]) -> Callable[[argparse.Namespace], int]:
@@ -99,6 +100,18 @@ def log_of(args: argparse.Namespace) -> Log:
     if address is None:
         raise InvalidRequest("which log? name it with --log ADDRESS (or --config FILE, or STANDFAST_APP__LOG)")
     where = parse_address(address)
-    if isinstance(where, SqliteAddress) and not Path(where.path).exists():
-        raise Unavailable(f"log {address} does not exist ({Path(where.path).absolute()}): check the address")
+    if isinstance(where, SqliteAddress):
+        if not Path(where.path).exists():
+            raise Unavailable(f"log {address} does not exist ({Path(where.path).absolute()}): check the address")
+    else:
+        check_listening(where.servers)
     return open_log(address)
+
+
+def check_listening(servers: str, hint: str = "start one on this machine with: standfast broker up") -> None:
+    """Raise Unavailable at once if none of `host:port,host:port` listens, instead of waiting for what cannot come."""
+    from standfast.ops.kafka_probe import refusals
+
+    found = refusals(servers, LISTEN_TIMEOUT_S)
+    if found is not None:
+        raise Unavailable(f"kafka://{servers}: no broker is there ({'; '.join(found)}): check the address, or {hint}")

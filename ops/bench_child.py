@@ -4,12 +4,14 @@
 
     write      put + commit in batches through a session        fill     write a changelog, as fast as the log takes it
     read       point gets and scans of committed rows           log      read that changelog and do nothing with it
-    restore    open a session on an empty directory, wait until its restore gate opens
+    restore    open a session on an empty directory, wait       bare     the same with the Kafka client alone
+               until its restore gate opens
     source     write a source topic                         count    an application counts it per key and window
     idle       the same application with a processor that does nothing
 
-Rules of this file: only the public path (Session, task, store) is timed, with RocksDB and the embedded log at its
-default of synchronous=FULL. Keys and values are made before the clock starts. The same arguments give the same data.
+Rules of this file: only the public path (Session, task, store) is timed, with RocksDB, on the embedded log at its
+default of synchronous=FULL or on Kafka. Keys and values are made before the clock starts. The same arguments give the
+same data.
 """
 
 from __future__ import annotations
@@ -22,14 +24,11 @@ from pathlib import Path
 
 from standfast.ops.bench_process import PROCESS_STEPS
 from standfast.ops.bench_step import (
-    APP,
-    CHANGELOG,
     FETCH_RECORDS,
     FILL_RECORDS,
     GETS_MAX,
     NEAR_RECORDS,
     READY_S,
-    SOURCE,
     START_MS,
     STORE,
     VALUES,
@@ -48,6 +47,8 @@ from standfast.store import serde
 from standfast.store.clock import SystemClock
 from standfast.store.specs import KeyValueStore
 from standfast.stream.session import Session
+
+LAG_MS = str(24 * 3_600_000)
 
 
 def key_numbers(records: int, versions: int, order: str) -> Iterator[int]:
@@ -71,13 +72,14 @@ def write(step: Step) -> Measured:
     with _session(step, f"write-{step.run}") as session:
         task = session.task(0)
         put = task.store(STORE).put
+        source = step.source
 
         def run() -> None:
             for first in range(0, len(keys), step.batch):
                 batch = keys[first : first + step.batch]
                 for number, key in enumerate(batch, first):
                     put(key, values[number % VALUES], START_MS + number)
-                task.commit({(SOURCE, 0): first + len(batch)})
+                task.commit({(source, 0): first + len(batch)})
 
         return timed(run, step.records)
 
@@ -114,20 +116,21 @@ def read(step: Step) -> Measured:
 def fill(step: Step) -> Measured:
     """Write the changelog that restores read."""
     values = values_of(step.value_bytes)
+    changelog = step.changelog
     log = open_log(address_of(step))
     try:
-        log.admin.create_topic(CHANGELOG.topic, 1, changelog_policy(_spec()))
+        log.admin.create_topic(changelog.topic, 1, changelog_policy(_spec()))
         producer = log.producer()
         started_ms = SystemClock().monotonic_ms()
         batch = []
         for number, key in enumerate(key_numbers(step.records, step.versions, step.order)):
             batch.append((key_of(key, step.key_bytes), values[number % VALUES], START_MS + number, ()))
             if len(batch) == FILL_RECORDS:
-                producer.append({CHANGELOG: batch})  # type: ignore[dict-item]
+                producer.append({changelog: batch})  # type: ignore[dict-item]
                 batch = []
         if batch:
-            producer.append({CHANGELOG: batch})  # type: ignore[dict-item]
-        end = log.reader().bounds([CHANGELOG])[CHANGELOG].end
+            producer.append({changelog: batch})  # type: ignore[dict-item]
+        end = log.reader().bounds([changelog])[changelog].end
         return {"records": end, "elapsed_ms": SystemClock().monotonic_ms() - started_ms}
     finally:
         log.close()
@@ -135,14 +138,15 @@ def fill(step: Step) -> Measured:
 
 def read_log(step: Step) -> Measured:
     """Fetch the whole changelog: what a restore cannot be faster than."""
+    changelog = step.changelog
     log = open_log(address_of(step))
     try:
         reader = log.reader()
-        begin, end = reader.bounds([CHANGELOG])[CHANGELOG]
+        begin, end = reader.bounds([changelog])[changelog]
 
         def run() -> None:
-            reader.assign({CHANGELOG: begin})
-            while reader.assignment()[CHANGELOG] < end:
+            reader.assign({changelog: begin})
+            while reader.assignment()[changelog] < end:
                 reader.fetch(FETCH_RECORDS)
 
         return timed(run, end - begin)
@@ -150,17 +154,31 @@ def read_log(step: Step) -> Measured:
         log.close()
 
 
+def read_bare(step: Step) -> Measured:
+    """Consume the whole changelog with the Kafka client alone, from its making to the last record."""
+    from standfast.replication.kafka_bare import consume_bare
+
+    changelog = step.changelog
+    log = open_log(address_of(step))
+    end = log.reader().bounds([changelog])[changelog].end
+    log.close()
+    found: list[int] = []
+    measured = timed(lambda: found.append(consume_bare(address_of(step), changelog, end)), end)
+    assert found == [end], f"{found[0]} of {end} records came"
+    return measured
+
+
 def restore(step: Step) -> Measured:
     """From an empty directory to an open gate; the session's own opening is counted in."""
     log = open_log(address_of(step))
-    log.admin.create_topic(SOURCE, 1, TopicPolicy())
-    records = log.reader().bounds([CHANGELOG])[CHANGELOG].end
+    log.admin.create_topic(step.source, 1, TopicPolicy())
+    records = log.reader().bounds([step.changelog])[step.changelog].end
     log.close()
     sessions: list[Session] = []
 
     def run() -> None:
         session = Session(
-            APP,
+            step.app,
             log=address_of(step),
             state_dir=Path(step.folder) / f"restore-{step.run}",
             stores=[_spec()],
@@ -197,28 +215,31 @@ STEPS: dict[str, Callable[[Step], Measured]] = {
     "read": read,
     "fill": fill,
     "log": read_log,
+    "bare": read_bare,
     "restore": restore,
 }
 
 
 def _spec() -> KeyValueStore:
-    return KeyValueStore(STORE, key=serde.bytes, value=serde.bytes)
+    # Every run must read the same log, so nothing may be compacted meanwhile.
+    return KeyValueStore(STORE, key=serde.bytes, value=serde.bytes, changelog={"min.compaction.lag.ms": LAG_MS})
 
 
 def _session(step: Step, name: str) -> Session:
     """A session with an empty store and an empty log of its own, ready."""
     folder = Path(step.folder) / name
-    address = f"sqlite:///{folder}/log/"
+    address = step.log or f"sqlite:///{folder}/log/"
     log = open_log(address)
-    log.admin.create_topic(SOURCE, 1, TopicPolicy())
+    log.admin.create_topic(step.source, 1, TopicPolicy())
     log.close()
     session = Session(
-        APP,
+        step.app,
         log=address,
         state_dir=folder / "state",
         stores=[_spec()],
         partitions=1,
         memory_bytes=step.memory_bytes,
+        guarantee=step.guarantee,  # type: ignore[arg-type]
     )
     session.assign(active=[0])
     session.wait_ready(READY_S)

@@ -20,8 +20,8 @@ from standfast.store.names import changelog_topic
 
 APP = "bench"
 STORE = "store"
-SOURCE = "bench-source"
-CHANGELOG = TopicPartition(changelog_topic(APP, STORE), 0)
+SOURCE = f"{APP}-source"
+KEY_BYTES, VALUE_BYTES, BATCH, VERSIONS = 16, 100, 1_000, 4  # the data set that goals are set for
 FILL_RECORDS = 5_000
 FETCH_RECORDS = 5_000
 VALUES = 1_000  # different values; records take them in turn
@@ -47,10 +47,23 @@ class Step:
     run: int = 0
     versions: int = 1
     order: str = "far"
+    guarantee: str = "exactly_once"
+    log: str = ""  # address of the log; without one, each run has an embedded one in its folder
+    app: str = APP  # its topics begin with this
 
     def encode(self) -> str:
         """The process's argument."""
         return json.dumps(asdict(self))
+
+    @property
+    def changelog(self) -> TopicPartition:
+        """What a restore reads."""
+        return TopicPartition(changelog_topic(self.app, STORE), 0)
+
+    @property
+    def source(self) -> str:
+        """The topic whose offsets are committed."""
+        return f"{self.app}-source"
 
 
 def key_of(number: int, key_bytes: int) -> bytes:
@@ -65,7 +78,8 @@ def values_of(value_bytes: int) -> list[bytes]:
 
 
 def address_of(step: Step) -> str:
-    return f"sqlite:///{step.folder}/log/"
+    """The log of the step."""
+    return step.log or f"sqlite:///{step.folder}/log/"
 
 
 def timed(run: Callable[[], None], count: int) -> Measured:

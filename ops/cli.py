@@ -22,7 +22,11 @@ COMMAND_MODULES = (
     "standfast.ops.commands_changelog",
     "standfast.ops.commands_config",
     "standfast.ops.commands_verify",
+    "standfast.ops.commands_doctor",
+    "standfast.ops.commands_topic",
+    "standfast.ops.commands_reset",
     "standfast.ops.commands_broker",
+    "standfast.ops.commands_replica",
     "standfast.ops.bench",
     "standfast.ops.demo",
 )

@@ -40,7 +40,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("down", "stop it; its topics stay for the next start", run_down),
     ):
         command = commands.add_parser(name, help=text, description=f"{text.capitalize()}.")
-        command.add_argument("--dir", type=Path, metavar="DIR", help="where it keeps its files (default: one a user)")
+        command.add_argument(
+            "--dir",
+            type=Path,
+            metavar="DIR",
+            help="where it keeps its files (default: ~/.local/state/standfast/broker)",
+        )
         if name == "up":
             command.add_argument("--port", type=int, default=0, metavar="P", help="its port (default: a free one)")
         add_json(command)
@@ -51,20 +56,24 @@ def run_up(args: argparse.Namespace, out: Output) -> int:
     """broker up."""
     from standfast.ops.broker import Broker
     from standfast.ops.broker_state import running_broker
+    from standfast.store.clock import SystemClock
 
-    directory = _directory(args)
+    directory, clock = _directory(args), SystemClock()
+    began_ms = clock.monotonic_ms()
     running = running_broker(directory)
     started = running is None
     if running is None:
+        out.note("starting a Kafka broker; it takes some seconds")
         running = Broker(directory, args.port, bound=False, say=out.note).start()
     elif args.port not in (0, running.port):
         raise InvalidRequest(
             f"the broker in {directory} runs at {running.address}: stop it before it can have port {args.port}"
         )
-    out.document(_document(directory, running) | {"started": started})
-    out.line(
-        f"Kafka {running.version} {'answers' if started else 'runs already'} at {running.address}, pid {running.pid}"
-    )
+    took_ms = clock.monotonic_ms() - began_ms if started else None
+    out.document(_document(directory, running) | {"started": started, "started_in_ms": took_ms})
+    state = "runs already at" if took_ms is None else f"answers after {took_ms / 1_000:.1f} s at"
+    out.line(f"Kafka {running.version} {state} {running.address}, pid {running.pid}")
+    out.line(f"try it: standfast demo --log {_url(running)}, or use that address as the log of an application")
     out.line(f"files in {directory}; stop it with: standfast broker down{_flag(args)}")
     return OK
 
@@ -84,6 +93,7 @@ def run_status(args: argparse.Namespace, out: Output) -> int:
         return NEGATIVE
     state = "answers" if answers else "runs and does not answer"
     out.line(f"Kafka {running.version} {state} at {running.address}, pid {running.pid}, log {running.log}")
+    out.line(f"its address for applications and commands: {_url(running)}")
     return OK if answers else NEGATIVE
 
 
@@ -95,7 +105,9 @@ def run_down(args: argparse.Namespace, out: Output) -> int:
     ended = end_broker(directory)
     out.document(_document(directory, None) | {"stopped": ended is not None, "pid": ended.pid if ended else None})
     out.line(
-        f"no broker ran in {directory}" if ended is None else f"stopped pid {ended.pid}; topics stay in {directory}"
+        f"no broker ran in {directory}"
+        if ended is None
+        else f"stopped pid {ended.pid}; topics stay in {directory} for the next start, delete it to be rid of them"
     )
     return OK
 
@@ -105,6 +117,10 @@ def _directory(args: argparse.Namespace) -> Path:
         return Path(args.dir).absolute()
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local/state") / "standfast/broker"
+
+
+def _url(running: RunningBroker) -> str:
+    return f"kafka://{running.address}"
 
 
 def _flag(args: argparse.Namespace) -> str:
@@ -118,6 +134,7 @@ def _document(directory: Path, running: RunningBroker | None) -> dict[str, Any]:
         "directory": str(directory),
         "running": running is not None,
         "address": running.address if running else None,
+        "url": _url(running) if running else None,
         "pid": running.pid if running else None,
         "kafka": running.version if running else None,
         "java": running.java if running else None,

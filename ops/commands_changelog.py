@@ -7,6 +7,7 @@ they are printable UTF-8, else in hex: a topic does not say which serdes wrote i
 from __future__ import annotations
 
 import argparse
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 Json: TypeAlias = dict[str, Any]
 LIMIT_DEFAULT = 10
+NAMED_MAX = 8  # topics that an error lists
 FETCH_RECORDS = 2_000
 KEYS_MAX = 1_000_000  # distinct keys are counted up to here, so that a large topic does not fill the memory
 RECORDS_SCHEMA = "standfast.records/1"
@@ -41,7 +43,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         command.add_argument("topic", nargs="?", metavar="TOPIC", help="the topic; or name --app and --store")
         command.add_argument("--store", metavar="NAME", help="store of the application whose changelog it is")
         command.add_argument("--app", metavar="NAME", help="application")
-        command.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log")
+        command.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log or kafka://host:9092")
         command.add_argument(
             "--state-dir", type=Path, metavar="DIR", help="where to see whether a source topic is the store's changelog"
         )
@@ -57,7 +59,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         add_config(command)
         command.set_defaults(handler=printing(handler), found_topic=None)
     topics = subparsers.add_parser("topics", help="the topics of a log", description="List the topics of a log.")
-    topics.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log")
+    topics.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log or kafka://host:9092")
     add_json(topics)
     add_config(topics)
     topics.set_defaults(handler=printing(run_topics))
@@ -125,12 +127,12 @@ def run_topics(args: argparse.Namespace, out: Output) -> int:
     log = log_of(args)
     try:
         infos = log.admin.topics()
-        reader = log.reader()
+        wanted = {info.name: [TopicPartition(info.name, part) for part in range(info.partitions)] for info in infos}
+        bounds = log.reader().bounds(chain.from_iterable(wanted.values()))  # asked once, however many there are
         topics = []
         for info in infos:
-            wanted = [TopicPartition(info.name, number) for number in range(info.partitions)]
-            bounds = [reader.bounds([partition])[partition] for partition in wanted]
-            topics.append({**_topic_document(info), "span": sum(end - begin for begin, end in bounds)})
+            span = sum(bounds[partition].end - bounds[partition].begin for partition in wanted[info.name])
+            topics.append({**_topic_document(info), "span": span})
         policies = [_policy(info) for info in infos]
     finally:
         log.close()
@@ -177,7 +179,8 @@ def _partitions(args: argparse.Namespace, log: Log, reader: LogReader) -> dict[T
     if info is None:
         names = [one.name for one in log.admin.topics()]
         near = difflib.get_close_matches(topic, names, 1, 0.6)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names) or 'none'}"
+        more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:NAMED_MAX]) or 'none'}{more}"
         raise UnknownStore(f"log {log.address} has no topic {topic!r}: {hint}")
     if args.partition is not None and not 0 <= args.partition < info.partitions:
         raise InvalidRequest(f"topic {topic!r} has the partitions 0 to {info.partitions - 1}, not {args.partition}")

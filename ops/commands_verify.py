@@ -43,7 +43,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--app", metavar="NAME", help="application; may be left out if DIR holds only one")
     parser.add_argument("--store", metavar="NAME", help="only this store")
     parser.add_argument("--partition", type=int, metavar="P", help="only this partition")
-    parser.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log")
+    parser.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log or kafka://host:9092")
     parser.add_argument(
         "--limit", type=int, default=LIMIT_DEFAULT, metavar="N", help="differing rows shown of each store (20)"
     )

@@ -1,6 +1,7 @@
 """Settings: a TOML file, then STANDFAST_SECTION__KEY from the environment, then flags; the later one wins.
 
-    [app]      name, log, state_dir, guarantee, standby_replicas, partitions, commit_interval, gate
+    [app]      name, log, state_dir, guarantee, standby_replicas, partitions, commit_interval, gate,
+               discovery_interval (a time, or "off")
     [store]    memory, cache, value_max                      sizes: 64KiB, 256MiB, 1GiB, or bytes
     [group]    lease                                         times: 500ms, 3s, 5m, 1h, 7d
     [ops]      host, metrics_port                            0 takes a free port
@@ -46,6 +47,7 @@ class Settings:
     partitions: int | None = None
     commit_interval_ms: int = 1_000
     gate: str = "all"
+    discovery_interval_ms: int | None = 60_000
     memory_bytes: int = 256 << 20
     cache_max_bytes: int = 10 << 20
     value_max_bytes: int = 1_000_000
@@ -96,6 +98,13 @@ def _at_least(parse: Callable[[Any], int], least: int, text: str) -> Callable[[A
     return checked
 
 
+def _or_off(parse: Callable[[Any], int]) -> Callable[[Any], int | None]:
+    def checked(value: Any) -> int | None:
+        return None if value == "off" else parse(value)
+
+    return checked
+
+
 def _one_of(*choices: str) -> Callable[[Any], str]:
     def parse(value: Any) -> str:
         if value not in choices:
@@ -141,6 +150,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("app.partitions", "partitions", _number(1)),
     Setting("app.commit_interval", "commit_interval_ms", _at_least(parse_duration, 1, "1ms")),
     Setting("app.gate", "gate", _one_of("all", "task")),
+    Setting("app.discovery_interval", "discovery_interval_ms", _or_off(_at_least(parse_duration, 1, "1ms"))),
     Setting("store.memory", "memory_bytes", _at_least(parse_size, 1 << 20, "1MiB")),
     Setting("store.cache", "cache_max_bytes", parse_size),
     Setting("store.value_max", "value_max_bytes", _at_least(parse_size, 1, "1B")),

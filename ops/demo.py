@@ -1,11 +1,13 @@
 """The command `standfast demo`: a delay board over real flights, one of its two processes killed on the way.
 
-    standfast demo [--data sample|full] [--dir D] [--metrics-port N] [--json]
+    standfast demo [--data sample|full] [--guarantee G] [--dir D] [--metrics-port N] [--json]
+    standfast demo --log kafka                                on a real Kafka broker, started and stopped for it
+    standfast demo --log kafka://host:9092 --prefix x         on somebody's own; --remove instead: what it left there
     standfast demo --limit N                                  first N flights, for a quick look and for tests
     standfast demo --scenario NAME [--json]                   a worked example of the time semantics, step by step
 
-Exit codes: 0 all rows (or steps) as they must be, 1 any differs, 2 a folder that is not empty or options that do not go
-together, 78 data that is not installed.
+Exit codes: 0 all rows (or steps) as they must be, 1 any differs, 2 a folder or topics that are there already or options
+that do not go together, 69 no broker or none to be had, 78 data that is not installed.
 
 Rules of this file: arguments, folder and exit code; heavy modules are imported when the command runs.
 """
@@ -19,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -27,7 +30,9 @@ from standfast.ops.demo_scenarios import SCENARIOS
 from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from standfast.ops.demo_result import DemoResult
+    from standfast.ops.demo_display import Display
+    from standfast.ops.demo_result import DemoResult, LogUsed
+    from standfast.store.clock import Clock
 
 EXIT_DIFFERENT = 1
 EXIT_INTERRUPTED = 130
@@ -44,6 +49,34 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--data", choices=("sample", "full"), help="flights of January 2013 (sample, the default), or of all of 2013"
+    )
+    parser.add_argument(
+        "--log",
+        metavar="WHERE",
+        help="kafka: a real broker, fetched the first time, started for the demo and stopped at its end; "
+        "kafka://host:9092: your own; left out: a file",
+    )
+    parser.add_argument(
+        "--prefix",
+        metavar="X",
+        help="on your own broker: topics, group and transactional ids all begin with X- (default: standfast-demo)",
+    )
+    parser.add_argument(
+        "--remove",
+        action="store_true",
+        help="on your own broker: list what a demo with this prefix left there; with --yes delete it",
+    )
+    parser.add_argument("--yes", action="store_true", help="with --remove: do it")
+    parser.add_argument(
+        "--guarantee",
+        choices=("exactly_once", "at_least_once"),
+        help="of the application (exactly_once); at least once may count flights again after the kill",
+    )
+    parser.add_argument(
+        "--lease-ms",
+        type=_whole,
+        metavar="N",
+        help="milliseconds for which a process that is gone counts as there (1200): the take-over waits for them",
     )
     parser.add_argument("--dir", type=Path, metavar="D", help="keep logs and state here; must be absent or empty")
     parser.add_argument(
@@ -64,14 +97,26 @@ def start(arguments: argparse.Namespace) -> int:
     """The demo, or the scenario that was asked for; returns the exit code."""
     if arguments.scenario is not None:
         return play_scenario(arguments)
+    from standfast.ops.demo_board import LEASE_MS
+    from standfast.ops.demo_place import check_place
+
+    check_place(arguments.log, arguments.prefix)
+    if arguments.remove or arguments.yes:
+        from standfast.ops.demo_remove import run_remove
+
+        return run_remove(arguments)
     arguments.data = arguments.data or "sample"
+    arguments.guarantee = arguments.guarantee or "exactly_once"
+    arguments.lease_ms = arguments.lease_ms or LEASE_MS
     arguments.metrics_port = arguments.metrics_port or 0
     return run(arguments)
 
 
 def play_scenario(arguments: argparse.Namespace) -> int:
     """Play a scenario and print it; returns the exit code."""
-    given = [name for name in ("data", "dir", "metrics_port", "limit") if getattr(arguments, name) is not None]
+    names = ("data", "log", "prefix", "guarantee", "lease_ms", "dir", "metrics_port", "limit")
+    given = [name for name in names if getattr(arguments, name) is not None]
+    given += [name for name in ("remove", "yes") if getattr(arguments, name)]
     if given:
         flags = ", ".join("--" + name.replace("_", "-") for name in given)
         raise InvalidRequest(f"--scenario plays on data of its own: leave {flags} out, or leave --scenario out")
@@ -110,19 +155,56 @@ def report(result: DemoResult, *, as_json: bool) -> int:
 def _run(arguments: argparse.Namespace, folder: Path) -> DemoResult:
     from standfast.ops.demo_display import choose_display
     from standfast.ops.demo_flights import read_flights
+    from standfast.ops.demo_place import place_for
     from standfast.ops.demo_run import run_demo
     from standfast.store.clock import SystemClock
 
-    data = read_flights(arguments.data, arguments.limit)
-    with choose_display(sys.stderr) as display:
-        return run_demo(
+    data, clock, kept = read_flights(arguments.data, arguments.limit), SystemClock(), arguments.dir is not None
+    with (
+        choose_display(sys.stderr) as display,
+        place_for(arguments.log, arguments.prefix, folder, display, clock) as used,
+        _left_behind(used),
+    ):
+        result = run_demo(
             folder,
             data,
             display,
-            SystemClock(),
-            kept=arguments.dir is not None,
+            clock,
+            used,
+            guarantee=arguments.guarantee,
+            lease_ms=arguments.lease_ms,
+            kept=kept,
             metrics_port=arguments.metrics_port,
         )
+        return result if kept or result.problems else _cleared(result, display, clock)
+
+
+def _cleared(result: DemoResult, display: Display, clock: Clock) -> DemoResult:
+    """Nothing stays on somebody's broker after a run that went well and whose folder goes, too."""
+    from standfast.ops.demo_place import cleared
+
+    if not result.log.shared:
+        return result
+    used = cleared(result.log, clock)
+    display.event(f"removed the {len(used.topics)} topics of {used.prefix}-")
+    return replace(result, log=used)
+
+
+@contextmanager
+def _left_behind(used: LogUsed) -> Iterator[None]:
+    """If the demo does not end by itself, say what it leaves on somebody's broker."""
+    try:
+        yield
+    except BaseException:
+        if used.shared:
+            from standfast.ops.demo_result import removal_line
+
+            print(
+                f"note: topics that begin with {used.prefix}- may be left on {used.address}; remove them with: "
+                f"{removal_line(used.address, used.prefix)}",
+                file=sys.stderr,
+            )
+        raise
 
 
 @contextmanager

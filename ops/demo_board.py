@@ -28,10 +28,11 @@ from standfast.store.keyvalue import KeyValueState
 from standfast.store.specs import KeyValueStore, StoreSpec, WindowStore
 from standfast.stream.app import App
 from standfast.stream.emit import ON_WINDOW_CLOSE
-from standfast.stream.groups import TaskGroup
+from standfast.stream.groups import TaskGroup, all_specs
 from standfast.stream.processor import Context, Processor
 from standfast.stream.punctuation import STREAM_TIME, WALL_CLOCK_TIME
 from standfast.stream.record import Record
+from standfast.stream.settings import Guarantee
 from standfast.stream.windows import HoppingWindows, TumblingWindows
 
 APP = "board"
@@ -53,18 +54,57 @@ COMMIT_INTERVAL_MS = 100
 
 @dataclass(frozen=True, slots=True)
 class BoardSettings:
-    """How long windows stay open after their end, and how long stores keep them. Milliseconds of stream time."""
+    """How long windows stay open after their end, and how long stores keep them, in milliseconds of stream time.
+
+    `prefix` stands before every name that the log sees: topics, the group, transactional ids. `lease_ms` is wall time:
+    how long a process that is gone still counts as there.
+    """
 
     grace_ms: int
     retention_ms: int
+    guarantee: Guarantee = "exactly_once"
+    prefix: str = ""
+    lease_ms: int = LEASE_MS
+
+    @property
+    def app(self) -> str:
+        """The application, which is also the name of its group."""
+        return self._named(APP)
+
+    @property
+    def topic(self) -> str:
+        """The flights."""
+        return self._named(TOPIC)
+
+    @property
+    def by_airport(self) -> str:
+        """The repartition topic."""
+        return self._named(BY_AIRPORT)
+
+    @property
+    def live(self) -> str:
+        """The live board."""
+        return self._named(LIVE)
+
+    @property
+    def results(self) -> str:
+        """Final results."""
+        return self._named(RESULTS)
+
+    def _named(self, name: str) -> str:
+        return f"{self.prefix}-{name}" if self.prefix else name
 
 
 @dataclass(slots=True)
 class Tally:
-    """What this process has processed: records, and the monotonic time at which the first of them was done."""
+    """What this process has processed: records, and the monotonic time at which the first of them was done.
+
+    `resumed` is, by task, how many flights were committed when the task was first opened here.
+    """
 
     records: int = 0
     first_ms: int = -1
+    resumed: dict[str, int] = field(default_factory=dict)
     clock: Clock = field(default_factory=SystemClock)
 
     def count(self) -> None:
@@ -103,18 +143,18 @@ def build_app(
 ) -> App:
     """The application for one process; `log` and `state_dir` as App has them."""
     app = App(
-        APP,
+        settings.app,
         log=log,
         state_dir=state_dir,
         stores=stores(settings),
-        guarantee="exactly_once",
+        guarantee=settings.guarantee,
         standby_replicas=1,
         commit_interval_ms=COMMIT_INTERVAL_MS,
-        lease_ms=LEASE_MS,
+        lease_ms=settings.lease_ms,
         listeners=listeners,
     )
-    _add_board(app, tally)
-    _add_windows(app, settings.grace_ms)
+    _add_board(app, settings, tally)
+    _add_windows(app, settings)
     return app
 
 
@@ -124,9 +164,16 @@ def task_groups(settings: BoardSettings) -> dict[int, TaskGroup]:
     return {one.group: TaskGroup(PARTITIONS, one.specs, one.topics) for one in topology.groups}
 
 
-def _add_board(app: App, tally: Tally) -> None:
-    @app.sink(LIVE, key=serde.string, value=serde.json)
-    @app.source(TOPIC, key=serde.string, value=serde.json)
+def topics(settings: BoardSettings) -> tuple[str, ...]:
+    """Every topic that the demo makes in a log."""
+    specs = all_specs(task_groups(settings))
+    changelogs = sorted(spec.changelog_of(settings.app) for spec in specs if spec.logging)
+    return (settings.topic, settings.live, settings.results, settings.by_airport, *changelogs)
+
+
+def _add_board(app: App, settings: BoardSettings, tally: Tally) -> None:
+    @app.sink(settings.live, key=serde.string, value=serde.json)
+    @app.source(settings.topic, key=serde.string, value=serde.json)
     class Board(Processor):
         """Where every aircraft is. A record's timestamp is the scheduled departure; they come as the flights left."""
 
@@ -139,6 +186,7 @@ def _add_board(app: App, tally: Tally) -> None:
             self.counts = context.progress
             for name in ("flights", "retired"):
                 self.counts.setdefault(name, 0)
+            tally.resumed.setdefault(context.task_id, self.counts["flights"])
             # When each left, so that retiring need not scan the store: an index of it, made again in each process.
             with self.aircraft.all() as rows:
                 self.departed = {tail: seen["departed"] for tail, seen in rows}
@@ -199,19 +247,19 @@ class Latest:
         return max(self._worst.values(), key=lambda one: one["delay"], default=None)
 
 
-def _add_windows(app: App, grace_ms: int) -> None:
+def _add_windows(app: App, settings: BoardSettings) -> None:
     by_airport = (
-        app.stream(TOPIC, key=serde.string, value=serde.json)
+        app.stream(settings.topic, key=serde.string, value=serde.json)
         .map(lambda _tail, flight: (flight["origin"], flight["delay"]), key=serde.string, value=serde.int64)
         .repartition("by-airport")
         .group_by_key()
     )
-    hours = TumblingWindows(HOUR_MS, grace_ms)
-    view = HoppingWindows(VIEW_MS, HOUR_MS, grace_ms)
+    hours = TumblingWindows(HOUR_MS, settings.grace_ms)
+    view = HoppingWindows(VIEW_MS, HOUR_MS, settings.grace_ms)
     by_airport.window(hours).aggregate(no_flights, add_delay, "delays")
     by_airport.window(view).aggregate(no_flights, add_delay, "three-hours")
     by_airport.window(hours).aggregate(no_flights, add_delay, "final-delays", emit=ON_WINDOW_CLOSE).to(
-        RESULTS, value=serde.json
+        settings.results, value=serde.json
     )
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from standfast.ops.demo_board import DAY_MS
-from standfast.ops.demo_result import DemoResult, left_out
+from standfast.ops.demo_result import DemoResult, left_out, removal_line
 
 WIDTH_MAX = 96
 
@@ -46,13 +46,24 @@ def verdict(result: DemoResult) -> str:
     took_s = result.takeover.to_first_record_ms / 1_000
     if result.problems:
         return "NOT equal: see the problems"
-    return f"every row is equal; the standby took over in {took_s:.2f} s"
+    rows = "every row is equal" if result.comparison.exact else "nothing is lost"
+    return f"{rows}; the standby took over in {took_s:.2f} s"
 
 
 def lines(result: DemoResult) -> list[tuple[str, str]]:
     """The card's lines: label and text."""
     found = [("problem", problem) for problem in result.problems]
-    return [*found, *_course(result), *_checks(result), *_rest(result)]
+    return [*found, ("log", _log(result)), *_course(result), *_checks(result), *_rest(result)]
+
+
+def _log(result: DemoResult) -> str:
+    log = result.log
+    if log.pid is not None:
+        started_s = (log.started_ms or 0) / 1_000
+        return f"Kafka {log.kafka} at {log.address}: started for this run in {started_s:.1f} s, pid {log.pid}, stopped"
+    if log.shared:
+        return f"{log.address}, every name begins with {log.prefix}-"
+    return "embedded, one file"
 
 
 def _course(result: DemoResult) -> list[tuple[str, str]]:
@@ -98,10 +109,10 @@ def _checks(result: DemoResult) -> list[tuple[str, str]]:
     comparison, finals, cold = result.comparison, result.finals, result.cold
     by_a = result.board.finals_by_a
     rows = " + ".join(f"{one.expected:,} {one.store}" for one in comparison.stores)
-    once = "each once" if not finals.repeated else f"{finals.repeated} AGAIN"
+    once = "each once" if not finals.repeated else f"{finals.repeated} {'AGAIN' if finals.exact else 'again'}"
     return [
         ("file", f"{rows} rows compared, {comparison.differences} differences"),
-        ("exactly once", f"{comparison.flights_counted:,} flights counted of {result.fed.records:,} fed"),
+        _counted(result),
         (
             "final results",
             f"{finals.expected:,} hours closed, {once}: {by_a:,} given by A, {finals.records - by_a:,} by B; "
@@ -124,14 +135,31 @@ def _checks(result: DemoResult) -> list[tuple[str, str]]:
     ]
 
 
+def _counted(result: DemoResult) -> tuple[str, str]:
+    comparison = result.comparison
+    counted = f"{comparison.flights_counted:,} flights counted of {result.fed.records:,} fed"
+    if comparison.exact:
+        return "exactly once", counted
+    return "at least once", f"{counted}; behind the kill {comparison.again:,} were counted again by airport, none lost"
+
+
 def _rest(result: DemoResult) -> list[tuple[str, str]]:
     found = [("digest", f"{store} {digest}") for store, digest in result.digests.items()]
     found.append(("metrics", f"{result.metrics.address}/metrics served {result.metrics.samples} samples"))
-    found += [("left out", text) for text in left_out(result.fed.data)]
+    found += [("left out", text) for text in left_out(result.fed.data, result.log)]
+    if result.log.shared:
+        found.append(("topics", _topics(result)))
     if result.kept_in is not None:
         found.append(("kept in", result.kept_in))
     found.append(("took", f"{result.duration_ms / 1_000:.1f} s"))
     return found
+
+
+def _topics(result: DemoResult) -> str:
+    log = result.log
+    if log.removed:
+        return f"the {len(log.topics)} that it made were removed"
+    return f"{len(log.topics)} are kept; remove them with: {removal_line(log.address, log.prefix)}"
 
 
 def _days(duration_ms: int) -> str:

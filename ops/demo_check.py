@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from standfast.ops.demo_board import APP, PARTITIONS, TOPIC, BoardSettings, task_groups
+from standfast.ops.demo_board import PARTITIONS, BoardSettings, task_groups
 from standfast.ops.demo_compare import BoardComparison, compare_state, open_state, state_digests
 from standfast.ops.demo_display import Display
 from standfast.ops.demo_finals import FinalsComparison, compare_finals, read_finals
 from standfast.ops.demo_flights import FlightData
 from standfast.ops.demo_plain import plain_board
 from standfast.ops.demo_result import ColdRestore, Offsets, Verified
-from standfast.ops.demo_worker import log_address, state_dir
+from standfast.ops.demo_worker import state_dir
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -66,29 +66,31 @@ def check(folder: Path, log: Log, data: FlightData, settings: BoardSettings, clo
     comparison = compare_state(state_dir(folder, "b"), settings, plain, clock)
     rows = sum(one.expected for one in comparison.stores)
     display.event(f"{rows:,} rows compared with the plain computation: {comparison.differences} differences")
-    finals = compare_finals(read_finals(log), plain.finals)
+    exact = settings.guarantee == "exactly_once"
+    finals = compare_finals(read_finals(log, settings.results), plain.finals, exact=exact)
     display.event(f"{finals.records:,} final results, one for each hour that closed: {finals.differences} differences")
     live = {one.store: one.digest for one in comparison.stores}
     verified = verify_state(folder, log, settings, clock)
     display.event(f"{verified.rows:,} rows verified against the changelogs: {verified.mismatches} differences")
-    cold, digests = restore_cold(folder, settings, clock)
+    cold, digests = restore_cold(folder, log.address, settings, clock)
     cold_equal = digests == live
     display.event(f"cold restore of the same state: {cold.records:,} changes in {cold.duration_ms / 1_000:.2f} s")
     return Checked(
         comparison=comparison,
         finals=finals,
-        offsets=committed_offsets(log, plain.records),
+        offsets=committed_offsets(log, settings, plain.records),
         verified=verified,
         cold=ColdRestore(cold.records, cold.duration_ms, cold_equal),
         a_equal=_digests(state_dir(folder, "a"), settings, clock) == live,
     )
 
 
-def committed_offsets(log: Log, expected: Mapping[int, int]) -> Offsets:
+def committed_offsets(log: Log, settings: BoardSettings, expected: Mapping[int, int]) -> Offsets:
     """What the group has committed of the flights, by partition; a partition without a flight has no commit."""
-    group = log.group(APP)
+    group = log.group(settings.app)
     try:
-        found = {at.partition: one.offset for at, one in group.committed().items() if at.topic == TOPIC}
+        wanted = [TopicPartition(settings.topic, part) for part in expected]
+        found = {at.partition: one.offset for at, one in group.committed(wanted).items()}
     finally:
         group.close()
     return Offsets({number: found.get(number, 0) for number in expected}, dict(expected))
@@ -100,7 +102,7 @@ def verify_state(folder: Path, log: Log, settings: BoardSettings, clock: Clock) 
     with open_state(state_dir(folder, "b"), settings, clock) as tasks:
         for task_id, task in tasks.items():
             views, positions = committed_views(task), task.cut.positions
-            found += verify_task(task_id, views, positions, log, APP, now_ms=clock.wall_ms())
+            found += verify_task(task_id, views, positions, log, settings.app, now_ms=clock.wall_ms())
     return Verified(
         stores=len(found),
         rows=sum(one.store_digest.count for one in found),
@@ -109,14 +111,16 @@ def verify_state(folder: Path, log: Log, settings: BoardSettings, clock: Clock) 
     )
 
 
-def restore_cold(folder: Path, settings: BoardSettings, clock: Clock) -> tuple[ColdRestore, dict[str, Digest]]:
+def restore_cold(
+    folder: Path, log: str, settings: BoardSettings, clock: Clock
+) -> tuple[ColdRestore, dict[str, Digest]]:
     """Restore every task into an empty directory; the time counts from nothing to an open gate."""
     counter = _Counter()
     root, groups = state_dir(folder, "cold"), task_groups(settings)
     started_ms = clock.monotonic_ms()
     session = Session(
-        APP,
-        log=log_address(folder),
+        settings.app,
+        log=log,
         state_dir=root,
         groups=groups,
         clock=clock,

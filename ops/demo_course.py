@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from standfast.ops.demo_board import LEASE_MS, TASKS, BoardSettings
+from standfast.ops.demo_board import TASKS, BoardSettings
 from standfast.ops.demo_display import Display, Numbers
 from standfast.ops.demo_feeder import Feeder
 from standfast.ops.demo_log import LogView
@@ -34,12 +34,15 @@ METRICS_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """The moment of the SIGKILL: its monotonic time, how far A and the feeder were, final results in the log."""
+    """The moment of the SIGKILL: its monotonic time, how far A and the feeder were, final results in the log.
+
+    `committed` was seen just before; what B found when it took over is exact.
+    """
 
     at_ms: int
     processed: int
     committed: int
-    waiting: int
+    fed: int
     finals: int
 
 
@@ -49,6 +52,7 @@ class Course:
     def __init__(
         self,
         folder: Path,
+        log: str,
         settings: BoardSettings,
         feeder: Feeder,
         view: LogView,
@@ -61,6 +65,7 @@ class Course:
         self.published = 0
         self.metrics = Metrics("", 0)
         self._folder = folder
+        self._log = log
         self._settings = settings
         self._feeder = feeder
         self._view = view
@@ -94,10 +99,10 @@ class Course:
         """The kill and what came after it."""
         killed, last = self.killed, self.b_last
         return TakeOver(
-            processed_by_a=killed.processed,
-            committed_by_a=killed.committed,
-            waiting=killed.waiting,
-            lease_ms=LEASE_MS,
+            processed_by_a=max(killed.processed, last.resumed),  # its last status may be older than its last commit
+            committed_by_a=last.resumed,
+            waiting=killed.fed - last.resumed,
+            lease_ms=self._settings.lease_ms,
             to_promotion_ms=last.restoring_ms - killed.at_ms,
             to_running_ms=last.running_ms - killed.at_ms,
             to_first_record_ms=last.first_ms - killed.at_ms,
@@ -111,7 +116,7 @@ class Course:
 
     def _start(self, name: str, *, held: bool = False) -> Worker:
         port = self._metrics_port if name == "b" else 0  # B is the one that lives to the end
-        worker = Worker(self._folder, name, self._settings, self._clock, port, held=held)
+        worker = Worker(self._folder, name, self._log, self._settings, self._clock, port, held=held)
         self._workers.append(worker)
         return worker
 
@@ -128,8 +133,9 @@ class Course:
             self.a_last, self._b = a.status(), b.status()
             if self._b.first_ms >= 0:
                 raise Unavailable(
-                    f"B took over before A was killed: A was held up for longer than its lease of {LEASE_MS} ms; "
-                    "run the demo again while the machine is less busy"
+                    "B took over before A was killed: A was held up for longer than its lease of "
+                    f"{self._settings.lease_ms} ms; run the demo again while the machine is less busy, or with a "
+                    "longer --lease-ms"
                 )
             self._feed()
             return self.a_last.processed >= self._feeder.total // 2
@@ -146,15 +152,13 @@ class Course:
         self._wait("A to be in the middle of its work", in_the_middle)
 
     def _kill(self, a: Worker) -> None:
+        committed = sum(self._view.committed().values())
         at_ms = a.kill()
         self.a_last = a.last
-        committed = sum(self._view.committed().values())
-        waiting = self._feeder.fed - committed
-        processed = max(self.a_last.processed, committed)  # its last status may be older than its last commit
-        self.killed = Killed(at_ms, processed, committed, waiting, self._view.finals())
+        self.killed = Killed(at_ms, self.a_last.processed, committed, self._feeder.fed, self._view.finals())
         self._display.event(
             f"kill -9 A: {committed:,} of {self._feeder.total:,} flights committed, "
-            f"{self.killed.waiting:,} waiting in the log",
+            f"{self.killed.fed - committed:,} waiting in the log",
             loud=True,
         )
 
@@ -162,14 +166,16 @@ class Course:
         def taken() -> bool:
             self._b = b.status()
             if self._b.restoring_ms < 0:
+                # Nothing is fed meanwhile: A may have left a transaction open, and its offsets are waited for.
                 self.promoted = self._b
-            self._feed()
+            else:
+                self._feed()
             return self._b.first_ms >= 0
 
         self._wait("B to take over", taken)
         self._display.event(
-            f"B took over after {(self._b.first_ms - self.killed.at_ms) / 1_000:.2f} s "
-            f"(lease {LEASE_MS / 1_000:.1f} s); it had replayed {self.promoted.standby_records:,} changes",
+            f"B took over after {(self._b.first_ms - self.killed.at_ms) / 1_000:.2f} s (lease "
+            f"{self._settings.lease_ms / 1_000:.1f} s); it had replayed {self.promoted.standby_records:,} changes",
             loud=True,
         )
 

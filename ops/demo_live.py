@@ -45,11 +45,11 @@ class LiveBoard:
 class LiveReader:
     """Follows the topic. `published` is how many records there were."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, topic: str = LIVE) -> None:
         self.published = 0
         self._parts: dict[bytes, Mapping[str, Any]] = {}
         self._reader = log.reader()
-        self._reader.assign({TopicPartition(LIVE, 0): 0})
+        self._reader.assign({TopicPartition(topic, 0): 0})
 
     def poll(self) -> LiveBoard:
         """The board now."""

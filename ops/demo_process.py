@@ -34,6 +34,7 @@ class Status:
     at_ms: int = -1
     processed: int = 0
     first_ms: int = -1
+    resumed: int = 0
     standby_records: int = 0
     restored_records: int = 0
     restoring_ms: int = -1
@@ -59,7 +60,15 @@ class Worker:
     """One worker process. A `held` one gets ready and joins the others only at `release`."""
 
     def __init__(
-        self, folder: Path, name: str, settings: BoardSettings, clock: Clock, port: int = 0, *, held: bool = False
+        self,
+        folder: Path,
+        name: str,
+        log: str,
+        settings: BoardSettings,
+        clock: Clock,
+        port: int = 0,
+        *,
+        held: bool = False,
     ) -> None:
         self.name = name
         self._clock = clock
@@ -69,16 +78,18 @@ class Worker:
         self._path.unlink(missing_ok=True)
         self._log_path = folder / f"worker-{name}.log"
         command = [sys.executable, "-m", "standfast.ops.demo_worker", "--folder", str(folder), "--name", name]
+        command += ["--log", log, "--guarantee", settings.guarantee, "--prefix", settings.prefix]
+        command += ["--lease-ms", str(settings.lease_ms)]
         command += ["--grace-ms", str(settings.grace_ms), "--retention-ms", str(settings.retention_ms)]
         command += ["--held"] * held
         command += ["--parent", str(os.getpid()), "--port", str(port)]
-        with self._log_path.open("wb") as log:
+        with self._log_path.open("wb") as told:
             # A session of its own: Ctrl-C reaches the demo alone, which then stops its workers in order.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE if held else subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=told,
+                stderr=told,
                 start_new_session=True,
             )
 

@@ -6,6 +6,7 @@ Rules of this file: plain data; times in milliseconds as named, JSON names are a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from standfast.ops.demo_compare import BoardComparison
@@ -29,6 +30,30 @@ class Fed:
     lead_max: int
     grace_ms: int
     retention_ms: int
+    guarantee: str = "exactly_once"
+
+
+@dataclass(frozen=True, slots=True)
+class LogUsed:
+    """The log. `kind` is embedded or kafka; a broker that the demo started has its version, pid and time to start.
+
+    On somebody's cluster all names begin with `prefix`, `topics` are those that the demo makes there, and `removed`
+    says whether they were deleted at the end.
+    """
+
+    kind: str
+    address: str
+    prefix: str = ""
+    kafka: str | None = None
+    pid: int | None = None
+    started_ms: int | None = None
+    topics: tuple[str, ...] = ()
+    removed: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """Whether others use it, too."""
+        return bool(self.topics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +164,7 @@ class DemoResult:
     metrics: Metrics
     duration_ms: int
     kept_in: str | None
+    log: LogUsed
 
     @property
     def digests(self) -> dict[str, str]:
@@ -178,12 +204,14 @@ class DemoResult:
             "schema": SCHEMA,
             "ok": not self.problems,
             "problems": self.problems,
+            "log": _fields(self.log),
             "fed": _fields(self.fed),
             "takeover": _fields(self.takeover),
             "board": _fields(self.board),
             "returned": _fields(self.returned),
             "comparison": {
                 "differences": comparison.differences,
+                "exact": comparison.exact,
                 "stores": {
                     one.store: {
                         "rows": one.rows,
@@ -191,6 +219,7 @@ class DemoResult:
                         "missing": one.missing,
                         "extra": one.extra,
                         "different": one.different,
+                        "again": one.again,
                     }
                     for one in comparison.stores
                 },
@@ -210,18 +239,23 @@ class DemoResult:
             "cold_restore": _fields(self.cold) | {"records_per_s": self.cold.records_per_s},
             "digests": self.digests,
             "metrics": _fields(self.metrics),
-            "left_out": left_out(self.fed.data),
+            "left_out": left_out(self.fed.data, self.log),
             "duration_ms": self.duration_ms,
             "kept_in": self.kept_in,
         }
 
 
-def left_out(data: str) -> list[str]:
+def left_out(data: str, log: LogUsed) -> list[str]:
     """What this run did not show, with what turns it on where something does."""
-    left = ["the Kafka log and verification on Spark: not part of this version"]
-    if data == "sample":
-        left.insert(0, "the other eleven months of 2013: --data full")
-    return left
+    left = ["the other eleven months of 2013: --data full"] if data == "sample" else []
+    if log.kind == "embedded":
+        left.append("the same on Kafka: --log kafka")
+    return [*left, "verification on Spark: not part of this version"]
+
+
+def removal_line(address: str, prefix: str) -> str:
+    """What lists, and with --yes removes, all that a demo with this prefix made."""
+    return f"standfast demo --log {quote(address)} --prefix {prefix} --remove"
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -7,19 +7,20 @@ Rules of this file: it only puts together.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from standfast.ops.demo_board import DAY_MS, HOUR_MS, PARTITIONS, TOPIC, VIEW_MS, BoardSettings
+from standfast.ops.demo_board import DAY_MS, HOUR_MS, LEASE_MS, PARTITIONS, VIEW_MS, BoardSettings
 from standfast.ops.demo_check import Checked, check
 from standfast.ops.demo_course import SLICE_RECORDS_MIN, Course
 from standfast.ops.demo_display import Display
 from standfast.ops.demo_feeder import Feeder, grace_for
 from standfast.ops.demo_flights import FlightData
 from standfast.ops.demo_log import LogView
-from standfast.ops.demo_result import Board, DemoResult, Fed, Returned
-from standfast.ops.demo_worker import log_address
+from standfast.ops.demo_result import Board, DemoResult, Fed, LogUsed, Returned
 from standfast.replication.open_log import open_log
 from standfast.store.clock import Clock
+from standfast.stream.settings import Guarantee
 
 # The feeder is at most this part of all flights ahead of what is committed; that, and the delays, make the grace.
 LEAD_PARTS = 10
@@ -29,22 +30,31 @@ RETENTION_MS = {"sample": 7 * DAY_MS, "full": 30 * DAY_MS}
 
 
 def run_demo(
-    folder: Path, data: FlightData, display: Display, clock: Clock, *, kept: bool, metrics_port: int = 0
+    folder: Path,
+    data: FlightData,
+    display: Display,
+    clock: Clock,
+    used: LogUsed,
+    *,
+    guarantee: Guarantee = "exactly_once",
+    lease_ms: int = LEASE_MS,
+    kept: bool,
+    metrics_port: int = 0,
 ) -> DemoResult:
     """The whole course in `folder`. Leaves no process behind, whatever happens. Raises StandfastError."""
     started_ms = clock.monotonic_ms()
     lead_max = lead_for(len(data.flights))
-    settings = settings_for(data)
+    settings = replace(settings_for(data), guarantee=guarantee, prefix=used.prefix, lease_ms=lease_ms)
     display.event(
         f"{len(data.flights):,} flights of {data.source}, {PARTITIONS} partitions, two processes; "
         f"windows wait {settings.grace_ms / DAY_MS:.1f} days for late flights"
     )
-    log = open_log(log_address(folder), clock=clock)
+    log = open_log(used.address, clock=clock)
     try:
-        feeder = Feeder(log, TOPIC, PARTITIONS, data.flights, lead_max)
-        view = LogView(log)
+        feeder = Feeder(log, settings.topic, PARTITIONS, data.flights, lead_max)
+        view = LogView(log, settings)
         try:
-            course = Course(folder, settings, feeder, view, display, clock, metrics_port)
+            course = Course(folder, used.address, settings, feeder, view, display, clock, metrics_port)
             try:
                 course.run()
             finally:
@@ -56,7 +66,7 @@ def run_demo(
     finally:
         log.close()
     took_ms = clock.monotonic_ms() - started_ms
-    return _result(_fed(data, feeder, settings), course, checked, took_ms, str(folder) if kept else None)
+    return _result(_fed(data, feeder, settings), course, checked, used, took_ms, str(folder) if kept else None)
 
 
 def lead_for(flights: int) -> int:
@@ -83,12 +93,16 @@ def _fed(data: FlightData, feeder: Feeder, settings: BoardSettings) -> Fed:
         lead_max=feeder.lead_max,
         grace_ms=settings.grace_ms,
         retention_ms=settings.retention_ms,
+        guarantee=settings.guarantee,
     )
 
 
-def _result(fed: Fed, course: Course, checked: Checked, duration_ms: int, kept_in: str | None) -> DemoResult:
+def _result(
+    fed: Fed, course: Course, checked: Checked, used: LogUsed, duration_ms: int, kept_in: str | None
+) -> DemoResult:
     a, b = course.a_last, course.b_last
     return DemoResult(
+        log=used,
         fed=fed,
         takeover=course.takeover(),
         board=Board(

@@ -1,6 +1,6 @@
 """One process of the demo: runs the board, serves its metrics, and writes how it is doing to a status file.
 
-    python -m standfast.ops.demo_worker --folder D --name a --grace-ms N --retention-ms N --parent PID
+    python -m standfast.ops.demo_worker --folder D --name a --log ADDRESS --grace-ms N --retention-ms N --parent PID
 
     D/status-a.jsonl    one JSON object a line, several a second; times are the machine's monotonic milliseconds
 
@@ -18,10 +18,10 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
-from standfast.ops.demo_board import BoardSettings, Tally, build_app
+from standfast.ops.demo_board import LEASE_MS, BoardSettings, Tally, build_app
 from standfast.ops.http import OpsServer
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -29,6 +29,7 @@ from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Closed
 from standfast.stream.app import App
 from standfast.stream.session import Session
+from standfast.stream.settings import Guarantee
 
 TICK_S = 0.05
 STATISTICS_EVERY_TICKS = 5
@@ -109,6 +110,7 @@ class Reporter:
             "at_ms": tally.clock.monotonic_ms(),
             "processed": tally.records,
             "first_ms": tally.first_ms,
+            "resumed": sum(list(tally.resumed.values())),
             "standby_records": watcher.standby_records,
             "restored_records": watcher.restored_records,
             "restoring_ms": watcher.restoring_ms,
@@ -146,6 +148,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="one process of `standfast demo`")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--name", required=True)
+    parser.add_argument("--log", required=True, help="address of the log")
+    parser.add_argument("--prefix", default="", help="of every name in the log")
+    parser.add_argument("--guarantee", choices=get_args(Guarantee), default="exactly_once")
+    parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
     parser.add_argument("--grace-ms", type=int, required=True)
     parser.add_argument("--retention-ms", type=int, required=True)
     parser.add_argument("--held", action="store_true", help="join the others only when a line comes on stdin")
@@ -157,9 +163,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0  # whoever held it is gone
     clock = SystemClock()
     tally, watcher = Tally(clock=clock), Watcher(clock)
-    settings = BoardSettings(given.grace_ms, given.retention_ms)
+    settings = BoardSettings(given.grace_ms, given.retention_ms, given.guarantee, given.prefix, given.lease_ms)
     root = state_dir(given.folder, given.name)
-    app = build_app(settings, tally, log_address(given.folder), root, [watcher])
+    app = build_app(settings, tally, given.log, root, [watcher])
     session = app.open()
     path = status_path(given.folder, given.name)
     reporter = Reporter(app, session, tally, watcher, path, given.parent)

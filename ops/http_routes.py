@@ -138,7 +138,7 @@ class Routes:
         name, verb = unquote(parts[3]), parts[4]
         values = _parameters(query, _ALLOWED[verb] | _ALWAYS)
         request = _request(verb, name, values)
-        found = self._parts(request, stale=_flag(values, "stale"))
+        found = self._parts(request, stale=_flag(values, "stale") or self._session.read_only)
         answer = read(found, request)
         if verb == "get" and not answer.rows:
             raise Refusal(404, "NotFound", f"store {name!r} has no row of this key in the partitions read here")

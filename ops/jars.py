@@ -26,6 +26,10 @@ from standfast.ops.java import Java
 from standfast.store.errors import Corruption, InternalError, Unavailable
 
 COORDINATE = re.compile(r"[A-Za-z0-9._-]+(:[A-Za-z0-9._-]+){2,3}")
+OTHERWISE = (
+    "These jars come through Maven's own repositories: a proxy or a mirror goes into ~/.m2/settings.xml. Without them, "
+    "use a broker that runs already: kafka://host:9092."
+)
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 
 
@@ -98,10 +102,13 @@ def ensure_jars(jar_set: JarSet, java: Java, say: Say, cache: Path | None = None
             f"by {'Maven' if by_maven else 'Ivy'} to {target}, once")  # fmt: skip
         fetched = folder / "jars"
         coordinates = [jar.parts for jar in jar_set.jars]
-        if by_maven:
-            fetch_by_maven(coordinates, fetched, folder)
-        else:
-            fetch_by_ivy(coordinates, fetched, folder, java, cache, say)
+        try:
+            if by_maven:
+                fetch_by_maven(coordinates, fetched, folder)
+            else:
+                fetch_by_ivy(coordinates, fetched, folder, java, cache, say)
+        except Unavailable as error:
+            raise Unavailable(f"{error}\n{OTHERWISE}") from error
         if found := problems(jar_set, fetched):
             raise Corruption(
                 f"what was fetched for {jar_set.name} {jar_set.version} is not what is pinned: {'; '.join(found)}. "

@@ -1,5 +1,7 @@
 """Asks a Kafka broker one thing: which brokers its cluster has. An answer with one of them means that it is up.
 
+`refusals` asks less, and of any listener, whatever it speaks: whether there is one at all.
+
     request    length | key 3 (Metadata) | version 1 | correlation | client id | 0 topics
     answer     length | correlation | brokers: node, host, port, rack | controller | topics
 
@@ -43,6 +45,22 @@ def live_nodes(host: str, port: int, timeout_s: float) -> list[Node] | None:
             return parse_answer(_exactly(connection, size))
     except (OSError, struct.error, ValueError):
         return None
+
+
+def refusals(servers: str, timeout_s: float) -> list[str] | None:
+    """Why each of `host:port,host:port` certainly has nothing that listens; None if one has, or may have."""
+    found = []
+    for server in servers.split(","):
+        host, _, port = server.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+        except (ConnectionRefusedError, socket.gaierror) as error:
+            found.append(f"{server}: {error.strerror}")
+        except OSError:
+            return None  # no answer in time, no route: the client waits longer and tells more
+        else:
+            return None
+    return found
 
 
 def parse_answer(answer: bytes) -> list[Node]:

@@ -29,7 +29,6 @@ from standfast.store.errors import InvalidRequest, UnknownStore
 from standfast.store.rocks import RocksEngine, RocksShared
 from standfast.store.rows import StoreRows
 from standfast.store.segments import parse_family
-from standfast.store.serde import Serde
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
 from standfast.store.state_dir import MARKER, check_marker
 
@@ -67,7 +66,7 @@ def find_tasks(directory: Path, app: str | None) -> list[OfflineTask]:
     found = _marked(path)
     if found is None:
         raise InvalidRequest(f"{path} is no state directory of standfast (it has no {MARKER} marker)")
-    tasks = _tasks_in(found["app"], path)
+    tasks = tasks_of(found["app"], path)
     if not tasks:
         raise InvalidRequest(f"{path} holds no task: no partition was ever assigned here, or all stores are in memory")
     return tasks
@@ -79,7 +78,7 @@ def kept_source_topic(directory: Path, app: str, store: str) -> str | None:
     None if the store has a changelog of its own, and where nothing is kept (yet) of the application or the store.
     """
     path = directory / app
-    with open_tasks(_tasks_in(app, path) if path.is_dir() else []) as opened:
+    with open_tasks(tasks_of(app, path)) as opened:
         topics = (one.definitions[store].get("source_topic") for one in opened if store in one.definitions)
         return next(topics, None)
 
@@ -105,7 +104,7 @@ class OfflineStores:
         if definition["engine"] == "memory":
             raise InvalidRequest(f"store {name!r} is kept in memory: it leaves nothing in files, ask the live instance")
         key, value = serdes.by_name(definition["key"]), serdes.by_name(definition["value"])
-        spec = _spec(name, definition, key or serdes.bytes, value or serdes.bytes)
+        spec = definition_spec(name, definition)
         times = self.cut.stores.get(name, StoreTimes())
         rows = StoreRows(
             name=name,
@@ -188,7 +187,10 @@ def _marked(directory: Path) -> dict[str, Any] | None:
     return {"app": fields.get("app"), "task": fields.get("task")}
 
 
-def _tasks_in(app: str, path: Path) -> list[OfflineTask]:
+def tasks_of(app: str, path: Path) -> list[OfflineTask]:
+    """Tasks in an application's directory; none where there is no such directory."""
+    if not path.is_dir():
+        return []
     tasks = [_task(app, child) for child in path.iterdir() if (child / MARKER).is_file()]
     return sorted(tasks, key=lambda task: task.task)
 
@@ -200,10 +202,12 @@ def _task(app: str, path: Path) -> OfflineTask:
         raise InvalidRequest(f"{path} is not named as a task is, such as 0_3: give it its name back") from error
 
 
-def _spec(name: str, definition: dict[str, Any], key: Serde[Any], value: Serde[Any]) -> StoreSpec:
+def definition_spec(name: str, definition: dict[str, Any]) -> StoreSpec:
+    """A store as it was declared; a serde of the application's own is bytes here."""
+    key, value = serdes.by_name(definition["key"]), serdes.by_name(definition["value"])
     settings = {
         setting: given
         for setting, given in definition.items()
         if setting not in ("kind", "key", "value", "engine", "logging")
     }
-    return _KINDS[definition["kind"]](name, key, value, **settings)
+    return _KINDS[definition["kind"]](name, key or serdes.bytes, value or serdes.bytes, **settings)

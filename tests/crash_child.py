@@ -10,7 +10,7 @@
                lost TASK REASON       state was set aside: never right here
     exit       0 reached `stop_after`, 75 fenced, anything else is a failure (the reason is on stderr)
 
-Rules of this file: started by `test_crash.py` with its settings as JSON; it remembers nothing between lives. What it
+Rules of this file: started by `crash_run.py` with its settings as JSON; it remembers nothing between lives. What it
 does with the record at offset n of a partition depends on the seed and n only, so that a record processed again at
 least once does the same again. `counts` holds how many records were processed, in the same commit as the offset.
 """
@@ -68,6 +68,11 @@ VOLATILE: tuple[StoreSpec, ...] = (
 )
 
 
+def source_of(app: str) -> str:
+    """The topic that an application reads."""
+    return SOURCE if app == APP else f"{app}-{SOURCE}"
+
+
 def specs_of(settings: Mapping[str, Any]) -> tuple[StoreSpec, ...]:
     """Stores in memory come back from their changelog only, so not every run has them beside the others."""
     return KEPT + VOLATILE if settings["volatile"] else KEPT
@@ -82,7 +87,7 @@ def open_session(settings: Mapping[str, Any], listener: Listener, *, background:
     """A session as every process of a run opens it, the looking one included."""
     session_module.CARE_INTERVAL_S = LIFE_MAX_S  # folding to a position needs what compaction would remove
     return Session(
-        APP,
+        settings["app"],
         log=settings["log"],
         state_dir=settings["state_dir"],
         stores=specs_of(settings),
@@ -115,12 +120,12 @@ def operate(task: Task, random: Random, now_ms: int) -> None:
         store.put(key, value, at_ms)
 
 
-def process(task: Task, seed: int, offset: int) -> None:
+def process(task: Task, settings: Mapping[str, Any], offset: int) -> None:
     """The record at one offset of the source."""
     partition = task.id.partition
-    random = Random(f"{seed}/{partition}/{offset}")
-    now_ms = START_MS + offset * 4_000 + random.randrange(4_000)
-    task.observe(SOURCE, partition, now_ms)
+    random = Random(f"{settings['seed']}/{partition}/{offset}")
+    now_ms = settings["start_ms"] + offset * 4_000 + random.randrange(4_000)
+    task.observe(source_of(task.app), partition, now_ms)
     for _ in range(random.randrange(1, 9)):
         operate(task, random, now_ms)
     counts: Any = task.store("counts")
@@ -129,7 +134,7 @@ def process(task: Task, seed: int, offset: int) -> None:
 
 def check_counter(task: Task, guarantee: str) -> int:
     """Where to read on; the counter must fit it."""
-    offset = task.source_offsets().get(TopicPartition(SOURCE, task.id.partition), 0)
+    offset = task.source_offsets().get(TopicPartition(source_of(task.app), task.id.partition), 0)
     counts: Any = task.store("counts")
     counted = counts.get(COUNTER) or 0
     if counted != offset if guarantee == "exactly_once" else counted < offset:
@@ -151,12 +156,12 @@ def write(session: Session, settings: dict[str, Any], random: Random) -> bool:
         task = session.task(partition)
         offset = offsets[partition]
         for _ in range(random.choice((1, 3, 10, 10, 60))):
-            process(task, settings["seed"], offset)
+            process(task, settings, offset)
             offset += 1
         if random.random() < 0.05:
             task.discard()
             continue
-        task.commit({(SOURCE, partition): offset})
+        task.commit({(source_of(session.app), partition): offset})
         offsets[partition] = offset
         say(f"ack {partition} {offset}")
     return True
@@ -209,7 +214,8 @@ def watch(session: Session) -> NoReturn:
     """Wait to be killed; a failure of the background work must not pass for a quiet life."""
     while True:
         for task in session.tasks().values():
-            if task.state is TaskState.FAILED:
+            # Fenced: it took over while the writer was opening itself anew, and is about to give the task up again.
+            if task.state is TaskState.FAILED and not isinstance(task.error, Fenced):
                 raise SystemExit(f"task {task.id} failed: {task.error}")
         session.clock.sleep_ms(20)
 

@@ -18,13 +18,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from crash_child import APP, COUNTER, EXIT_FENCED, MEMORY_BYTES, PARTITIONS, SOURCE, open_session, specs_of
+from crash_child import (
+    APP,
+    COUNTER,
+    EXIT_FENCED,
+    MEMORY_BYTES,
+    PARTITIONS,
+    START_MS,
+    open_session,
+    source_of,
+    specs_of,
+)
 from crash_oracle import differences, plain_fold, read_differences
 
 from standfast.replication.listeners import Listener
@@ -42,7 +52,9 @@ CHILD = Path(__file__).with_name("crash_child.py")
 PATIENCE_S = 30.0
 FAILPOINT_S = 5.0
 
-Logged = Mapping[tuple[str, int], list[Record]]  # records of a changelog by store and partition
+VISIBLE_S = 10.0
+
+Logged = Mapping[tuple[str, int], tuple[list[Record], int]]  # records and end of a changelog by store and partition
 
 
 @dataclass
@@ -112,6 +124,9 @@ class Crash:
     root: Path
     seed: int
     guarantee: str
+    address: str = ""  # of its log; none: an embedded one of its own
+    app: str = APP
+    start_ms: int = START_MS
     acknowledged: dict[int, int] = field(default_factory=dict)
     lives: int = 0
     kills: int = 0
@@ -122,15 +137,19 @@ class Crash:
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
         # A kill takes nothing from the page cache, so most runs need not wait for the disk.
-        self.address = f"sqlite:///{self.root}/log?synchronous={self.random.choice(('normal', 'normal', 'full'))}"
+        embedded = f"sqlite:///{self.root}/log?synchronous={self.random.choice(('normal', 'normal', 'full'))}"
+        self.address = self.address or embedded
+        self.source = source_of(self.app)
         self.volatile = self.random.random() < 0.3
         self.specs = specs_of({"volatile": self.volatile})
         with closing(open_log(self.address)) as log:
-            log.admin.create_topic(SOURCE, PARTITIONS, TopicPolicy())
+            log.admin.create_topic(self.source, PARTITIONS, TopicPolicy())
 
     def settings(self, directory: str) -> dict[str, Any]:
         return {
+            "app": self.app,
             "log": self.address,
+            "start_ms": self.start_ms,
             "state_dir": str(self.root / directory),
             "guarantee": self.guarantee,
             "volatile": self.volatile,
@@ -187,22 +206,28 @@ class Crash:
 
     def look_at(self, directory: str) -> Looked:
         """Opens a copy of each task's database, without any session, and reads the log afterwards."""
-        state = self.root / directory / APP
+        state = self.root / directory / self.app
         looked = Looked([f"{path} was set aside" for path in (state / ".aside").glob("*")])
         copies = self.root / f"copy.{directory}"
         shutil.rmtree(copies, ignore_errors=True)
         tasks = [number for number in range(PARTITIONS) if (state / str(TaskId(0, number))).exists()]
         for number in tasks:
             shutil.copytree(state / str(TaskId(0, number)), copies / str(number))
-        logged = self.read_log()
-        for number in tasks:
-            with closing(self.open_stores(copies / str(number), number)) as stores:
-                self.look_at_task(stores, number, logged, looked)
+        with ExitStack() as opened:
+            stores = {
+                number: opened.enter_context(closing(self.open_stores(copies / str(number), number)))
+                for number in tasks
+            }
+            logged = self.read_log(
+                {(name, number): at.offset for number, one in stores.items() for name, at in one.cut.positions.items()}
+            )
+            for number, one in stores.items():
+                self.look_at_task(one, number, logged, looked)
         return looked
 
     def open_stores(self, directory: Path, number: int) -> TaskStores:
         shared = RocksShared(MEMORY_BYTES)
-        return TaskStores(directory, APP, str(TaskId(0, number)), self.specs, shared, now_ms=lambda: 0)
+        return TaskStores(directory, self.app, str(TaskId(0, number)), self.specs, shared, now_ms=lambda: 0)
 
     def look_at_task(self, stores: TaskStores, number: int, logged: Logged, looked: Looked) -> None:
         for spec in self.specs:
@@ -210,51 +235,61 @@ class Crash:
             position = at.offset if at is not None else 0
             if at is not None:
                 looked.positions[spec.name, number] = position
-            log = logged.get((spec.name, number), [])
-            where = f"{spec.name}-{number} at {position} of {len(log)}"
-            if position > len(log):
+            log, end = logged.get((spec.name, number), ([], 0))
+            below = [record for record in log if record.offset < position]
+            where = f"{spec.name}-{number} at {position} of {end}"
+            if position > end:
                 looked.problems.append(f"{where}: it is ahead of the log")
-            looked.problems += differences(stores.stores[spec.name], log[:position], where)
-            looked.rows += len(plain_fold(spec, log[:position]).rows)
-            looked.behind += position < len(log)
+            looked.problems += differences(stores.stores[spec.name], below, where)
+            looked.rows += len(plain_fold(spec, below).rows)
+            looked.behind += len(below) < len(log)
             looked.expired += len(stores.stores[spec.name].expired_families())
-        offset = stores.cut.sources.get(f"{SOURCE}/{number}", 0)
+        offset = stores.cut.sources.get(f"{self.source}/{number}", 0)
         counted = counter_of(stores)
         if counted < offset:
             looked.problems.append(f"partition {number}: source offset {offset}, but {counted} records counted")
 
-    def read_log(self) -> Logged:
-        """Every record of every changelog that exists."""
+    def read_log(self, least: Mapping[tuple[str, int], int] | None = None) -> Logged:
+        """Every record of every changelog that exists, and its end.
+
+        What was acknowledged a moment ago may be on its way to readers: ends below `least` are waited for, for a while.
+        """
         with closing(open_log(self.address)) as log:
             found = {
                 TopicPartition(topic, number): (spec.name, number)
                 for spec in self.specs
-                if log.admin.describe_topic(topic := changelog_topic(APP, spec.name)) is not None
+                if log.admin.describe_topic(topic := changelog_topic(self.app, spec.name)) is not None
                 for number in range(PARTITIONS)
             }
             records: dict[tuple[str, int], list[Record]] = {changelog: [] for changelog in found.values()}
             reader = log.reader()
-            ends = reader.bounds(found)
+            deadline = time.monotonic() + VISIBLE_S
+            while True:
+                ends = {at: bounds.end for at, bounds in reader.bounds(found).items()}
+                late = [at for at, name in found.items() if ends[at] < (least or {}).get(name, 0)]
+                if not late or time.monotonic() > deadline:
+                    break
+                time.sleep(0.01)
             reader.assign(dict.fromkeys(found, 0))
-            while any(position < ends[at].end for at, position in reader.assignment().items()):
-                for batch in reader.fetch(10_000):
+            while any(position < ends[at] for at, position in reader.assignment().items()):
+                for batch in reader.fetch(10_000, 100):
                     records[found[batch.source]] += batch.records
-            return records
+            return {name: (records[name], ends[at]) for at, name in found.items()}
 
     def check_restored(self, directories: list[str]) -> None:
         """Restore the directories, all at rest, one after the other: equal to the whole log, and to each other."""
-        logged = self.read_log()
-        answers = [self.restore(directory, logged) for directory in directories]
+        answers = [self.restore(directory) for directory in directories]
         for directory, answer in zip(directories, answers, strict=True):
             assert answer == answers[0], f"seed {self.seed}: {directory} differs from {directories[0]}"
 
-    def restore(self, directory: str, logged: Logged) -> list[Any]:
+    def restore(self, directory: str) -> list[Any]:
         """Open at once, restore, compare; returns per partition what must be equal wherever it is restored."""
         listener = Reasons()
         known = self.looks.get(directory, Looked()).positions
         with open_session(self.settings(directory), listener, background=False) as session:
             session.assign(active=range(PARTITIONS))  # the leases of the killed are still running
             session.wait_ready(PATIENCE_S)
+            logged = self.read_log()  # at rest: whoever wrote before is fenced
             problems = [f"{task} was lost: {reason}" for task, reason in listener.lost]
             for changelog, reason in listener.reasons.items():
                 if (reason == "no-local-state") == (changelog in known):
@@ -268,10 +303,10 @@ class Crash:
         task = session.task(number)
         problems = []
         for spec in self.specs:
-            log, store, where = logged.get((spec.name, number), []), task.store(spec.name), f"{spec.name}-{number}"
+            log, store, where = logged[spec.name, number][0], task.store(spec.name), f"{spec.name}-{number}"
             problems += differences(store, log, where) + read_differences(store, log, where)
-        at = TopicPartition(SOURCE, number)
-        with closing(session.log.group(APP)) as group:
+        at = TopicPartition(self.source, number)
+        with closing(session.log.group(self.app)) as group:
             committed = group.committed([at])[at].offset if group.committed([at]) else 0
         ours, counted = task.source_offsets().get(at, 0), counter_of(task.stores)
         acknowledged = self.acknowledged.get(number, 0)

@@ -13,8 +13,13 @@ from typing import Any
 import pytest
 
 from standfast.ops.bench_child import key_numbers
-from standfast.ops.bench_step import key_of, values_of
+from standfast.ops.bench_log import BenchLog
+from standfast.ops.bench_measures import Bench
+from standfast.ops.bench_step import Step, key_of, values_of
 from standfast.ops.cli import main
+from standfast.ops.kafka_probe import live_nodes
+from standfast.ops.output import Output
+from standfast.replication.kafka import KafkaLog
 
 slow = pytest.mark.slow
 
@@ -56,6 +61,7 @@ def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.Cap
         assert len(one["runs"]) == 2
         for run in one["runs"]:
             assert {"records", "elapsed_ms", "rate", "cpu_ms", "waited_for_cpu_ms"} <= set(run)
+    assert document["log"] == {"kind": "sqlite", "address": None, "broker": None}
     if what == "restore":
         check_restores(document)
     assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
@@ -69,7 +75,66 @@ def check_restores(document: dict[str, Any]) -> None:
         assert one["peak_rss_within_bound"] is True
         assert 0 < one["runs"][0]["rss_before_bytes"] <= one["peak_rss_bytes"]
     for ratio in document["ratios"]:
-        assert ratio["value"] > 0 and ratio["what"]
+        assert 0 < ratio["min"] <= ratio["max"] and ratio["value"] > 0 and ratio["what"]
+        assert len(ratio["rounds"]) == document["settings"]["runs"]
+        assert ratio["goal"] is None and ratio["goal_met"] is None
+
+
+def topics_of(address: str) -> list[str]:
+    """Names of the topics of benchmarks, and of their groups' members."""
+    log = KafkaLog(address)
+    try:
+        return [name for name in log._cluster.names() if name.startswith("standfast-bench")]
+    finally:
+        log.close()
+
+
+@slow
+@pytest.mark.kafka
+def test_bench_restore_on_a_cluster_stands_beside_the_bare_consume_loop_and_leaves_no_topic(
+    kafka_address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = f"kafka://{kafka_address}"
+    assert main(tiny("restore", tmp_path, "--json", "--versions", "1", "--log", address)) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["log"] == {"kind": "kafka", "address": address, "broker": None}
+    assert {"kafka", "confluent-kafka"} <= set(document["versions"])
+    assert [one["name"] for one in document["measures"]] == ["restore_distinct", "restore_distinct_bare"]
+    for one in document["measures"]:
+        assert one["records"] == 404 and len(one["runs"]) == 2
+    (ratio,) = document["ratios"]
+    assert ratio["name"] == "restore_distinct / restore_distinct_bare" and len(ratio["rounds"]) == 2
+    assert topics_of(address) == []
+    assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
+
+
+@slow
+@pytest.mark.kafka
+def test_bench_write_starts_a_broker_of_its_own_and_measures_both_guarantees(
+    kafka_files: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--json", "--runs", "1", "--batch", "1000", "--log", "kafka")
+    assert main(tiny("write", tmp_path, *options)) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["log"]["broker"] == document["versions"]["kafka"]
+    assert [one["name"] for one in document["measures"]] == ["put_commit_exactly_once", "put_commit_at_least_once"]
+    assert {one["goal"] for one in document["measures"]} == {100_000}
+    host, _, port = document["log"]["address"].removeprefix("kafka://").partition(":")
+    assert live_nodes(host, int(port), 1.0) is None, "the broker was stopped"
+    assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
+
+
+def test_ratio_is_compared_with_its_goal_on_kafka_only(tmp_path: Path) -> None:
+    settings = {"key_bytes": 16, "value_bytes": 100, "batch": 1_000, "versions": 4, "runs": 2}
+    step = Step(step="", folder=str(tmp_path), records=4, key_bytes=16, value_bytes=100, batch=1, memory_bytes=1)
+    run = {"records": 4, "elapsed_ms": 1, "waited_for_cpu_ms": None}
+    for kind, goal in (("kafka", 0.35), ("sqlite", None)):
+        bench = Bench(settings, BenchLog(kind), step, Output())
+        ours = bench._measure("restore_distinct", "", [run | {"rate": 30.0}, run | {"rate": 50.0}])
+        bare = bench._measure("restore_distinct_bare", "", [run | {"rate": 100.0}, run | {"rate": 100.0}])
+        ratio = bench._ratio(ours, bare, "")
+        assert (ratio["value"], ratio["rounds"], ratio["goal"]) == (0.4, [0.3, 0.5], goal)
+        assert ratio["goal_met"] is (True if goal else None)
 
 
 @slow
@@ -100,6 +165,7 @@ def test_bench_shows_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (("--batch", "20000"), "--batch is 20000"),
         (("--memory", "much"), "--memory is 'much'"),
         (("--memory", "1KiB"), "--memory is '1KiB'"),
+        (("--log", "sqlite:///x"), "--log is 'sqlite:///x'"),
     ],
 )
 def test_bench_refuses_settings_it_cannot_use(

@@ -83,7 +83,8 @@ def test_broker_comes_up_tells_its_state_and_goes_down(kafka_files: None, tmp_pa
         ]
         code, told, _ = run(capsys, "up", *where)
         assert code == 0
-        assert json.loads(told) == first | {"started": False}, "a second up changes nothing"
+        assert json.loads(told) == first | {"started": False, "started_in_ms": None}, "a second up changes nothing"
+        assert first["url"] == f"kafka://{first['address']}" and first["started_in_ms"] > 0
         assert run(capsys, "up", *where, "--port", "1")[0] == 2
         code, told, _ = run(capsys, "status", *where)
         assert (code, json.loads(told)["answers"], json.loads(told)["pid"]) == (0, True, first["pid"])

@@ -57,6 +57,14 @@ def test_file_gives_settings_in_bytes_and_milliseconds(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("text", "interval_ms"), [("off", None), ("5s", 5_000), (None, 60_000)])
+def test_partition_discovery_has_an_interval_or_is_off(text: str | None, interval_ms: int | None) -> None:
+    env = {} if text is None else {"STANDFAST_APP__DISCOVERY_INTERVAL": text}
+    assert load_settings(None, env).discovery_interval_ms == interval_ms
+    (problem,) = problems(None, {"STANDFAST_APP__DISCOVERY_INTERVAL": "never"})
+    assert "app.discovery_interval: expected a time with its unit" in problem
+
+
 def test_nothing_given_is_the_defaults() -> None:
     assert load_settings(None, {}) == Settings()
 

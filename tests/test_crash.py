@@ -30,6 +30,7 @@ from typing import Any
 import pytest
 from crash_child import APP, LEASE_MS, MEMORY_BYTES, PARTITIONS, open_session, open_task
 from crash_run import CHILD, PATIENCE_S, Crash, Reasons
+from crash_stories import GUARANTEES, run
 
 from standfast.store.cut import CUT_KEY, Cut, Position
 from standfast.store.engine import DEFAULT_FAMILY
@@ -38,55 +39,6 @@ from standfast.store.failpoint import NAMES, VARIABLE, parse
 from standfast.store.rocks import RocksEngine, RocksShared
 
 RUNS = int(os.environ.get("STANDFAST_CRASH_RUNS", "20"))
-GUARANTEES = ("exactly_once", "at_least_once")
-# Role of the process to be killed, and where the first of its kills strikes. The others come at random times.
-STRIKES = (
-    ("writer", "commit.logged"),
-    ("writer", "commit.local"),
-    ("writer", "stores.families"),
-    ("writer", "engine.written"),
-    ("writer", "stores.dropped"),
-    ("restorer", "restore.apply"),
-    ("restorer", "engine.written"),
-    ("restorer", "stores.dropped"),
-    ("standby", "standby.apply"),
-    ("standby", "stores.dropped"),
-)
-
-
-# -- random runs -------------------------------------------------------------------------------------------------------
-
-
-def kill_writer(crash: Crash, failpoint: str) -> list[str]:
-    crash.kill_once("writer", "a", failpoint)
-    crash.kill_once("writer", "a")
-    return ["a"]
-
-
-def kill_restorer(crash: Crash, failpoint: str) -> list[str]:
-    with crash.life("writer", "a", stop_after=crash.random.randrange(60, 160)) as writer:
-        assert writer.process.wait(PATIENCE_S) == 0, writer.err.read_text()
-    crash.check_left("a")
-    crash.kill_once("restorer", "b", failpoint)
-    crash.kill_once("restorer", "b")
-    return ["a", "b"]
-
-
-def kill_standby(crash: Crash, failpoint: str) -> list[str]:
-    """The standby is killed while it follows a live writer, and as it takes over from it, dead or alive."""
-    with crash.life("writer", "a") as writer:
-        writer.wait_until_ready()
-        crash.kill_once("standby", "b", failpoint)
-        if crash.random.random() < 0.5:
-            writer.kill()
-        crash.kill_once("standby", "b", promote_ms=crash.random.randrange(200))
-        writer.kill(may_be_fenced=True)
-    crash.kills += 1
-    crash.check_left("a")
-    return ["a", "b"]
-
-
-KILL = {"writer": kill_writer, "restorer": kill_restorer, "standby": kill_standby}
 
 
 @pytest.mark.crash
@@ -94,19 +46,7 @@ KILL = {"writer": kill_writer, "restorer": kill_restorer, "standby": kill_standb
 @pytest.mark.parametrize("number", range(RUNS))
 def test_state_equals_the_log_after_kills(tmp_path: Path, number: int) -> None:
     seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
-    crash = Crash(tmp_path, seed, GUARANTEES[number % 2])
-    role, place = STRIKES[number // 2 % len(STRIKES)]
-    times = crash.random.randint(1, 4 if place == "stores.dropped" else 25)
-    print(f"run {number}: seed {seed}, {crash.guarantee}, {role} at {place} #{times}", end="", flush=True)
-    started = time.monotonic()
-    directories = [*KILL[role](crash, f"{place}=kill:{times}"), "cold"]
-    crash.random.shuffle(directories)
-    crash.check_restored(directories)
-    total = crash.total
-    print(
-        f": {crash.kills} kills ({crash.met} there), {total.rows} rows compared, {total.behind} changelogs behind, "
-        f"{total.expired} expired segments left, 0 differences, {time.monotonic() - started:.1f} s"
-    )
+    run(Crash(tmp_path, seed, GUARANTEES[number % 2]), number)
 
 
 # -- single places, and the proof that the harness can fail ------------------------------------------------------------

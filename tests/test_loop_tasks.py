@@ -239,3 +239,28 @@ def test_stop_ends_a_run_that_is_paused(bench: Bench, shut_wait_ms: float) -> No
     with Stopped(app) as run:
         assert clock.slept[shut_wait_ms].wait(30)
     assert run.error is None
+
+
+def test_sources_of_every_task_are_paused_and_polled_while_the_gate_is_shut(bench: Bench) -> None:
+    create(bench, 2, "in")
+    for partition in (0, 1):
+        write(bench, "in", (f"before{partition}", "1", 1), partition=partition)
+    seen = Seen()
+    running = Running(bench, reads(seen, "in"))
+    running.run()
+    running.commit()
+    session, loop = running.session, running.loop
+    session.task(1).fail(ValueError("it fails"))
+    session.reopen(1)
+    assert not session.ready
+    for partition in (0, 1):
+        write(bench, "in", (f"after{partition}", "1", 2), partition=partition)
+    positions = dict(loop._reader.assignment())
+    assert [loop.poll_once() for _ in range(3)] == [0, 0, 0]
+    assert {at for at in loop._shut if at.partition == 0} == {TopicPartition("in", 0)}
+    assert loop._reader.assignment()[TopicPartition("in", 0)] == positions[TopicPartition("in", 0)]
+    bench.settle(session)
+    running.run()
+    assert sorted(seen.keys) == ["after0", "after1", "before0", "before1"]
+    assert loop._shut == set()
+    loop.close()

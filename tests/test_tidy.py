@@ -30,13 +30,20 @@ PURE = {
     "store/value_timestamp.py",
     "store/versioned_row.py",
     "store/window_key.py",
+    "ops/reset_plan.py",
+    "replication/app_topics.py",
+    "replication/columns.py",
     "replication/commit_metadata.py",
     "replication/credits.py",
     "replication/discovery.py",
     "replication/offsets.py",
+    "replication/placement.py",
     "replication/standby.py",
     "replication/standby_step.py",
     "replication/takeover.py",
+    "replication/topic_fixes.py",
+    "replication/topic_rules.py",
+    "replication/topic_settings.py",
     "restore/compare.py",
     "restore/digest.py",
     "restore/fold.py",
@@ -47,6 +54,7 @@ PURE = {
     "stream/open_windows.py",
     "stream/punctuation.py",
     "stream/restart.py",
+    "stream/source_gate.py",
     "stream/stream_time.py",
     "stream/watermarks.py",
     "stream/windows.py",
@@ -56,7 +64,7 @@ PLAIN = {"store/errors.py", "store/engine.py", "store/results.py", "replication/
 PURE_LIBRARIES = {"xxhash", "msgpack", "sortedcontainers"}
 PURE_STDLIB = {
     *("__future__", "abc", "base64", "bisect", "collections", "dataclasses", "enum", "fractions", "functools"),
-    *("hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics", "string"),
+    *("hashlib", "heapq", "itertools", "json", "math", "operator", "re", "shlex", "statistics", "string"),
     *("struct", "types", "typing", "zlib"),
 }
 IMPURE_BUILTINS = {"open", "input", "print", "breakpoint"}

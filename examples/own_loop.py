@@ -1,0 +1,23 @@
+"""Records counted by key under one's own consumer: own_loop.py APPLICATION kafka://HOST:9092 TOPIC STATE_DIRECTORY."""
+
+import sys
+from typing import Any
+
+from confluent_kafka import Consumer
+
+import standfast as sf
+
+app, log, topic, directory = sys.argv[1:]
+store = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)
+session = sf.Session(app, log=log, state_dir=directory, stores=[store], placement="group", standby_replicas=1)
+consumer: Any = Consumer(session.consumer_settings())
+consumer.subscribe([topic], on_assign=session.on_assign, on_revoke=session.on_revoke, on_lost=session.on_lost)
+while True:
+    offsets = {}
+    for message in consumer.consume(500, 0.2):  # polling goes on while partitions wait, paused, for their restore
+        if message.error() is not None:
+            sys.exit(str(message.error()))
+        counts, key = session.task(message.partition()).store("counts"), message.key().decode()
+        counts.put(key, (counts.get(key) or 0) + 1, message.timestamp()[1])
+        offsets[message.topic(), message.partition()] = message.offset() + 1
+    session.commit(offsets)  # state and offsets as one; also with none, for it goes on with what is restored by now

@@ -1,0 +1,26 @@
+"""The same from asyncio: own_loop_asyncio.py APPLICATION kafka://HOST:9092 TOPIC STATE_DIRECTORY."""
+
+import asyncio
+import sys
+
+from confluent_kafka.aio import AIOConsumer
+
+import standfast as sf
+
+
+async def main(app: str, log: str, topic: str, state_dir: str) -> None:
+    store = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)
+    async with sf.aio.Session(app, log=log, state_dir=state_dir, stores=[store], placement="group") as session:
+        consumer = AIOConsumer(session.consumer_settings())
+        calls = {"on_assign": session.on_assign, "on_revoke": session.on_revoke, "on_lost": session.on_lost}
+        await consumer.subscribe([topic], **calls)
+        while True:
+            offsets: dict[tuple[str, int], int] = {}
+            for message in await consumer.consume(500, 0.2):
+                counts, key = session.task(message.partition()).store("counts"), message.key().decode()
+                counts.put(key, (counts.get(key) or 0) + 1, message.timestamp()[1])
+                offsets[message.topic(), message.partition()] = message.offset() + 1
+            await session.commit(offsets)  # after every poll, also with none
+
+
+asyncio.run(main(*sys.argv[1:]))

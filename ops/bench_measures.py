@@ -1,0 +1,195 @@
+"""The measures of the command bench: which runs, in which order, and what is made of their figures.
+
+Every run is a process of its own (`standfast.ops.bench_child`), started one after the other; the log of a restore is
+filled by another one, so the peak memory is that of the restore alone. What is compared is run in rounds, each of
+them every side once and every other round the other way round, so that other work on the machine meets all alike.
+Rates are records a second: the median over the runs, with the slowest and fastest beside it. A goal is compared only
+where the data set is the one it is set for.
+
+Rules of this file: nothing is timed here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from standfast.ops.bench_log import SQLITE, BenchLog
+from standfast.ops.bench_step import BATCH, KEY_BYTES, VALUE_BYTES, VERSIONS, Step
+
+if TYPE_CHECKING:
+    from standfast.ops.output import Output
+
+Json: TypeAlias = dict[str, Any]
+# What the promise is, in records a second, for the sizes above; on Kafka for at least one of the two guarantees.
+GOALS = {"put_commit": 150_000, "restore_distinct": 350_000, "restore_versions_near": 500_000, "process_count": 60_000}
+GOALS_KAFKA = {"put_commit_exactly_once": 100_000, "put_commit_at_least_once": 100_000}
+SHARES_KAFKA = {"restore_distinct": 0.35, "restore_versions_near": 0.60}  # of the bare consume loop
+MEMORY_ALLOWANCE_BYTES = 200 << 20  # a restore may take this much beside the memory setting
+GUARANTEES = {
+    "exactly_once": "one log transaction over changelog and source offset, then the local batch",
+    "at_least_once": "changelog acknowledged, then the local batch, then the source offset",
+}
+READS = {
+    "get": "get of keys that are there, in random order",
+    "get_absent": "get of keys that are not there",
+    "scan": "all(): every row in key order",
+    "scan_reverse": "all(reverse=True)",
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One call of the command: its settings, its log, and the step that all its runs vary."""
+
+    settings: Json
+    log: BenchLog
+    step: Step
+    out: Output
+
+    def write(self) -> tuple[list[Json], list[Json]]:
+        """Put and commit; on Kafka under both guarantees."""
+        puts = f"store.put, and task.commit with a source offset every {self.step.batch:,} records"
+        if self.log.kind == SQLITE:
+            (runs,) = self._rounds([("write", replace(self.step, step="write"))])
+            return [self._measure("put_commit", puts, runs)], []
+        steps = [(name, replace(self.step, step="write", guarantee=name)) for name in GUARANTEES]
+        return [
+            self._measure(f"put_commit_{name}", f"{puts}; {what}", runs)
+            for (name, what), runs in zip(GUARANTEES.items(), self._rounds(steps), strict=True)
+        ], []
+
+    def read(self) -> tuple[list[Json], list[Json]]:
+        """Point gets and scans."""
+        (runs,) = self._rounds([("read", replace(self.step, step="read"))])
+        return [self._measure(name, what, [run[name] for run in runs]) for name, what in READS.items()], []
+
+    def restore(self) -> tuple[list[Json], list[Json]]:
+        """Restores, each beside the speed at which the same log can be read at all."""
+        cases = [("restore_distinct", "distinct keys", replace(self.step, versions=1))]
+        if self.step.versions > 1:
+            text = f"{self.step.versions} versions a key"
+            cases += [
+                ("restore_versions_near", f"{text}, within 10,000 records", replace(self.step, order="near")),
+                ("restore_versions_far", f"{text}, as far apart as the log allows", self.step),
+            ]
+        measures, ratios = [], []
+        for name, what, case in cases:
+            folder = Path(case.folder) / name
+            case = replace(case, folder=str(folder), app=f"{self.log.prefix}-{name.removeprefix('restore_')}")
+            self._run(replace(case, step="fill"), f"fill the log: {what}")
+            yardstick, read = (
+                ("log", "fetched and thrown away") if self.log.kind == SQLITE else ("bare", "consumed by a bare loop")
+            )
+            sides = [(f"{step}: {what}", replace(case, step=step)) for step in (yardstick, "restore")]
+            raw, runs = self._rounds(sides)
+            shutil.rmtree(folder, ignore_errors=True)
+            self.log.forget(case.app)
+            restored = self._measure(name, f"empty directory until the gate is open; {what}", runs)
+            fetched = self._measure(f"{name}_{yardstick}", f"the same log {read}; {what}", raw)
+            measures += [restored | self._memory(runs), fetched]
+            ratios.append(self._ratio(restored, fetched, "share of the speed at which the log can be read at all"))
+        return measures, ratios
+
+    def process(self) -> tuple[list[Json], list[Json]]:
+        """A windowed count beside a processor that does nothing."""
+        self._run(replace(self.step, step="source"), "fill the source topic")
+        sides = [("windowed count", replace(self.step, step="count"))]
+        sides += [("a processor that does nothing", replace(self.step, step="idle"))]
+        counted, idle = self._rounds(sides)
+        measures = [
+            self._measure("process_count", "tumbling windows of 60 s over 1,000 keys, cache, exactly once", counted),
+            self._measure("process_idle", "the same records to a processor that does nothing", idle),
+        ]
+        return measures, [
+            self._ratio(measures[0], measures[1], "what is left of the loop's speed with a windowed count in it")
+        ]
+
+    # -- runs ---------------------------------------------------------------------------------------------------------
+
+    def _rounds(self, sides: list[tuple[str, Step]]) -> list[list[Json]]:
+        """Runs of each side, one a round; what a run wrote is removed before the next."""
+        found: list[list[Json]] = [[] for _ in sides]
+        runs = self.settings["runs"]
+        for number in range(runs):
+            order = list(enumerate(sides))
+            for at, (what, step) in order if number % 2 == 0 else reversed(order):
+                own = replace(step, run=number)
+                if step.step == "write":
+                    own = replace(own, app=f"{self.log.prefix}-{step.guarantee}-{number}")
+                found[at].append(self._run(own, f"{what}, run {number + 1} of {runs}"))
+                shutil.rmtree(Path(step.folder) / f"{step.step}-{number}", ignore_errors=True)
+                if step.step == "write":
+                    self.log.forget(own.app)
+        return found
+
+    def _run(self, step: Step, what: str) -> Json:
+        from standfast.store.errors import InternalError
+
+        with self.out.progress(what, 1) as bar:
+            command = [sys.executable, "-m", "standfast.ops.bench_child", step.encode()]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            bar.advance(1)
+        if done.returncode != 0:
+            raise InternalError(f"the run {what!r} ended with code {done.returncode}:\n{done.stderr.strip()[-4_000:]}")
+        measured: Json = json.loads(done.stdout.splitlines()[-1])
+        return measured
+
+    # -- figures ------------------------------------------------------------------------------------------------------
+
+    def _measure(self, name: str, what: str, runs: list[Json]) -> Json:
+        rates = [run["rate"] for run in runs]
+        goals = GOALS if self.log.kind == SQLITE else GOALS_KAFKA
+        goal = goals.get(name) if self._comparable else None
+        waited = [run["waited_for_cpu_ms"] for run in runs]
+        elapsed_ms = sum(run["elapsed_ms"] for run in runs)
+        return {
+            "name": name,
+            "what": what,
+            "unit": "records/s",
+            "records": runs[0]["records"],
+            "median": median(rates),
+            "min": min(rates),
+            "max": max(rates),
+            "goal": goal,
+            "goal_met": None if goal is None else median(rates) >= goal,
+            # Time that threads spent ready but without a processor: how busy the machine was with other work.
+            "waited_share": None if None in waited else sum(waited) / elapsed_ms,
+            "runs": runs,
+        }
+
+    def _ratio(self, measure: Json, other: Json, what: str) -> Json:
+        """The median of the rounds: what runs side by side meets the same other work, what runs apart does not."""
+        rounds = [one["rate"] / two["rate"] for one, two in zip(measure["runs"], other["runs"], strict=True)]
+        value = median(rounds)
+        goal = SHARES_KAFKA.get(measure["name"]) if self._comparable and self.log.kind != SQLITE else None
+        return {
+            "name": f"{measure['name']} / {other['name']}",
+            "value": value,
+            "min": min(rounds),
+            "max": max(rounds),
+            "rounds": rounds,
+            "goal": goal,
+            "goal_met": None if goal is None else value >= goal,
+            "what": what,
+        }
+
+    def _memory(self, runs: list[Json]) -> Json:
+        bound = self.settings["memory_bytes"] + MEMORY_ALLOWANCE_BYTES
+        peaks = [run["peak_rss_bytes"] for run in runs if run["peak_rss_bytes"] is not None]
+        return {
+            "peak_rss_bytes": max(peaks, default=None),
+            "peak_rss_bound_bytes": bound,
+            "peak_rss_within_bound": max(peaks) <= bound if peaks else None,
+        }
+
+    @property
+    def _comparable(self) -> bool:
+        names = ("key_bytes", "value_bytes", "batch", "versions")
+        return tuple(self.settings[name] for name in names) == (KEY_BYTES, VALUE_BYTES, BATCH, VERSIONS)

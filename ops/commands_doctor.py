@@ -1,0 +1,119 @@
+"""The command doctor: finds what is wrong with an application's topics, its log and its files, and says the fix.
+
+    standfast doctor --app NAME --log ADDRESS [--state-dir DIR] [--store NAME:KIND[:OPTIONS]]... [--source TOPIC]...
+
+Rules of this file: arguments and words; `doctor` looks, the rules judge. It changes nothing, and may run beside the
+application.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.ops.exit_codes import NEGATIVE, OK
+from standfast.store.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from standfast.ops.output import Output
+    from standfast.replication.topic_rules import Finding
+
+Json: TypeAlias = dict[str, Any]
+SCHEMA = "standfast.doctor/1"
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="find wrong settings of topics, log and files, each with its fix",
+        description="Look at an application's topics, its log and its files; print what is wrong, why it matters and "
+        "the command that puts it right. Nothing is changed.",
+        epilog="Exit codes: 0 nothing is wrong (warnings do not count), 1 something is, 69 the log does not answer.",
+    )
+    parser.add_argument("--app", metavar="NAME", help="application")
+    parser.add_argument("--log", metavar="ADDRESS", help="the log, as kafka://host:9092 or sqlite:///./log")
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        metavar="DIR",
+        help="its state directory on this machine: its stores are known there",
+    )
+    parser.add_argument(
+        "--store",
+        action="append",
+        default=[],
+        metavar="NAME:KIND[:OPTIONS]",
+        help="a store, as totals:keyvalue, hourly:window:size=1h,retention=2d, visits:session:retention=2d or "
+        "prices:versioned:history=7d; wins over what the state directory says",
+    )
+    parser.add_argument(
+        "--source", action="append", default=[], metavar="TOPIC", help="a source topic, beside those it committed"
+    )
+    add_json(parser)
+    add_config(parser)
+    parser.set_defaults(handler=printing(run_doctor))
+
+
+def run_doctor(args: argparse.Namespace, out: Output) -> int:
+    """doctor."""
+    from standfast.ops.doctor import Known, app_tasks, known_of, look
+    from standfast.ops.doctor_local import local_facts, local_findings
+    from standfast.ops.store_argument import parse_store
+    from standfast.replication.topic_fixes import Fixes
+    from standfast.replication.topic_rules import errors, findings
+    from standfast.store.names import check_topic
+
+    settings = settings_of(args)
+    if settings.app is None:
+        raise InvalidRequest("which application? name it with --app NAME (or --config FILE, or STANDFAST_APP__NAME)")
+    app = settings.app
+    stores = [parse_store(text) for text in args.store]
+    sources = [check_topic(topic) for topic in args.source]
+    known, found = Known(), []
+    if settings.state_dir is not None and (settings.state_dir / app).is_dir():
+        known = known_of(app, app_tasks(settings.state_dir, app))
+        found += local_findings(local_facts(settings.state_dir / app, app, known.unreadable))
+    elif args.state_dir is not None:
+        raise InvalidRequest(f"{args.state_dir} holds nothing of application {app!r}: name its own, or leave it out")
+    log = log_of(args)
+    try:
+        looked = look(log, app, stores=stores, sources=sources, known=known, value_max_bytes=settings.value_max_bytes)
+        found = [*findings(looked.application, looked.survey, Fixes(log.address)), *found]
+    finally:
+        log.close()
+    found.sort(key=lambda one: one.severity != "error")
+    present = [name for name, topic in looked.survey.topics.items() if topic is not None]
+    out.document(_document(app, settings.log, looked.survey.brokers, present, found))
+    _show(out, found)
+    for topic, other in looked.doubtful:
+        out.note(f"topic {topic} may be of {app!r} or of {other!r}: name its store with --store to have it judged")
+    wrong = len(errors(found))
+    out.line(f"{app}: {wrong} wrong, {len(found) - wrong} warnings, in {len(present)} topics")
+    return NEGATIVE if wrong else OK
+
+
+def _show(out: Output, found: list[Finding]) -> None:
+    for one in found:
+        out.line(f"{one.severity}: {one.where} {one.what} [{one.rule}]")
+        out.line(f"    why: {one.why}")
+        out.line(f"    fix: {one.fix}")
+        if one.command:
+            out.line(f"    run: {one.command}")
+
+
+def _document(app: str, log: str | None, brokers: tuple[int, ...], topics: list[str], found: list[Finding]) -> Json:
+    from dataclasses import asdict
+
+    return {
+        "schema": SCHEMA,
+        "app": app,
+        "log": log,
+        "brokers": list(brokers),
+        "topics": topics,
+        "errors": sum(one.severity == "error" for one in found),
+        "warnings": sum(one.severity == "warning" for one in found),
+        "findings": [asdict(one) for one in found],
+    }

@@ -1,0 +1,117 @@
+"""What may be wrong with an application's files on this machine.
+
+    <state_dir>/<app>    format, owner's marker, directories set aside, files that RocksDB wants open, where it lies
+
+Rules of this file: `local_facts` looks and `local_findings` judges, which is pure. Nothing is opened but markers.
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from standfast.replication.topic_rules import Finding
+from standfast.store.errors import InvalidRequest
+from standfast.store.state_dir import MARKER, check_marker
+
+FILES_BESIDE = 256  # sockets, logs, files of the application itself
+FILES_A_TASK = 64  # WAL, manifest, and what a compaction has open beside its inputs
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFacts:
+    """A state directory as it was found. `unreadable` are directories and why, `aside` directories and their bytes."""
+
+    path: str
+    tasks: int = 0
+    sst_files: int = 0
+    unreadable: tuple[tuple[str, str], ...] = ()
+    aside: tuple[tuple[str, int], ...] = ()
+    temporary: bool = False
+    files_limit: int = 0  # 0: no limit
+
+
+def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], ...] = ()) -> LocalFacts:
+    """Look at `<state_dir>/<app>`; `unreadable` are tasks that could not be opened."""
+    problems = dict(unreadable)
+    tasks = sst_files = 0
+    for directory in (state_path, *sorted(path for path in state_path.iterdir() if (path / MARKER).is_file())):
+        task = None if directory == state_path else directory.name
+        try:
+            check_marker(directory, app, task)
+        except InvalidRequest as error:
+            problems.setdefault(str(directory), str(error))
+        if task is not None:
+            tasks += 1
+            sst_files += sum(path.suffix == ".sst" for path in directory.iterdir())
+    aside = tuple((str(path), _size(path)) for path in sorted((state_path / ".aside").glob("*")))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return LocalFacts(
+        str(state_path),
+        tasks,
+        sst_files,
+        tuple(problems.items()),
+        aside,
+        state_path.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve()),
+        0 if soft == resource.RLIM_INFINITY else soft,
+    )
+
+
+def local_findings(facts: LocalFacts) -> list[Finding]:
+    """Everything that is wrong."""
+    found = [
+        Finding(
+            "state-format",
+            "error",
+            f"directory {path}",
+            "cannot be used",
+            why,
+            "do what the reason says; or stop the application and move the directory away: it is restored from the log",
+            f"mv {path} {path}.bad",
+        )
+        for path, why in facts.unreadable
+    ]
+    found += [
+        Finding(
+            "set-aside",
+            "warning",
+            f"directory {path}",
+            f"was set aside and holds {size} bytes",
+            "it is the copy from before its task was read anew from the log, kept until the new one is whole",
+            "start the application and wait until the task runs, which removes it; or keep a copy elsewhere",
+        )
+        for path, size in facts.aside
+    ]
+    wanted = facts.sst_files + facts.tasks * FILES_A_TASK + FILES_BESIDE
+    if facts.files_limit and facts.files_limit < wanted:
+        found.append(
+            Finding(
+                "open-files",
+                "error" if facts.files_limit < facts.sst_files else "warning",
+                f"directory {facts.path}",
+                f"has {facts.tasks} tasks with {facts.sst_files} files and a process may open {facts.files_limit}",
+                "RocksDB fails in the middle of the work once it may not open a file",
+                f"raise the limit to {2 * wanted} for the application (for systemd: LimitNOFILE={2 * wanted})",
+                f"ulimit -n {2 * wanted}",
+            )
+        )
+    if facts.temporary:
+        found.append(
+            Finding(
+                "temporary-directory",
+                "warning",
+                f"directory {facts.path}",
+                "lies where temporary files are",
+                "it may be cleared at a reboot or by a cleaner, and is then restored from the beginning of the log",
+                "give the application another state_dir, such as /var/lib/NAME",
+            )
+        )
+    return found
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(one.stat().st_size for one in path.rglob("*") if one.is_file())

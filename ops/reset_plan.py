@@ -1,0 +1,186 @@
+"""What a reset of an application does, decided before anything is done.
+
+    1  source offsets     committed anew at the beginning, the end, or where told; the kept metadata goes
+    2  internal topics    changelogs, topics between tasks, the group's members: deleted
+    3  local state        set aside or removed, as asked
+
+Offsets come first: whoever may not commit them has then not deleted anything. A reset that was interrupted is carried
+out by the same command again. Source and output topics are never deleted.
+
+Rules of this file: pure. The lines of a plan are the same in a dry run and in earnest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from standfast.replication.app_topics import AppTopics
+from standfast.replication.log import Committed
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.store.errors import BadConfig
+
+Local = Literal["aside", "remove", "keep"]
+EARLIEST, LATEST = "earliest", "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to: `at` None is every partition that no other target names; `offset` is earliest, latest or a number."""
+
+    topic: str | None
+    partition: int | None
+    offset: str | int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetStep:
+    """A source offset to commit. `before` None: the group has none."""
+
+    at: TopicPartition
+    before: int | None
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStep:
+    """A topic to delete."""
+
+    topic: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStep:
+    """A directory to set aside (`target` says where) or to remove."""
+
+    path: str
+    action: Local
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPlan:
+    """Everything that is to be done, and what is left alone and why."""
+
+    app: str
+    offsets: tuple[OffsetStep, ...] = ()
+    deletes: tuple[DeleteStep, ...] = ()
+    local: LocalStep | None = None
+    left: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.offsets or self.deletes or self.local)
+
+    def lines(self) -> list[str]:
+        """A sentence for each step, in their order."""
+        lines = [
+            f"commit {step.at} at {step.after}"
+            + (" (no offset before)" if step.before is None else f" (was {step.before})")
+            for step in self.offsets
+        ]
+        lines += [f"delete {step.kind} topic {step.topic}" for step in self.deletes]
+        if self.local is not None:
+            target = f" to {self.local.target}" if self.local.target else ""
+            lines.append(f"{'move' if target else 'remove'} directory {self.local.path}{target}")
+        return lines
+
+
+def parse_target(text: str) -> Target:
+    """Read `earliest`, `latest`, `flights=latest`, `flights-0=4711`. Raises BadConfig."""
+    where, equals, offset = text.rpartition("=")
+    wrong = f"--to {text!r}: write earliest, latest, TOPIC=latest, TOPIC-PARTITION=latest or TOPIC-PARTITION=4711"
+    if not equals:
+        if text not in (EARLIEST, LATEST):
+            raise BadConfig([wrong])
+        return Target(None, None, text)
+    if not where or not (offset in (EARLIEST, LATEST) or offset.isdecimal()):
+        raise BadConfig([wrong])
+    given: str | int = int(offset) if offset.isdecimal() else offset
+    topic, dash, number = where.rpartition("-")
+    if dash and topic and number.isdecimal():
+        return Target(topic, int(number), given)
+    if isinstance(given, int):
+        raise BadConfig([f"--to {text!r}: an offset is of one partition: write {where}-0={given}"])
+    return Target(where, None, given)
+
+
+def make_plan(
+    app: str,
+    *,
+    topics: AppTopics,
+    existing: Iterable[str],
+    bounds: Mapping[TopicPartition, Bounds | None],
+    committed: Mapping[TopicPartition, Committed],
+    targets: Sequence[Target],
+    local: LocalStep | None,
+) -> ResetPlan:
+    """Decide. `bounds` has every source partition; None: its topic is in another log, where nothing can be asked.
+
+    Raises BadConfig with every target that does not fit.
+    """
+    there = set(existing)
+    own = [
+        *(DeleteStep(name, "changelog") for name in topics.changelogs),
+        *(DeleteStep(name, "repartition") for name in topics.between),
+        *(DeleteStep(name, "members") for name in topics.members),
+    ]
+    problems = _target_problems(targets, bounds)
+    steps = []
+    for at, found in sorted(bounds.items()):
+        wanted = _wanted(at, targets)
+        try:
+            after = _offset(at, wanted, found)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        steps.append(OffsetStep(at, committed[at].offset if at in committed else None, after))
+    if problems:
+        raise BadConfig(problems)
+    left = [(name, f"it belongs to application {other!r}") for name, other in topics.others]
+    left += [
+        (name, f"it may belong to application {other!r}: name its store with --store to have it deleted")
+        for name, other in topics.doubtful
+    ]
+    return ResetPlan(app, tuple(steps), tuple(step for step in own if step.topic in there), local, tuple(left))
+
+
+def _target_problems(targets: Sequence[Target], bounds: Mapping[TopicPartition, Bounds | None]) -> list[str]:
+    names = sorted({at.topic for at in bounds})
+    problems = []
+    for one in targets:
+        if one.topic is None:
+            continue
+        fits = [at for at in bounds if at.topic == one.topic and one.partition in (None, at.partition)]
+        if not fits:
+            what = one.topic if one.partition is None else f"{one.topic}-{one.partition}"
+            problems.append(
+                f"--to {what}=...: it is no source of the application (there are {', '.join(names) or 'none'}): name a "
+                "further one with --source"
+            )
+    if sum(one.topic is None for one in targets) > 1:
+        problems.append("--to earliest and --to latest are both given for all other partitions: give one")
+    return problems
+
+
+def _wanted(at: TopicPartition, targets: Sequence[Target]) -> str | int:
+    """The target that names the partition goes before the one that names the topic, before the one for all."""
+    fitting = [one for one in targets if one.topic in (None, at.topic) and one.partition in (None, at.partition)]
+    nearest = max(fitting, key=lambda one: (one.topic is not None) + (one.partition is not None), default=None)
+    return EARLIEST if nearest is None else nearest.offset
+
+
+def _offset(at: TopicPartition, wanted: str | int, found: Bounds | None) -> int:
+    if found is None:
+        if wanted == LATEST:
+            raise ValueError(f"--to latest: {at} is in another log, so its end is not known: give --to {at}=OFFSET")
+        return 0 if wanted == EARLIEST else int(wanted)
+    if wanted in (EARLIEST, LATEST):
+        return found.begin if wanted == EARLIEST else found.end
+    offset = int(wanted)
+    if not found.begin <= offset <= found.end:
+        raise ValueError(f"--to {at}={offset}: the log holds {found.begin} to {found.end}")
+    return offset

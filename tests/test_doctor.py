@@ -1,0 +1,266 @@
+"""The doctor as it is called: what it finds on both logs and in files, and that its commands put it right."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores
+
+import standfast as sf
+from standfast.ops.cli import main
+from standfast.ops.doctor_local import LocalFacts, local_facts, local_findings
+from standfast.replication.kafka import KafkaLog
+from standfast.replication.log import Committed, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+from standfast.store.state_dir import MARKER
+
+Run = Callable[..., tuple[int, dict[str, Any]]]
+COMPACT = TopicPolicy(frozenset({"compact"}))
+FOUR = ["--store", "kv:keyvalue", "--store", f"win:window:size=1h,retention={DAY_MS}ms"]
+FOUR += ["--store", f"ses:session:retention={DAY_MS}ms", "--store", f"ver:versioned:history={DAY_MS}ms"]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command with --json; exit code and document."""
+
+    def run(*arguments: str) -> tuple[int, dict[str, Any]]:
+        code = main([*arguments, "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def rules(result: tuple[int, dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(one["rule"], one["where"]) for one in result[1]["findings"] if one["rule"] != "temporary-directory"]
+
+
+# -- the embedded log -------------------------------------------------------------------------------------------------
+
+
+def test_application_that_runs_well_has_no_finding_beside_it(bench: Bench, run: Run) -> None:
+    bench.log.admin.create_topic("in", 2, TopicPolicy())
+    session = bench.active("state", (0, 1))
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).commit({("in", 0): 1})
+    code, document = run("doctor", "--app", "app", "--log", bench.address, "--state-dir", str(bench.root / "state"))
+    assert code == 0
+    assert [one["rule"] for one in document["findings"]] == ["temporary-directory"]  # tests live there
+    assert document["topics"] == ["in", *(f"app-{name}-changelog" for name in ("kv", "win", "ses", "ver"))]
+
+
+def test_every_wrong_topic_is_found_and_the_printed_commands_put_it_right(bench: Bench, run: Run) -> None:
+    admin = bench.log.admin
+    admin.create_topic("in", 2, TopicPolicy())
+    admin.create_topic("app-kv-changelog", 1, TopicPolicy())
+    admin.create_topic("app-win-changelog", 2, TopicPolicy(frozenset({"compact", "delete"}), retention_ms=HOUR_MS))
+    admin.create_topic("app-ses-changelog", 2, COMPACT)
+    admin.create_topic("app-ver-changelog", 2, TopicPolicy(frozenset({"compact"}), delete_retention_ms=HOUR_MS))
+    doctor = ["doctor", "--app", "app", "--log", bench.address, "--source", "in", *FOUR]
+    result = run(*doctor)
+    assert result[0] == 1
+    assert rules(result) == [
+        ("cleanup-policy", "changelog app-kv-changelog of store 'kv'"),
+        ("partition-count", "changelog app-kv-changelog of store 'kv'"),
+        ("cleanup-policy", "changelog app-ses-changelog of store 'ses'"),
+        ("compaction-lag", "changelog app-ver-changelog of store 'ver'"),
+        ("retention", "changelog app-win-changelog of store 'win'"),
+        ("delete-retention", "changelog app-ver-changelog of store 'ver'"),
+    ]
+    for one in result[1]["findings"]:
+        program, *arguments = shlex.split(one["command"])
+        assert program == "standfast"
+        assert run(*arguments)[0] == 0
+    assert run(*doctor) == (0, {**result[1], "errors": 0, "warnings": 0, "findings": []})
+    bench.session("state", partitions=2)  # and the application starts
+
+
+def test_stores_are_known_from_the_state_directory_and_the_command_line_wins(bench: Bench, run: Run) -> None:
+    session = bench.active("state", (0,))
+    session.task(0).commit({("in", 0): 1})
+    session.close()
+    bench.log.admin.create_topic("in", 2, TopicPolicy())
+    bench.log.admin.change_topic("app-win-changelog", {"retention.ms": str(2 * DAY_MS - 1)})
+    flags = ["doctor", "--app", "app", "--log", bench.address, "--state-dir", str(bench.root / "state")]
+    assert rules(run(*flags)) == [("retention", "changelog app-win-changelog of store 'win'")]
+    assert rules(run(*flags, "--store", "win:window:size=1h,retention=2h")) == []
+    assert rules(run(*flags[:-2])) == [
+        ("store-unknown", f"topic app-{name}-changelog") for name in ("kv", "ses", "ver", "win")
+    ]
+    bench.log.admin.delete_topic("app-kv-changelog")
+    assert rules(run(*flags))[0] == ("topic-absent", "changelog app-kv-changelog of store 'kv'")
+    assert run(*flags)[0] == 1
+
+
+def test_table_is_judged_by_its_source_topic(bench: Bench, run: Run) -> None:
+    bench.log.admin.create_topic("in", 2, TopicPolicy(retention_ms=DAY_MS))
+    result = run("doctor", "--app", "app", "--log", bench.address, "--store", "table:keyvalue:source=in")
+    assert rules(result) == [("cleanup-policy", "source topic in, the changelog of store 'table',")]
+
+
+def test_changelog_of_another_application_with_a_longer_name_is_not_ours(bench: Bench, run: Run) -> None:
+    bench.log.admin.create_topic("app-eu-kv-changelog", 2, COMPACT)
+    flags = ["doctor", "--app", "app", "--log", bench.address]
+    assert rules(run(*flags)) == [("store-unknown", "topic app-eu-kv-changelog")]
+    bench.log.group("app-eu").commit({TopicPartition("in", 0): Committed(0)})
+    assert rules(run(*flags)) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "told"),
+    [
+        (["--log", "sqlite:///nowhere"], 69, "does not exist"),
+        (["--log", "kafka://127.0.0.1:1?timeout.ms=200"], 69, "127.0.0.1:1"),
+        (["--log", "sqlite:///{root}/log", "--store", "kv"], 78, "--store 'kv': its kind is ''"),
+        (["--log", "sqlite:///{root}/log", "--source", "a/b"], 2, "topic name 'a/b'"),
+        (["--log", "sqlite:///{root}/log", "--state-dir", "{root}"], 2, "holds nothing of application 'app'"),
+    ],
+)
+def test_wrong_call_and_unreachable_log_have_their_exit_codes(
+    bench: Bench, run: Run, flags: list[str], code: int, told: str
+) -> None:
+    assert bench.log.admin.topics() == []
+    found, document = run("doctor", "--app", "app", *(flag.format(root=bench.root) for flag in flags))
+    assert (found, document["exit_code"]) == (code, code)
+    assert told in document["message"]
+
+
+def test_people_read_what_why_and_how(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.log.admin.create_topic("app-kv-changelog", 1, TopicPolicy())
+    assert main(["doctor", "--app", "app", "--log", bench.address, "--store", "kv:keyvalue"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "error: changelog app-kv-changelog of store 'kv' has cleanup.policy=delete but a keyvalue store needs compact "
+        "[cleanup-policy]",
+        "    why: rows whose records are deleted by age are missing after a restore",
+        "    fix: set cleanup.policy=compact on the topic",
+        f"    run: standfast topic alter app-kv-changelog --set cleanup.policy=compact --log {bench.address}",
+        "app: 1 wrong, 0 warnings, in 1 topics",
+    ]
+
+
+# -- topics by command ------------------------------------------------------------------------------------------------
+
+
+def test_topic_is_created_and_altered_by_command(bench: Bench, run: Run) -> None:
+    assert bench.log.admin.topics() == []
+    log = ["--log", bench.address]
+    code, made = run("topic", "create", "t", "--partitions", "2", "--set", "cleanup.policy=compact", *log)
+    assert (code, made["partitions"], made["settings"]["cleanup.policy"]) == (0, 2, "compact")
+    code, altered = run("topic", "alter", "t", "--partitions", "3", "--set", "retention.ms=5", *log)
+    assert (code, altered["partitions"], altered["settings"]["retention.ms"]) == (0, 3, "5")
+    for wrong, code in (
+        (["create", "t", "--partitions", "1"], 2),
+        (["create", "u"], 2),
+        (["alter", "t"], 2),
+        (["alter", "t", "--set", "retention"], 2),
+        (["alter", "t", "--set", "retention.ms=soon", "--partitions", "9"], 78),
+        (["alter", "t", "--partitions", "2"], 2),
+        (["alter", "u", "--partitions", "2"], 2),
+    ):
+        assert run("topic", *wrong, *log)[0] == code, wrong
+    info = bench.log.admin.describe_topic("t")
+    assert info is not None
+    assert (info.partitions, info.policy.retention_ms) == (3, 5)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_a_newer_format_and_directories_set_aside_are_found(bench: Bench) -> None:
+    session = bench.active("state", (0, 1))
+    path = session.state_path
+    session.close()
+    clean = local_facts(path, "app")
+    assert (clean.tasks, clean.unreadable, clean.aside) == (2, (), ())
+    (path / "0_1" / MARKER).write_text(json.dumps({"format": 99, "app": "app", "task": "0_1"}), encoding="utf-8")
+    old = path / ".aside" / "0_0.corrupt.12345678"
+    old.mkdir(parents=True)
+    (old / "rows").write_bytes(b"x" * 10)
+    facts = local_facts(path, "app")
+    assert facts.aside == ((str(old), 10),)
+    found = {one.rule: one for one in local_findings(facts)}
+    assert sorted(found) == ["set-aside", "state-format", "temporary-directory"]
+    assert "has format 99" in found["state-format"].why
+    assert found["state-format"].severity == "error"
+    assert found["state-format"].where == f"directory {path / '0_1'}"
+
+
+@pytest.mark.parametrize(
+    ("limit", "found"),
+    [(0, []), (1_000 + 2 * 64 + 256, []), (1_000 + 2 * 64 + 255, ["warning"]), (1_000, ["warning"]), (999, ["error"])],
+)
+def test_open_file_limit_is_enough_for_all_files_of_all_tasks(limit: int, found: list[str]) -> None:
+    facts = LocalFacts("state/app", tasks=2, sst_files=1_000, files_limit=limit)
+    assert [one.severity for one in local_findings(facts)] == found
+
+
+# -- Kafka ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kafka(kafka_address: str) -> Iterator[KafkaLog]:
+    log = KafkaLog(f"kafka://{kafka_address}")
+    yield log
+    log.close()
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_what_is_wrong_on_a_real_broker_is_found(
+    kafka: KafkaLog, kafka_address: str, tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = f"app-{uuid.uuid4().hex[:8]}"
+    source = f"{app}-in"
+    kafka.admin.create_topic(source, 2, TopicPolicy())
+    with sf.Session(
+        app, log=kafka.address, state_dir=tmp_path, stores=four_stores(), partitions=2, background=False
+    ) as session:
+        session.assign(active=[0, 1])
+        session.wait_ready(30)
+        session.task(0).store("kv").put("a", "1")
+        session.task(0).commit({(source, 0): 0})
+        doctor = ["doctor", "--app", app, "--log", kafka.address, "--state-dir", str(tmp_path)]
+        assert rules(run(*doctor)) == []
+    changes = {
+        "kv": {"message.timestamp.type": "LogAppendTime", "max.message.bytes": "1000000", "min.insync.replicas": "2"},
+        "win": {"cleanup.policy": "compact"},
+        "ses": {"retention.ms": "1000", "delete.retention.ms": "86400000"},
+        "ver": {"min.compaction.lag.ms": "0"},
+    }
+    for store, settings in changes.items():
+        kafka.admin.change_topic(f"{app}-{store}-changelog", settings)
+    kafka.admin.add_partitions(source, 3)
+    code, document = run(*doctor)
+    found = {(one["rule"], one["where"].split("'")[1]) for one in document["findings"] if "'" in one["where"]}
+    assert code == 1
+    assert found == {
+        ("timestamp-type", "kv"),
+        ("message-size", "kv"),
+        ("replication", "kv"),
+        ("cleanup-policy", "win"),
+        ("retention", "ses"),
+        ("delete-retention", "ses"),
+        ("compaction-lag", "ver"),
+        *(("partition-count", store) for store in ("kv", "win", "ses", "ver")),
+    }
+    commands = {one["command"] for one in document["findings"]}
+    assert (
+        f"kafka-configs.sh --bootstrap-server {kafka_address} --alter --entity-type topics --entity-name "
+        f"{app}-win-changelog --add-config 'cleanup.policy=[compact,delete]'" in commands
+    )
+    assert (
+        f"kafka-topics.sh --bootstrap-server {kafka_address} --alter --topic {app}-kv-changelog --partitions 3"
+        in commands
+    )
+    with pytest.raises(sf.BadConfig) as refused:
+        sf.Session(app, log=kafka.address, state_dir=tmp_path, stores=four_stores(), partitions=2)
+    told = "; ".join(refused.value.problems)
+    assert "has 1 replicas of a partition but min.insync.replicas=2: set min.insync.replicas=1 on the topic: " in told
+    assert "'cleanup.policy=[compact,delete]'" in told
+    capsys.readouterr()

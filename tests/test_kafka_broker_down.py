@@ -1,0 +1,340 @@
+"""A broker that is killed and comes back in the middle of writing, restoring and tailing: nothing lost, nothing twice.
+
+Rules of this file: one broker for all of it, so each test leaves it running; names are the test's own. Waiting is for a
+condition, with a bound. The kill is SIGKILL, and what the broker had acknowledged is in its files.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+import standfast as sf
+from standfast.ops.broker import Broker
+from standfast.replication.kafka import KafkaLog
+from standfast.replication.log import Record, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+WAIT_S = 40.0
+BACK_S = 10.0  # "within seconds of its return"
+DOWN_S = 2.0
+TEXT, INT = sf.serde.string, sf.serde.int64
+STORES = [sf.KeyValueStore("kv", TEXT, INT)]
+
+
+@pytest.fixture(scope="module")
+def broker(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that only this file kills."""
+    with Broker(tmp_path_factory.mktemp("kafka"), light=True) as made:
+        yield made
+
+
+@pytest.fixture
+def address(broker: Broker) -> str:
+    return f"kafka://{broker.address}?timeout.ms=2000"
+
+
+@pytest.fixture
+def app() -> str:
+    return f"app-{uuid.uuid4().hex[:8]}"
+
+
+def until(reached: Callable[[], bool], what: str, within_s: float = WAIT_S) -> float:
+    """Wait for something; returns how long it took, in seconds."""
+    began = time.monotonic()
+    while not reached():
+        assert time.monotonic() - began < within_s, f"not within {within_s} s: {what}"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def records(address: str, source: TopicPartition) -> list[Record]:
+    """What is committed of a partition."""
+    log = KafkaLog(address)
+    reader = log.reader()
+    end = reader.bounds([source])[source].end
+    reader.assign({source: 0})
+    found: list[Record] = []
+    deadline = time.monotonic() + WAIT_S
+    while reader.assignment()[source] < end:
+        assert time.monotonic() < deadline
+        found += [record for fetched in reader.fetch(10_000, 100) for record in fetched.records]
+    log.close()
+    return found
+
+
+def bounce(broker: Broker) -> None:
+    broker.kill()
+    time.sleep(DOWN_S)
+    broker.start()
+
+
+@pytest.mark.parametrize("wrote", [True, False])
+def test_broker_that_comes_back_without_its_last_records_is_found_out_by_owner_and_standby(
+    broker: Broker, address: str, app: str, tmp_path: Path, wrote: bool
+) -> None:
+    """As after a power loss, or an unclean election: offsets that were acknowledged are given out anew.
+
+    The client finds it out by itself if its own records are gone, and not if it has not written yet.
+    """
+    given: dict[str, Any] = {"log": address, "stores": STORES, "partitions": 1, "guarantee": "at_least_once"}
+    given |= {"background": False, "take_over": False}
+    owner = sf.Session(app, state_dir=tmp_path / "a", **given)
+    standby = sf.Session(app, state_dir=tmp_path / "b", **given)
+    owner.assign(active=[0])
+    owner.wait_ready(WAIT_S)
+    standby.assign(standby=[0])
+
+    def put(*numbers: int) -> None:
+        for number in numbers:
+            owner.task(0).store("kv").put(f"k{number}", number)
+            owner.task(0).commit()
+
+    def rows(session: sf.Session) -> dict[str, int]:
+        try:
+            session.poll_once()
+        except sf.Unavailable:
+            pass
+        return dict(session.read("kv", 0, allow_stale=True).store.all())
+
+    [segment] = (broker.directory / "data" / f"{app}-kv-changelog-0").glob("*.log")
+    put(*range(5))
+    kept_bytes = segment.stat().st_size
+    put(*range(5, 8))
+    until(lambda: len(rows(standby)) == 8, "the standby has all")
+    if not wrote:
+        owner.assign()
+        owner.assign(active=[0])
+        owner.wait_ready(WAIT_S)
+    broker.kill()
+    os.truncate(segment, kept_bytes)
+    for name in ("*.index", "*.timeindex", "*.snapshot"):
+        for path in segment.parent.glob(name):
+            path.unlink()
+    broker.start()
+    first_five = {f"k{number}": number for number in range(5)}
+    until(lambda: "k0" in rows(standby), "the broker answers")
+    with pytest.raises(sf.Unavailable if wrote else sf.StateLost, match=None if wrote else "offset 5, .* below 8"):
+        put(100)
+    if wrote:
+        owner.reopen(0)
+    expected = first_five if wrote else first_five | {"k100": 100}
+    until(lambda: rows(owner) == expected and owner.ready, "the owner has what the log has")
+    assert owner.counters.wipes == {"position-ahead" if wrote else "diverged": 1}
+    put(101, 102, 103)
+    until(lambda: rows(standby) == rows(owner), "the standby has what the log has")
+    assert sum(standby.counters.wipes.values()) == 1 and set(standby.counters.wipes) <= {"position-ahead", "diverged"}
+    for session in (owner, standby):
+        session.close()
+
+
+class Counting(sf.Processor):
+    stores = ("kv",)
+
+    def init(self, context: sf.Context) -> None:
+        self.context, self.kv = context, context.store("kv")
+
+    def process(self, record: sf.Record) -> None:
+        count = (self.kv.get(record.key) or 0) + 1
+        self.kv.put(record.key, count)
+        self.context.forward(sf.Record(record.key, record.value, record.timestamp))
+
+
+class Feeder:
+    """Writes numbers to `<app>-in`, each once, whatever becomes of the broker meanwhile."""
+
+    def __init__(self, broker: Broker, app: str) -> None:
+        self.topic = f"{app}-in"
+        self.count = 0
+        self._producer = Producer(
+            {
+                "bootstrap.servers": broker.address,
+                "enable.idempotence": True,
+                "log_level": 0,
+                "linger.ms": 5,
+                "reconnect.backoff.max.ms": 500,
+            }
+        )
+
+    def feed(self, count: int) -> None:
+        for number in range(self.count, self.count + count):
+            self._producer.produce(self.topic, INT.serialize(number), f"k{number % 50}".encode(), 0)
+        self.count += count
+
+    def flush(self) -> None:
+        assert self._producer.flush(WAIT_S) == 0
+
+
+def running_app(address: str, app: str, root: Path, guarantee: Any) -> tuple[sf.App, threading.Thread]:
+    """An application in a thread of its own that counts records by key, and passes them on."""
+    made = sf.App(
+        app,
+        log=address,
+        state_dir=root / "state",
+        stores=STORES,
+        guarantee=guarantee,
+        commit_interval_ms=100,
+        restart=sf.FixedDelay(attempts=2, delay_ms=200),
+    )
+    made.sink(f"{app}-out", key=TEXT, value=INT)(made.source(f"{app}-in", key=TEXT, value=INT)(Counting))
+    thread = threading.Thread(target=made.run, daemon=True)
+    thread.start()
+    return made, thread
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_application_loses_nothing_and_goes_on_within_seconds(
+    broker: Broker, address: str, app: str, tmp_path: Path, guarantee: str
+) -> None:
+    log = KafkaLog(address)
+    for topic in ("in", "out"):
+        log.admin.create_topic(f"{app}-{topic}", 1, TopicPolicy())
+    out, reader = TopicPartition(f"{app}-out", 0), log.reader()
+
+    def outputs() -> int:
+        return reader.bounds([out])[out].end
+
+    feeder = Feeder(broker, app)
+    feeder.feed(2_000)
+    made, thread = running_app(address, app, tmp_path, guarantee)
+    until(lambda: outputs() > 1_000, "the application runs")
+    feeder.feed(5_000)
+    bounce(broker)
+    before = outputs()
+    took_s = until(lambda: outputs() > before, "progress", BACK_S)
+    feeder.feed(1_000)
+    feeder.flush()
+    session = made.session
+    assert session is not None
+    until(lambda: session.open_tasks() != {}, "the task runs")
+    until(
+        lambda: sum(dict(session.read("kv", 0, allow_stale=True).store.all()).values()) >= feeder.count, "all processed"
+    )
+    time.sleep(0.3)
+    made.stop()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    numbers = [INT.deserialize(record.value or b"") for record in records(address, out)]
+    rows = {key: INT.deserialize(value) for key, value in state(address, app).items()}
+    if guarantee == "exactly_once":
+        assert numbers == list(range(feeder.count))
+        assert rows == Counter(f"k{number % 50}" for number in range(feeder.count))
+    else:
+        assert set(numbers) == set(range(feeder.count))
+    log.close()
+    print(f"first result {took_s:.1f} s after the broker's return")
+
+
+def state(address: str, app: str) -> dict[str, bytes]:
+    """The changelog, folded."""
+    rows: dict[str, bytes] = {}
+    for record in records(address, TopicPartition(f"{app}-kv-changelog", 0)):
+        assert record.key is not None and record.value is not None
+        rows[record.key.decode()] = record.value
+    return rows
+
+
+def test_restore_goes_on_where_it_was_and_lacks_nothing(
+    broker: Broker, address: str, app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 8_000
+    given: dict[str, Any] = {"stores": STORES, "partitions": 1, "background": False}
+    with sf.Session(app, log=address, state_dir=tmp_path / "a", **given) as first:
+        first.assign(active=[0])
+        first.wait_ready(WAIT_S)
+        for number in range(count):
+            first.task(0).store("kv").put(f"{number:>200}", number)
+            if number % 2_000 == 1_999:
+                first.task(0).commit()
+    monkeypatch.setattr("standfast.restore.restorer.BATCH_RECORDS_MAX", 500)
+    # The client fetches far ahead; this one hardly.
+    lean = f"{address}&queued.min.messages=500&queued.max.messages.kbytes=100&max.partition.fetch.bytes=50000"
+    lean += "&fetch.message.max.bytes=50000&fetch.max.bytes=70000&message.max.bytes=60000"
+    with sf.Session(app, log=lean, state_dir=tmp_path / "cold", **given) as cold:
+        cold.assign(active=[0])
+
+        def restored() -> int:
+            try:
+                cold.poll_once()
+            except sf.Unavailable:
+                pass
+            return sum(cold.counters.restored_records.values())
+
+        until(lambda: restored() > count // 4, "a part")
+        broker.kill()
+        until(lambda: restored() == restored(), "what was fetched before is applied")
+        assert not cold.ready
+        before = restored()
+        broker.start()
+        took_s = until(lambda: restored() > before, "progress", BACK_S)
+        until(lambda: restored() == count, "everything, each record once")
+        until(lambda: (restored(), cold.ready)[1], "the gate opens")
+        assert list(cold.task(0).store("kv").all()) == [(f"{number:>200}", number) for number in range(count)]
+        assert cold.counters.wipes == {}
+    print(f"restore went on {took_s:.1f} s after the broker's return")
+
+
+def test_standby_follows_again_and_the_writer_is_opened_again_by_its_owner(
+    broker: Broker, address: str, app: str, tmp_path: Path
+) -> None:
+    log = KafkaLog(address)
+    source = (f"{app}-in", 0)
+    log.admin.create_topic(source[0], 1, TopicPolicy())
+    given: dict[str, Any] = {"log": address, "stores": STORES, "partitions": 1, "lease_ms": 2_000}
+    writer = sf.Session(app, state_dir=tmp_path / "a", **given)
+    standby = sf.Session(app, state_dir=tmp_path / "b", **given)
+    writer.assign(active=[0])
+    writer.wait_ready(WAIT_S)
+    standby.assign(standby=[0])
+
+    failures = []
+
+    def write(upto: int) -> bool:
+        """One record of the source; after a failure the task is opened again, and says where to go on."""
+        try:
+            offset = writer.task(0).source_offsets().get(TopicPartition(*source), 0)
+            if offset == upto:
+                return True
+            writer.task(0).store("kv").put(f"k{offset}", offset)
+            writer.task(0).commit({source: offset + 1})
+        except (sf.Unavailable, sf.Closed) as error:
+            failures.append(error)
+            try:
+                writer.reopen(0)
+            except sf.Unavailable:
+                pass
+        except sf.NotReady:
+            pass
+        return False
+
+    def followed() -> dict[str, int]:
+        return dict(standby.read("kv", 0, allow_stale=True).store.all())
+
+    until(lambda: write(20), "twenty")
+    until(lambda: len(followed()) == 20, "the standby follows")
+    broker.kill()
+    until(lambda: write(21) or bool(failures), "a commit fails")
+    broker.start()
+    took_s = until(lambda: write(21), "progress", 2 * BACK_S)
+    until(lambda: write(40), "forty")
+    until(lambda: len(followed()) >= 40, "the standby follows again", 2 * BACK_S)
+    assert followed() == {f"k{number}": number for number in range(40)}
+    assert standby.tasks()[0].role == "standby"
+    assert standby.counters.wipes == writer.counters.wipes == {}
+    assert standby.counters.standby_records == {("kv", 0): 40}
+    assert len(records(address, TopicPartition(f"{app}-kv-changelog", 0))) == 40
+    for session in (writer, standby):
+        session.close()
+    log.close()
+    print(f"first commit {took_s:.1f} s after the broker's return")
