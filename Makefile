@@ -12,7 +12,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-JOBS ?= 2
+JOBS ?= 3
 RUNS ?= 200
 APP_RUNS ?= 50
 KAFKA_RUNS ?= 100
@@ -51,7 +51,7 @@ check: $(VENV)/.dev ## ruff and the quick tests, under 10 s
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/pytest -q -x -m "not slow" $(ARGS)
 
-test: $(VENV)/.dev ## every test, in JOBS=2 processes
+test: $(VENV)/.dev ## every test, in JOBS=3 processes
 	@echo "==> test: unit, contract, scenario, crash, tidy and packaging tests; those on Kafka fetch it, the first time only"
 	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup $(ARGS)
 

@@ -18,7 +18,6 @@ anew, because the client's seek fails on a partition that was just assigned.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -26,14 +25,15 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from standfast.replication.columns import RecordColumns, joined
 from standfast.replication.kafka_cluster import Cluster
 from standfast.replication.kafka_errors import AUTHENTICATION, PERMISSION, UNKNOWN_TOPIC, error_of, translated
 from standfast.replication.kafka_records import to_columns
+from standfast.replication.kafka_slot import ReaderSlot
 from standfast.replication.log import Fetched, Record
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.uncollected import uncollected
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, InvalidRequest, StandfastError, StateLost, Unavailable
+from standfast.store.errors import Closed, InvalidRequest, StateLost, Unavailable
 
 CHUNK = 1_000  # messages taken from the client at once; smaller batches stay in the processor's cache
 BUFFER_RECORDS = 10_000  # held here at most before the client is left alone, or as many as a fetch asks for
@@ -44,53 +44,6 @@ TOPIC_CHECK_MS = 1_000
 STUCK_MS = 5_000
 
 
-class _Slot:
-    """An assigned partition. `frontier` is the next offset expected of the client, `end` where it saw the end."""
-
-    __slots__ = (
-        *("answered", "count", "end", "error", "frontier", "heard_ms", "held", "kicked", "late", "paused"),
-        *("pieces", "position", "source", "told_end", "topic_id"),
-    )
-
-    def __init__(self, source: TopicPartition, topic_id: str, position: int, now_ms: int) -> None:
-        self.source = source
-        self.topic_id = topic_id
-        self.paused = False
-        self.error: StandfastError | None = None
-        self.start(position, now_ms)
-
-    def start(self, position: int, now_ms: int) -> None:
-        """Stand at a position of which nothing is known."""
-        self.position = self.frontier = position
-        self.pieces: deque[RecordColumns] = deque()
-        self.count = 0  # records in all pieces
-        self.end = -1
-        self.told_end = False
-        self.answered = False
-        self.late = False
-        self.held = False
-        self.kicked = False
-        self.heard_ms = now_ms
-
-    @property
-    def hungry(self) -> bool:
-        """Something may come: it is read, nothing is here, and its end is not known."""
-        return not self.paused and not self.count and self.end != self.frontier
-
-    def take(self, count: int) -> RecordColumns:
-        """The first records; there are at least so many, and one at least is asked for."""
-        self.count -= count
-        taken: list[RecordColumns] = []
-        while count:
-            piece = self.pieces.popleft()
-            if len(piece) > count:
-                self.pieces.appendleft(piece[count:])
-                piece = piece[:count]
-            taken.append(piece)
-            count -= len(piece)
-        return joined(taken)
-
-
 class KafkaReader:
     """LogReader of a Kafka log."""
 
@@ -98,7 +51,7 @@ class KafkaReader:
         self._cluster = cluster
         self._forget = closed
         self._clock = SystemClock()
-        self._slots: dict[TopicPartition, _Slot] = {}
+        self._slots: dict[TopicPartition, ReaderSlot] = {}
         self._client: Consumer | None = None  # made with the first assignment: many readers only ask for bounds
         self._asked: set[str] = set()  # topics of which the client knows the leaders
         self._closed = False
@@ -201,11 +154,14 @@ class KafkaReader:
         hungry = any(slot.hungry for slot in self._slots.values())
         size = 0
         while held < max(wanted, BUFFER_RECORDS) and size < BUFFER_BYTES and (hungry or held < wanted):
-            messages = self._consume(CHUNK, 0)
-            if not messages:
+            with uncollected():
+                messages = self._consume(CHUNK, 0)
+                count = len(messages)
+                size += self._ingest(messages)
+                del messages
+            if not count:
                 return
-            size += self._ingest(messages)
-            held += len(messages)
+            held += count
             hungry = any(slot.hungry for slot in self._slots.values())
 
     def _consume(self, count: int, timeout_ms: int) -> list[Message]:
@@ -314,7 +270,7 @@ class KafkaReader:
         found = (self._settle(slot, taken[slot.source]) for slot in turn)
         return [one for one in found if one is not None]
 
-    def _settle(self, slot: _Slot, count: int) -> Fetched | None:
+    def _settle(self, slot: ReaderSlot, count: int) -> Fetched | None:
         """Hand out the first records of a slot; None if the caller learns nothing new."""
         records: Sequence[Record] = []
         position = slot.position
@@ -332,7 +288,7 @@ class KafkaReader:
         slot.told_end = at_end
         return Fetched(slot.source, records, position, at_end)
 
-    def _stands_at_end(self, slot: _Slot) -> bool:
+    def _stands_at_end(self, slot: ReaderSlot) -> bool:
         """Whether the last record is the last of all, by what the last fetch said: no marker follows it."""
         bounds = self._consumer().get_watermark_offsets(KafkaPartition(*slot.source), cached=True)
         return bool(bounds) and bounds[1] == slot.frontier
@@ -376,7 +332,7 @@ class KafkaReader:
             if slot.topic_id != topic_id:
                 slot.error = _recreated(slot.source)
 
-    def _unstick(self, slot: _Slot, now_ms: int) -> None:
+    def _unstick(self, slot: ReaderSlot, now_ms: int) -> None:
         """Nothing came for long, not even the end: ask the broker where it is."""
         slot.heard_ms = now_ms
         slot.error = self._lost(slot)
@@ -397,7 +353,7 @@ class KafkaReader:
             stuck.sources = (slot.source,)
             raise stuck
 
-    def _lost(self, slot: _Slot) -> StateLost | None:
+    def _lost(self, slot: ReaderSlot) -> StateLost | None:
         """Why the broker cannot have this position, or None; one over a transaction that is still open is fine."""
         source = slot.source
         if str(self._cluster.check([source])[source.topic].topic_id) != slot.topic_id:
@@ -424,16 +380,16 @@ class KafkaReader:
             self._client = self._cluster.consumer()
         return self._client
 
-    def _resolve(self, positions: Mapping[TopicPartition, int]) -> list[_Slot]:
+    def _resolve(self, positions: Mapping[TopicPartition, int]) -> list[ReaderSlot]:
         self._check_open()
         topics = self._cluster.check(positions)
         now_ms = self._clock.monotonic_ms()
         return [
-            _Slot(TopicPartition(*source), str(topics[source[0]].topic_id), _checked(source, position), now_ms)
+            ReaderSlot(TopicPartition(*source), str(topics[source[0]].topic_id), _checked(source, position), now_ms)
             for source, position in positions.items()
         ]
 
-    def _begin(self, slots: list[_Slot]) -> None:
+    def _begin(self, slots: list[ReaderSlot]) -> None:
         if slots:
             client = self._consumer()
             new = {slot.source.topic for slot in slots} - self._asked
@@ -443,7 +399,7 @@ class KafkaReader:
             self._cluster.run("assigning", lambda: client.incremental_assign(wanted))
             self._slots.update({slot.source: slot for slot in slots})
 
-    def _restart(self, slot: _Slot, offset: int, *, keep: bool = False) -> None:
+    def _restart(self, slot: ReaderSlot, offset: int, *, keep: bool = False) -> None:
         """Read on from an offset; `keep` what is buffered before it."""
         client = self._consumer()
         self._let_go([slot])
@@ -456,14 +412,14 @@ class KafkaReader:
         slot.error = None
         slot.start(offset, now_ms)
 
-    def _let_go(self, slots: Iterable[_Slot]) -> None:
+    def _let_go(self, slots: Iterable[ReaderSlot]) -> None:
         """Undo the client's pause, which would outlive an assignment."""
         for slot in slots:
             if slot.held:
                 slot.held = False
                 self._consumer().resume([KafkaPartition(*slot.source)])
 
-    def _slot(self, source: TopicPartition) -> _Slot:
+    def _slot(self, source: TopicPartition) -> ReaderSlot:
         self._check_open()
         slot = self._slots.get(source)
         if slot is None:
@@ -484,11 +440,11 @@ def _recreated(source: TopicPartition) -> StateLost:
     )
 
 
-def _diverged(slot: _Slot, error: KafkaError) -> StateLost:
+def _diverged(slot: ReaderSlot, error: KafkaError) -> StateLost:
     return StateLost(f"{slot.source}: other records below {slot.frontier} now ({error.str()})", reason="diverged")
 
 
-def _wait_no_more(silent: Iterable[_Slot]) -> None:
+def _wait_no_more(silent: Iterable[ReaderSlot]) -> None:
     for slot in silent:
         slot.late = True
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,11 +36,14 @@ settings.load_profile(os.environ.get("STANDFAST_HYPOTHESIS_PROFILE", "default"))
 
 # Tests that share something dear (a broker, a Spark session, a built wheel) go to the same process of `make test`.
 SHARED = ("kafka", "spark", "packaging")
+BROKERS = 2  # tests on a broker wait more than they compute: two of them at a time, whole files
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name = next((mark for mark in SHARED if item.get_closest_marker(mark)), None)
+        if name == "kafka":
+            name += str(crc32(item.path.name.encode()) % BROKERS)
         if name is not None:
             item.add_marker(pytest.mark.xdist_group(name))
 
