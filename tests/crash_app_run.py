@@ -187,7 +187,8 @@ class AppCrash:
         with (self.root / "log.lock").open("rb") as lock:
             while True:
                 life.process.send_signal(signal.SIGSTOP)
-                time.sleep(0.005)
+                while not stands_still(life.process.pid):
+                    time.sleep(0.001)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -373,3 +374,15 @@ def portable(task: Task) -> dict[str, Any]:
         "stream_times": dict(task.stream_times),
         "progress": dict(task.progress),
     }
+
+
+def stands_still(pid: int) -> bool:
+    """Whether every thread of a process has stopped: one on its way there may still be given a lock."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            state = (thread / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        if state not in ("T", "t"):
+            return False
+    return True
