@@ -54,6 +54,11 @@ def position(session: sf.Session) -> int:
     return session.tasks()[0].stores.cut.positions["kv"].offset
 
 
+def wait_for_marker(bench: KafkaBench, session: sf.Session) -> None:
+    """Until the broker has ended the session's last transaction, for it answers before it has."""
+    until(lambda: bounds(bench).end > position(session), "the marker")
+
+
 def put(bench: KafkaBench, session: sf.Session, **pairs: str | None) -> None:
     """Each pair in a commit of its own."""
     for key, value in pairs.items():
@@ -136,6 +141,7 @@ def test_log_compacted_to_nothing_but_markers_restores_to_its_end(bench: KafkaBe
 def test_aborted_records_at_the_end_are_passed(bench: KafkaBench) -> None:
     first = bench.active("a")
     put(bench, first, a="1")
+    wait_for_marker(bench, first)
     first.close()
     before = bounds(bench).end
     foreign(bench, *("bad" for _ in range(300))).abort_transaction(10)
@@ -149,6 +155,7 @@ def test_aborted_records_at_the_end_are_passed(bench: KafkaBench) -> None:
 def test_open_transaction_ends_the_restore_at_the_last_stable_offset(bench: KafkaBench) -> None:
     first = bench.active("a")
     put(bench, first, a="1")
+    wait_for_marker(bench, first)
     first.close()
     stable = bounds(bench).end
     transaction = foreign(bench, "open")
@@ -190,6 +197,7 @@ def fill_windows(bench: KafkaBench, session: sf.Session, keys: str) -> None:
     for key in keys:
         session.task(0).store("kv").put(key, key, start)
         session.task(0).commit({bench.source: bench.offset(session) + 1})
+    wait_for_marker(bench, session)
 
 
 def window_keys(session: sf.Session) -> str:
