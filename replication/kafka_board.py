@@ -207,14 +207,22 @@ class Board:
                 self._consumer.close()
                 self._consumer = None
         if topic_id and self._consumer is None:
-            begin = self._cluster.bounds([self._source], committed=False)[self._source].begin
-            self._position = begin
-            self._consumer = self._cluster.consumer(isolation_level="read_uncommitted")
-            self._consumer.assign([KafkaPartition(*self._source, begin)])
+            self._position = self._cluster.bounds([self._source], committed=False)[self._source].begin
+            self._listen()
         return bool(topic_id)
 
+    def _listen(self) -> Consumer:
+        """Read on with a new consumer."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+        self._consumer = self._cluster.consumer(isolation_level="read_uncommitted")
+        self._consumer.assign([KafkaPartition(*self._source, self._position)])
+        return self._consumer
+
     def _read_to(self, end: int) -> None:
-        deadline_ms = self._wall.monotonic_ms() + self._cluster.timeout_ms
+        now_ms = self._wall.monotonic_ms()
+        deadline_ms, anew_ms = now_ms + self._cluster.timeout_ms, now_ms + self._cluster.timeout_ms // 2
         consumer = self._consumer
         while consumer is not None and self._position < end:
             found: list[Message] = consumer.consume(1, WAIT_MS / 1_000)
@@ -235,11 +243,14 @@ class Board:
             self._members.apply([one for one in records if one.offset >= self._old_end], now_ms, old=False)
             if records:
                 self._position = max(self._position, records[-1].offset + 1)
-            elif self._wall.monotonic_ms() > deadline_ms:
+            elif (now_ms := self._wall.monotonic_ms()) > deadline_ms:
                 raise Unavailable(
                     f"{self._cluster.where}: {self._source} gave nothing for {self._cluster.timeout_ms} ms at position "
                     f"{self._position}, its end is {end}: try again"
                 )
+            elif now_ms > anew_ms:
+                # Measured: a consumer may never again read from a broker that stood still for long; a new one does.
+                consumer, anew_ms = self._listen(), deadline_ms
 
     def _write(self, key: bytes, value: bytes | None) -> None:
         """Write one record and read to it."""

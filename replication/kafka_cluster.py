@@ -42,6 +42,7 @@ Result = TypeVar("Result")
 _api: Any = _admin  # its names are public by its manual, but not to type checkers
 
 RETRY_MS = 20
+FIRST_ANSWER_S = 3.0  # how long the first client is waited for that describes a topic, before a new one is asked
 ANSWER_EXTRA_S = 5.0  # the client ends its requests by itself; a starved machine may have it late
 GROWING_MS = 200
 INTERNAL = "__"  # Kafka's own topics
@@ -194,11 +195,23 @@ class Cluster:
         return self.run(what, lambda: self.answer(future))
 
     def answer(self, future: Future[Result]) -> Result:
-        """The same with the client's own errors. One that never comes, not even as a time-out, is a time-out, too."""
+        """The same with the client's own errors. One that never comes, not even as a time-out, is a time-out, too.
+
+        After a time-out the next question is asked by a new client: measured, one that met a broker which stood still
+        may wait for its controller for ever.
+        """
         try:
             return future.result(self.timeout_s + ANSWER_EXTRA_S)
         except TimeoutError as error:
+            self._renew()
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error
+        except KafkaException as error:
+            if error_of(error).code() == KafkaError._TIMED_OUT:
+                self._renew()
+            raise
+
+    def _renew(self) -> None:
+        self.admin = self._make(AdminClient, options_of(self._options))
 
     def translate(self, error: KafkaException | KafkaError, what: str) -> Exception:
         """The port's error, with the client's last complaint where nothing answered."""
@@ -218,8 +231,26 @@ class Cluster:
     def describe(self, names: Iterable[str]) -> dict[str, Any | None]:
         """Topics by name; None for one that does not exist."""
         wanted = sorted(set(names))
+        first_s = min(FIRST_ANSWER_S, self.timeout_s / 2)
+        try:
+            return self._described(self.describe_later(wanted, first_s))
+        except Unavailable:
+            # Almost everything asks this first, so that a client which is stuck is found out here (see `answer`).
+            return self._described(self.describe_later(wanted, self.timeout_s - first_s))
+
+    def describe_later(self, names: Iterable[str], timeout_s: float | None = None) -> dict[str, Future[Any]]:
+        """The same without waiting: futures by name."""
+        wanted = sorted(set(names))
+        if not wanted:
+            return {}
+        answer: dict[str, Future[Any]] = self.admin.describe_topics(
+            TopicCollection(wanted), request_timeout=timeout_s or self.timeout_s
+        )
+        return answer
+
+    def _described(self, futures: Mapping[str, Future[Any]]) -> dict[str, Any | None]:
         found: dict[str, Any | None] = {}
-        for name, future in self.describe_later(wanted).items():
+        for name, future in futures.items():
             try:
                 found[name] = self.answer(future)
             except KafkaException as error:
@@ -227,16 +258,6 @@ class Cluster:
                     raise self.translate(error, f"describing topic {name!r}") from error
                 found[name] = None
         return found
-
-    def describe_later(self, names: Iterable[str]) -> dict[str, Future[Any]]:
-        """The same without waiting: futures by name."""
-        wanted = sorted(set(names))
-        if not wanted:
-            return {}
-        answer: dict[str, Future[Any]] = self.admin.describe_topics(
-            TopicCollection(wanted), request_timeout=self.timeout_s
-        )
-        return answer
 
     def names(self) -> list[str]:
         """All topics but Kafka's own."""

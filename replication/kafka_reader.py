@@ -319,7 +319,7 @@ class KafkaReader:
     def _check_topic(self, topic: str, future: Future[Any]) -> None:
         slots = [slot for slot in self._slots.values() if slot.source.topic == topic]
         try:
-            topic_id = str(future.result().topic_id)
+            topic_id = str(self._cluster.answer(future).topic_id)
         except KafkaException as error:
             if not slots:
                 return

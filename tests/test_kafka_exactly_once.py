@@ -192,7 +192,8 @@ def test_after_a_time_out_each_record_counts_once(
     def opened_again() -> bool:
         try:
             session.reopen(0)
-        except sf.Unavailable:
+        except sf.Unavailable as error:
+            print("not yet:", error)
             return False
         return True
 
