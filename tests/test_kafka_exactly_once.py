@@ -189,16 +189,17 @@ def test_after_a_time_out_each_record_counts_once(
         os.kill(stopped_broker.running.pid, signal.SIGCONT)
     monkeypatch.setattr(KafkaWriter, name, inner)
 
-    def opened_again() -> bool:
+    def answered(call: Callable[[], object]) -> bool:
+        # A broker that stood still for long is without its partitions for a while.
         try:
-            session.reopen(0)
+            call()
         except sf.Unavailable as error:
             print("not yet:", error)
             return False
         return True
 
-    until(opened_again, "the task is opened again")
-    session.wait_ready(WAIT_S)
+    until(lambda: answered(lambda: session.reopen(0)), "the task is opened again")
+    until(lambda: answered(lambda: session.wait_ready(WAIT_S)), "the task is ready")
     assert bench.offset(session) in (5, 6)
     bench.write(session, 10, "x")
     expected = [(f"k{number}", "x") for number in range(10)]
