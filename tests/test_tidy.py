@@ -48,6 +48,7 @@ PURE = {
     "restore/digest.py",
     "restore/fold.py",
     "restore/gate.py",
+    "restore/manifest.py",
     "restore/plan.py",
     "restore/progress.py",
     "stream/control.py",
