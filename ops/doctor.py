@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from standfast.ops.offline import OfflineTask, definition_spec, open_tasks, tasks_of
+from standfast.ops.offline import OfflineTask, open_tasks, tasks_of
 from standfast.ops.store_argument import StoreArgument, store_spec
 from standfast.replication.app_topics import app_topics
 from standfast.replication.changelog import changelog_need
@@ -23,6 +23,7 @@ from standfast.replication.log import Log, LogSurvey, TopicPolicy
 from standfast.replication.topic_rules import Application, Changelog
 from standfast.store.cut import parse_source_key
 from standfast.store.errors import StandfastError
+from standfast.store.kinds import definition_spec
 from standfast.store.names import changelog_topic
 
 _UNTOLD_MS = 10 * 24 * 3_600_000  # stands in for a time that was not given, and is not judged

@@ -23,19 +23,16 @@ from standfast.ops.run_file import find_app, pid_alive
 from standfast.replication.offsets import TaskId
 from standfast.store import serde as serdes
 from standfast.store.buffer import WriteBuffer
-from standfast.store.cut import CUT_KEY, STORES_KEY, Cut, StoreTimes, decode_record
+from standfast.store.cut import CUT_KEY, INGESTING_KEY, STORES_KEY, Cut, StoreTimes, decode_ingesting, decode_record
 from standfast.store.engine import DEFAULT_FAMILY
-from standfast.store.errors import InvalidRequest, UnknownStore
+from standfast.store.errors import InvalidRequest, NotReady, UnknownStore
+from standfast.store.kinds import definition_spec
 from standfast.store.rocks import RocksEngine, RocksShared
 from standfast.store.rows import StoreRows
 from standfast.store.segments import parse_family
-from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
 from standfast.store.state_dir import MARKER, check_marker
 
 MEMORY_BYTES = 64 << 20
-_KINDS: dict[str, type[StoreSpec]] = {
-    kind.kind: kind for kind in (KeyValueStore, WindowStore, SessionStore, VersionedStore)
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +87,7 @@ class OfflineStores:
         where = str(task.path)
         raw_cut = engine.get(DEFAULT_FAMILY, CUT_KEY)
         raw_stores = engine.get(DEFAULT_FAMILY, STORES_KEY)
+        self.ingesting = decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), where)
         self.task = task
         self.engine = engine
         self.cut = Cut.decode(raw_cut, where) if raw_cut is not None else Cut()
@@ -103,6 +101,11 @@ class OfflineStores:
             raise UnknownStore(f"task {self.task.task} in {self.task.path} has no store {name!r}: it has {known}")
         if definition["engine"] == "memory":
             raise InvalidRequest(f"store {name!r} is kept in memory: it leaves nothing in files, ask the live instance")
+        if name in self.ingesting:
+            raise NotReady(
+                f"store {name!r} in {self.task.path} was taking files in: its position does not fit its rows; wait for "
+                "the restore, or start the application again, which restores it"
+            )
         key, value = serdes.by_name(definition["key"]), serdes.by_name(definition["value"])
         spec = definition_spec(name, definition)
         times = self.cut.stores.get(name, StoreTimes())
@@ -200,14 +203,3 @@ def _task(app: str, path: Path) -> OfflineTask:
         return OfflineTask(app, TaskId.parse(path.name), path)
     except ValueError as error:
         raise InvalidRequest(f"{path} is not named as a task is, such as 0_3: give it its name back") from error
-
-
-def definition_spec(name: str, definition: dict[str, Any]) -> StoreSpec:
-    """A store as it was declared; a serde of the application's own is bytes here."""
-    key, value = serdes.by_name(definition["key"]), serdes.by_name(definition["value"])
-    settings = {
-        setting: given
-        for setting, given in definition.items()
-        if setting not in ("kind", "key", "value", "engine", "logging")
-    }
-    return _KINDS[definition["kind"]](name, key or serdes.bytes, value or serdes.bytes, **settings)

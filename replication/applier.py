@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from standfast.replication.log import Log, LogReader, Record, TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.source_records import as_logged
 from standfast.store.clock import Clock
-from standfast.store.cut import Position
+from standfast.store.cut import Position, StoreTimes
 from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost
 from standfast.store.log import logger
 from standfast.store.task_stores import TaskStores
@@ -30,6 +31,7 @@ class ChangelogApplier:
         self.stores = stores
         self._clock = clock
         self._topic_ids = {name: info.topic_id for name, info in topics.items()}
+        self.partition_counts = {TopicPartition(info.name, task.partition): info.partitions for info in topics.values()}
         self.changelogs = {name: TopicPartition(info.name, task.partition) for name, info in topics.items()}
         self.store_of = {partition: name for name, partition in self.changelogs.items()}
         # Source topics: they hold records that are not processed yet, so that no more than what the group committed
@@ -74,6 +76,15 @@ class ChangelogApplier:
             return self.stores.apply({name: records} if records else {}, cut)
         except Corruption as error:
             raise self._blame(changelog, name, records, error) from error
+
+    def ingest(
+        self, changelog: TopicPartition, files: Sequence[tuple[str, Path]], next_offset: int, times: StoreTimes
+    ) -> None:
+        """Take sorted files (family, path) in and move the position to `next_offset`; see `TaskStores.ingest`."""
+        name = self._store(changelog)
+        position = Position(next_offset, -1, self._topic_ids[name], self._clock.wall_ms())
+        cut = self.stores.cut
+        self.stores.ingest(name, files, times, replace(cut, positions={**cut.positions, name: position}))
 
     def advanced(
         self, acknowledged: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, int], *, marked: bool

@@ -36,6 +36,9 @@ _VALUE_HEAD = struct.Struct("<i")
 SELECT_PLAIN = (
     "SELECT id - ?1, timestamp, key, value FROM records WHERE id >= ?1 + ?2 AND id < ?1 + ?3 ORDER BY id LIMIT ?4"
 )
+SELECT_FIRST_AT = (
+    "SELECT id - ?1 FROM records WHERE id >= ?1 + ?2 AND id < ?1 + ?3 AND timestamp >= ?4 ORDER BY id LIMIT 1"
+)
 SELECT_HEADERS = SELECT_PLAIN.replace("value FROM", "value, headers FROM")
 
 # Record(*row) costs a Python-level call per row; this does not.

@@ -187,6 +187,12 @@ class KafkaAdmin:
             if code != KafkaError.GROUP_ID_NOT_FOUND:
                 raise self._cluster.translate(error, what) from error
 
+    def first_offsets(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """First offset at or after a timestamp, the end if there is none. Raises UnknownStore."""
+        self._check_open()
+        self._cluster.check(times_ms)
+        return {source: self._cluster.first_offset(source, max(time_ms, 0)) for source, time_ms in times_ms.items()}
+
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         """Remove what lies below these offsets. Raises InvalidRequest for one past the end, or a compacted topic."""
         self._check_open()

@@ -313,6 +313,12 @@ class Cluster:
         ends = self._offsets(wanted, _api.OffsetSpec.latest(), level)
         return {source: Bounds(begins[source], max(ends[source], begins[source])) for source in wanted}
 
+    def first_offset(self, source: TopicPartition, time_ms: int) -> int:
+        """First offset with this timestamp or a later one, the last stable offset if there is none."""
+        spec = _api.OffsetSpec.for_timestamp(time_ms)
+        found = self._offsets([source], spec, IsolationLevel.READ_COMMITTED)[source]
+        return found if found >= 0 else self.bounds([source])[source].end
+
     def written_end(self, source: TopicPartition) -> int:
         """End of all that was written to a partition, in one question. Raises UnknownStore."""
         return self._offsets([source], _api.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)[source]

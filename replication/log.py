@@ -257,6 +257,13 @@ class LogAdmin(Protocol):
         """Forget what a group committed. One that does not exist is fine; InvalidRequest while it has consumers."""
         ...
 
+    def first_offsets(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """First offset of each partition whose record has this timestamp or a later one, the end if there is none.
+
+        Every record that the log holds below it is older. Raises UnknownStore.
+        """
+        ...
+
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         """Remove what lies below these offsets; a begin never moves back. Raises InvalidRequest for one past the end.
 

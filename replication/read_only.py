@@ -85,6 +85,7 @@ class ReadOnlyAdmin:
         self.survey = admin.survey
         self.groups = admin.groups
         self.consumers = admin.consumers
+        self.first_offsets = admin.first_offsets
 
     def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
         """Refused."""

@@ -68,7 +68,8 @@ class ManifestPartition:
 
     observed_ms   largest stream time that the store observed (-1: none), what was left out as expired too
     sequence      last sequence number of retained duplicates
-    records       records read: tombstones, superseded (a later one has the same key) and expired ones among them
+    records       records read. Each is a row of the files, or one of the tombstones (the last record of its key
+                  deletes), superseded (a later one has the same key), or expired
     entries       entries of all files
     digest        of the rows (`Digest.hex()`); None for a run, whose rows later runs may replace
     """

@@ -1,6 +1,7 @@
 """Restores active tasks: replays their changelogs in batches until every position reaches its end.
 
     plan (pure) ──> reader.add(position) ──> fetch ──> ChangelogApplier.apply ──> position >= end: done
+              └───> bulk.add(position)   ──> sorted files of workers, taken in ──────────┘
 
 Rules of this file: a shell driven by one thread through `poll_once`. A restore ends by position, never by the
 offset of the last record, because the last offsets may hold no record (markers, compaction). The end is read once,
@@ -19,9 +20,12 @@ from standfast.replication.columns import payload_bytes
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Log, LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.restore.bulk import BulkLoader
+from standfast.restore.bulk_plan import BulkSettings
 from standfast.restore.progress import ProgressMeter, RestoreProgress
 from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
+from standfast.store.log import logger
 
 # Measured: 10,000 rows a batch restore a tenth faster than 5,000 (they are sorted), 50,000 slower than both; a batch
 # holds the interpreter and the session's lock for about 25 ms. Where several records fold to one row, a batch takes
@@ -41,11 +45,12 @@ class RestoringChangelog:
     meter: ProgressMeter
     records: int = 0
     payload_bytes: int = 0
+    in_bulk: bool = False  # loaded by workers; until that is done, its files may be out of shape
 
     @property
     def done(self) -> bool:
         """Whether the position has reached the end."""
-        return self.position >= self.end
+        return self.position >= self.end and not self.in_bulk
 
 
 @dataclass(slots=True)
@@ -73,8 +78,11 @@ class RestoreRound:
 class Restorer:
     """All restoring tasks of one process."""
 
-    def __init__(self, log: Log, listener: Listener, reader: LogReader | None = None) -> None:
-        """`reader` is a lane of the fetch pipeline; without one it reads by itself."""
+    def __init__(
+        self, log: Log, listener: Listener, reader: LogReader | None = None, bulk: BulkSettings | None = None
+    ) -> None:
+        """`reader` is a lane of the fetch pipeline; without one it reads by itself. Without `bulk` all is batches."""
+        self.bulk = BulkLoader(log, bulk) if bulk is not None else None
         self._log = log
         self._reader: LogReader = reader if reader is not None else log.reader()
         self._listener = listener
@@ -101,25 +109,29 @@ class Restorer:
         self.tasks[applier.task] = RestoringTask(applier, changelogs)
         if not all(one.done for one in changelogs.values()):
             applier.stores.restoring(True)
-        self._reader.add({changelog: one.position for changelog, one in changelogs.items() if not one.done})
+            self._begin_bulk(applier, changelogs)
+        read_here = {at: one.position for at, one in changelogs.items() if not (one.done or one.in_bulk)}
+        self._reader.add(read_here)
 
     def remove(self, task: TaskId, reason: str) -> None:
         """Give up a restore; what was applied stays, with its position."""
         restoring = self.tasks.pop(task, None)
         if restoring is not None:
             self._reader.remove(list(restoring.changelogs))
+            if self.bulk is not None:
+                self.bulk.remove(task)
             restoring.applier.stores.restoring(False)
             self._listener.on_restore_suspended(task, reason)
 
     def poll_once(self, now_ms: int, timeout_ms: int = 0) -> RestoreRound:
         """Fetch once, apply, and report which tasks are whole. One task's failure leaves the others going."""
         failed: dict[TaskId, StandfastError] = {}
-        applied = 0
+        applied = self._load(failed, now_ms)
         if self._reader.assignment():
             try:
                 fetched = self._reader.fetch(self._batch_records, timeout_ms)
             except (StateLost, UnknownStore) as error:
-                return RestoreRound(failed=self._find_lost(error))
+                return RestoreRound(applied, failed=failed | self._find_lost(error))
             for batch in fetched:
                 task, restoring = self._owner(batch.source)
                 if task in failed:
@@ -142,8 +154,59 @@ class Restorer:
         )
 
     def close(self) -> None:
-        """Release the reader."""
+        """Release the reader, and end the workers."""
+        if self.bulk is not None:
+            self.bulk.close()
         self._reader.close()
+
+    def _begin_bulk(self, applier: ChangelogApplier, changelogs: Mapping[TopicPartition, RestoringChangelog]) -> None:
+        for changelog, one in changelogs.items():
+            if self.bulk is None or one.done:
+                continue
+            choice = self.bulk.choice(applier, changelog, one.position, one.end)
+            logger.debug("%s: %s (%s)", changelog, "bulk" if choice.bulk else "batches", choice.why)
+            if choice.bulk:
+                one.in_bulk = True
+                self.bulk.add(applier, changelog, one.position, one.end)
+
+    def _load(self, failed: dict[TaskId, StandfastError], now_ms: int) -> int:
+        """Take in what workers have built; returns the records that are in it."""
+        applied = 0
+        for step in () if self.bulk is None else self.bulk.poll_once():
+            changelog = self.tasks[step.task].changelogs[step.changelog]
+            changelog.position = step.position
+            changelog.meter.advance(step.covered, records=step.read_records, bytes_=step.read_bytes, now_ms=now_ms)
+            self._count(changelog, step.changelog, step.records, step.read_bytes)
+            applied += step.records
+            if step.records:
+                self._listener.on_batch_restored(
+                    step.task, changelog.store, step.changelog, step.position, step.records
+                )
+            changelog.in_bulk = not (step.done or step.given_back)
+            if step.error is not None:
+                failed[step.task] = self._lost_in_bulk(step.task, step.changelog, step.error)
+            elif step.given_back is not None:
+                logger.warning("%s is restored by batches from %d: %s", step.changelog, step.position, step.given_back)
+                changelog.meter = ProgressMeter(step.task, step.changelog, step.position, changelog.end, now_ms=now_ms)
+                self._reader.add({step.changelog: step.position})
+        return applied
+
+    def _lost_in_bulk(self, task: TaskId, changelog: TopicPartition, error: StandfastError) -> StandfastError:
+        """What a worker was told by the log, as a reader here would have been told."""
+        if not isinstance(error, StateLost):
+            return error
+        restoring = self.tasks[task]
+        position = restoring.changelogs[changelog].position
+        reason = restoring.applier.lost_reason(self._log, self._reader, changelog, position, error)
+        return StateLost(f"task {task}: {error}", reason=reason or error.reason)
+
+    def _count(self, changelog: RestoringChangelog, source: TopicPartition, records: int, size: int) -> None:
+        changelog.records += records
+        changelog.payload_bytes += size
+        self.records_total += records
+        self.bytes_total += size
+        self.restored_records[changelog.store, source.partition, changelog.reason] += records
+        self.restored_bytes[changelog.store, source.partition, changelog.reason] += size
 
     def _apply(self, batch: Fetched, task: TaskId, restoring: RestoringTask, now_ms: int) -> int:
         changelog = restoring.changelogs[batch.source]
@@ -158,12 +221,7 @@ class Restorer:
                 self._batch_records = min(max(BATCH_ROWS * len(records) // rows, BATCH_ROWS), BATCH_RECORDS_MAX)
         count = len(records)
         size = payload_bytes(records)
-        changelog.records += count
-        changelog.payload_bytes += size
-        self.records_total += count
-        self.bytes_total += size
-        self.restored_records[changelog.store, batch.source.partition, changelog.reason] += count
-        self.restored_bytes[changelog.store, batch.source.partition, changelog.reason] += size
+        self._count(changelog, batch.source, count, size)
         changelog.meter.advance(changelog.position, records=count, bytes_=size, now_ms=now_ms)
         self._listener.on_batch_restored(task, changelog.store, batch.source, next_offset, count)
         if changelog.done:

@@ -2,6 +2,8 @@
 
     "cut"     01 | JSON   positions, source offsets, stream times, observed times, epoch
     "stores"  01 | JSON   definition of every store, to recognise a changed one
+    "ingesting" 01 | JSON   {store: {}} while files are taken into it; if it is here on opening, a crash came between
+                          files and position, and nobody knows which of them are in: that store begins anew
 
 Rules of this file: written in the very batch that writes the rows it speaks of, so it can be neither ahead of them
 nor behind. The first byte is the format; never renumber, add fields instead.
@@ -18,6 +20,7 @@ from standfast.store.errors import Corruption, InvalidRequest
 
 CUT_KEY = b"cut"
 STORES_KEY = b"stores"
+INGESTING_KEY = b"ingesting"
 FORMAT = 1
 
 
@@ -96,6 +99,16 @@ def parse_source_key(key: str) -> tuple[str, int]:
 def encode_definitions(definitions: Mapping[str, Mapping[str, Any]]) -> bytes:
     """The bytes of the "stores" row."""
     return _encode(definitions)
+
+
+def encode_ingesting(store: str) -> bytes:
+    """The bytes of the "ingesting" row while files go into this store."""
+    return _encode({store: {}})
+
+
+def decode_ingesting(raw: bytes | None, where: str) -> frozenset[str]:
+    """The stores that files were being taken into; none where there is no such row."""
+    return frozenset() if raw is None else frozenset(decode_record(raw, where))
 
 
 def decode_record(raw: bytes, where: str) -> dict[str, Any]:

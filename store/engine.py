@@ -114,8 +114,20 @@ class Engine(Protocol):
         """Whether rows only come in and nobody reads: then files are put in shape later, within bounds."""
         ...
 
-    def flush(self) -> None:
-        """Move memtables to files, so that a reopen has no log to replay."""
+    def ingest(self, family: str, files: Sequence[Path]) -> None:
+        """Take sorted files (`standfast.store.rocks_sst.write_sorted`) in as rows, over what is there.
+
+        A later file wins over an earlier one. They are moved, and belong to the engine from then on. Durable engines
+        only: another raises InvalidRequest. Raises UnknownStore for an absent family. It is one step of each family,
+        and no row of another family is written with it.
+        """
+        ...
+
+    def flush(self, family: str | None = None) -> None:
+        """Move memtables (of one family, or of all) to files: a reopen then has no log to replay.
+
+        What was written before is durable afterwards, a loss of power included.
+        """
         ...
 
     def compact(self, family: str) -> None:

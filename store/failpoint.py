@@ -10,6 +10,10 @@
     stores.dropped    the first expired segment is dropped, others are not
     restore.apply     a batch of a restore is fetched, not applied
     standby.apply     a batch of a standby is fetched, not applied
+    ingest.marked     a store is marked, none of the files is in it
+    ingest.family     the files of one family are in, others or the position are not
+    ingest.positioned files and position are there, the tree is not in shape
+    worker.run        a worker of a bulk restore has written files and not said so
 
 Rules of this file: without the variable a place costs one look at an empty dictionary. Nothing but the kill can be
 asked for here: what a failpoint does must be what a machine can do at any time. A name or a count that is not usable
@@ -34,6 +38,10 @@ NAMES = (
     "stores.dropped",
     "restore.apply",
     "standby.apply",
+    "ingest.marked",
+    "ingest.family",
+    "ingest.positioned",
+    "worker.run",
 )
 _FORM = re.compile(r"([a-z.]+)=kill:([1-9][0-9]{0,8})")
 

@@ -107,9 +107,16 @@ class MemoryEngine:
         """Nothing to put in shape."""
         self._check_open()
 
-    def flush(self) -> None:
-        """Nothing to move: there are no files."""
-        self._check_open()
+    def ingest(self, family: str, files: Sequence[Path]) -> None:
+        """Refused: there are no files to take in, and rows in memory go in as fast by `write`."""
+        with self._lock:
+            self._table(family)
+        raise InvalidRequest(f"{self._name} is in memory and takes no files in: write the rows of {family!r}")
+
+    def flush(self, family: str | None = None) -> None:
+        """Nothing to move: there are no files. Raises UnknownStore for an absent family."""
+        with self._lock:
+            self._table(family or DEFAULT_FAMILY)
 
     def compact(self, family: str) -> None:
         """Nothing to compact; raises UnknownStore for an absent family."""

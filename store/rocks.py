@@ -3,7 +3,7 @@
     RocksShared(memory_bytes)            one per process: block cache + write-buffer manager charged to it
       RocksEngine(path, shared=...)      one per task: rows, positions and the task's record in one database
 
-Rules of this file: the only one that imports rocksdict; raw mode always (any other mode unpickles what it
+Rules of this file: it and rocks_sst.py alone import rocksdict; raw mode always (any other mode unpickles what it
 reads); every error of the binding leaves as one of ours; no file of the directory is moved or removed here.
 It must not know store types, logs or positions.
 
@@ -35,6 +35,7 @@ from standfast.store.failpoint import reach
 from standfast.store.rocks_errors import translate
 from standfast.store.rocks_files import CONFIG_FILE, link, refuse_foreign
 from standfast.store.rocks_scan import RocksScan
+from standfast.store.rocks_sst import ingest, table_options
 
 MEMORY_BYTES_MIN = 1 << 20
 WAL_BYTES_MAX = 32 << 20  # a reopen after a kill replays at most this: 180 MB took 4.5 s, 5 MB 58 ms
@@ -47,8 +48,6 @@ OPEN_FILES_MAX = 512
 LEVEL0_FILES = {True: (16, 28, 44), False: (4, 20, 36)}
 INFO_LOG_BYTES = 1 << 20
 SORT_ROWS_MIN = 2_000  # a batch of this many rows of one family is sorted first
-BLOOM_BITS_PER_KEY = 10
-BLOCK_BYTES = 8 << 10
 CLOSE_WAIT_S = 30.0
 CLOSE_POLL_S = 0.001
 READ_ONLY_ATTEMPTS = 5
@@ -92,14 +91,10 @@ class RocksShared:
 
     def options(self, *, read_only: bool = False) -> rocksdict.Options:
         """Options of a database and of each of its families; a family opened without them has no cache or filter."""
-        table = rocksdict.BlockBasedOptions()
+        table = table_options()
         table.set_block_cache(self._cache)
-        table.set_block_size(BLOCK_BYTES)
-        table.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
         table.set_cache_index_and_filter_blocks(True)
         table.set_pin_l0_filter_and_index_blocks_in_cache(True)
-        table.set_format_version(5)
-        table.set_checksum_type(rocksdict.ChecksumType.xxh3())
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(not read_only)
         options.set_block_based_table_factory(table)
@@ -279,15 +274,24 @@ class RocksEngine:
         except Exception as error:
             raise self._error(error, family, "setting options of") from error
 
-    def flush(self) -> None:
-        """Move memtables to files, so that a reopen has no log to replay."""
+    def ingest(self, family: str, files: Sequence[Path]) -> None:
+        """Take sorted files in as they are, over what is there; a later file wins over an earlier one."""
         self._check_writable()
-        family = DEFAULT_FAMILY
+        held = self._held(family, "ingesting into")
         try:
-            for family in self._families:
-                self._held(family, "flushing").flush()
+            ingest(held, files)
         except Exception as error:
-            raise self._error(error, family, "flushing") from error
+            raise self._error(error, family, "ingesting into") from error
+
+    def flush(self, family: str | None = None) -> None:
+        """Move memtables to files, so that a reopen has no log to replay and what they held is durable."""
+        self._check_writable()
+        name = family or DEFAULT_FAMILY
+        try:
+            for name in self._families if family is None else (family,):
+                self._held(name, "flushing").flush()
+        except Exception as error:
+            raise self._error(error, name, "flushing") from error
 
     def compact(self, family: str) -> None:
         """Bring a family's files into normal shape."""

@@ -125,6 +125,10 @@ class SegmentedStore(TypedStore[K, V, S]):
         present = self.rows.engine.families()
         return [family for family in self.segments.families() if family in present]
 
+    def takes_family(self, family: str) -> bool:
+        parsed = parse_family(family)
+        return parsed is not None and parsed[0] == self.name and self.segments.family_for(parsed[1]) == family
+
     def expired_families(self) -> list[str]:
         return self.segments.expired()
 

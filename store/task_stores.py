@@ -2,6 +2,7 @@
 
     commit        buffered rows + cut  ── one WriteBatch ──>  RocksDB         (memory stores beside it)
     apply         restored rows + cut  ── one WriteBatch ──>  RocksDB
+    ingest        mark ──> sorted files, family by family ──> cut without mark      found marked: the store begins anew
 
 Rules of this file: every write carries the cut that belongs to it. It knows nothing of logs: positions and offsets
 are numbers that the caller gives. A failed write poisons the task until it is opened again.
@@ -16,11 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from standfast.store.buffer import BOUND_DEFAULT_BYTES, WriteBuffer
-from standfast.store.cut import CUT_KEY, STORES_KEY, Cut, StoreTimes, decode_record, encode_definitions
+from standfast.store.cut import (
+    CUT_KEY,
+    INGESTING_KEY,
+    STORES_KEY,
+    Cut,
+    StoreTimes,
+    decode_ingesting,
+    decode_record,
+    encode_definitions,
+    encode_ingesting,
+)
 from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange
 from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.kinds import open_store
+from standfast.store.log import logger
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks import RocksEngine, RocksShared
 from standfast.store.rows import RowLimits, StoreRows
@@ -48,6 +60,7 @@ class TaskStores:
         limits: RowLimits | None = None,
     ) -> None:
         self.directory = directory
+        self.app = app
         self.task = task
         self.specs = {spec.name: spec for spec in specs}
         self.buffer = WriteBuffer(buffer_bytes)
@@ -115,6 +128,40 @@ class TaskStores:
         self._write(rows, cut)
         self._drop(self._expired())
         return sum(map(len, rows.values()))
+
+    def ingest(self, name: str, files: Sequence[tuple[str, Path]], times: StoreTimes, cut: Cut) -> None:
+        """Take sorted files (family, path) into a store in this order, then write `cut`.
+
+        `times` are what the store had observed with their last record. Files of a segment that has expired stay where
+        they are. A crash on the way makes the store begin anew. Raises InvalidRequest for a store in memory.
+        """
+        self._check_usable()
+        store = self.store(name)
+        if self.specs[name].engine == "memory":
+            raise InvalidRequest(
+                f"store {name!r} of task {self.task} is in memory and takes no files in: apply records"
+            )
+        store.rows.observe(times.observed_ms)
+        store.rows.sequence = max(store.rows.sequence, times.sequence)
+        by_family: dict[str, list[Path]] = {}
+        for family, path in files:
+            if store.takes_family(family):
+                by_family.setdefault(family, []).append(path)
+        cut = replace(cut, stores=self._times())
+        with self._poisoning():
+            if by_family:
+                # Files are durable at once and rows only with their WAL: the mark must not come after them.
+                self.engine.write({DEFAULT_FAMILY: {INGESTING_KEY: encode_ingesting(name)}})
+                self.engine.flush(DEFAULT_FAMILY)
+                reach("ingest.marked")
+            for family, paths in by_family.items():
+                self.engine.create_family(family)
+                self.engine.ingest(family, paths)
+                reach("ingest.family")
+            self.engine.write({DEFAULT_FAMILY: {CUT_KEY: cut.encode(), INGESTING_KEY: None}})
+            reach("ingest.positioned")
+        self.cut = cut
+        self._drop(self._expired())
 
     def unreadable(self, name: str, records: Sequence[LoggedRecord]) -> LoggedRecord | None:
         """The first of these changelog records that this store can never have written; None if it is not they."""
@@ -223,6 +270,10 @@ class TaskStores:
         gone |= {name for name, spec in self.specs.items() if spec.engine == "memory"}
         # Rows of a store that the record does not know are left from a drop that a crash cut short.
         gone |= declared.keys() - stored.keys()
+        unsure = decode_ingesting(self.engine.get(DEFAULT_FAMILY, INGESTING_KEY), where)
+        if unsure:
+            logger.warning("task %s: a crash came while files went into %s: it begins anew", self.task, *sorted(unsure))
+        gone |= unsure
         cut = replace(
             cut,
             positions={name: at for name, at in cut.positions.items() if name not in gone},
@@ -232,16 +283,17 @@ class TaskStores:
         dead = [family for family in self.engine.families() if (owner := _owner(family)) and owner not in kept]
         # A store leaves the record before its rows go and enters it when none are left, so that wherever a crash
         # comes between, the rows of a store in the record are its own.
-        if dead and kept != stored:
+        if (dead and kept != stored) or unsure:
             self._record(cut, kept)
         for family in dead:
             self.engine.drop_family(family)
-        if dead or declared != stored:
+        if dead or unsure or declared != stored:
             self._record(cut, declared)
         return cut
 
     def _record(self, cut: Cut, definitions: Mapping[str, Any]) -> None:
-        self.engine.write({DEFAULT_FAMILY: {CUT_KEY: cut.encode(), STORES_KEY: encode_definitions(definitions)}})
+        record = {CUT_KEY: cut.encode(), STORES_KEY: encode_definitions(definitions), INGESTING_KEY: None}
+        self.engine.write({DEFAULT_FAMILY: record})
 
     def _refuse_changed(self, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
         for name, definition in declared.items():

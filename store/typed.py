@@ -71,6 +71,10 @@ class TypedStore(ABC, Generic[K, V, S]):
     def families(self) -> list[str]:
         """Column families that belong to this store."""
 
+    def takes_family(self, family: str) -> bool:
+        """Whether rows of this family belong here and are within retention; if so, the store knows it from now on."""
+        return family == self.name
+
     def expired_families(self) -> list[str]:
         """Families whose every row is past retention."""
         return []

@@ -17,6 +17,7 @@ from standfast.replication.log import Group, GroupView, Log, LogReader, LogWrite
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tailer import Tailer
 from standfast.replication.takeover import MemberPlan
+from standfast.restore.bulk_plan import BulkSettings
 from standfast.restore.gate import Gate
 from standfast.restore.gate import Policy as GatePolicy
 from standfast.restore.restorer import Restorer
@@ -63,6 +64,7 @@ class Instance:
         standby_replicas: int,
         all_tasks: frozenset[TaskId] | None,
         reader: Callable[[str], LogReader],
+        bulk: BulkSettings | None = None,
         learn_partitions: Callable[[], None] | None = None,
     ) -> None:
         self.log = log
@@ -70,7 +72,7 @@ class Instance:
         self.member = member
         self.tasks: dict[TaskId, Task] = {}
         self.gate = Gate(gate_policy)
-        self.restorer = Restorer(log, listener, reader("restore"))
+        self.restorer = Restorer(log, listener, reader("restore"), bulk)
         self.tailer = Tailer(log, group, listener, reader("standby"))
         self.counters = counters
         counters.restored_records = self.restorer.restored_records

@@ -173,6 +173,7 @@ class Session:
             standby_replicas=settings.standby_replicas,
             all_tasks=all_task_ids(self._groups) if shared else None,
             reader=self.reader,
+            bulk=settings.bulk(),
             learn_partitions=self._learn_partitions if settings.placement == "group" else None,
         )
 

@@ -6,10 +6,12 @@ that pass them on.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
+from standfast.restore.bulk_plan import COLD_RECORDS, WARM_RECORDS, BulkSettings
 from standfast.restore.gate import Policy as GatePolicy
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_name
@@ -27,6 +29,9 @@ CACHE_MIN_BYTES = 64 << 10
 LEASE_DEFAULT_MS = 3_000
 LEASE_MIN_MS = 100
 DISCOVERY_DEFAULT_MS = 60_000
+RESTORE_WORKERS_MAX = 4
+RESTORE_MEMORY_DEFAULT_BYTES = 256 << 20
+RESTORE_MEMORY_MIN_BYTES = 16 << 20
 
 
 class SessionOptions(TypedDict, total=False):
@@ -45,6 +50,9 @@ class SessionOptions(TypedDict, total=False):
     accept_empty_log: bool
     accept_missing_history: bool
     discovery_interval_ms: int | None
+    restore_workers: int | None
+    restore_memory_bytes: int
+    bulk_restore_records: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +75,11 @@ class SessionSettings:
     discovery_interval_ms   an application looks so often whether its source topics got partitions, which get tasks, and
                             their changelogs partitions, without a restart; None: never, and a changelog with fewer
                             partitions than its source is an error
+    restore_workers         processes that build the files of a bulk restore; 0: batches only, in this process; None: as
+                            many as there are cores, at most 4
+    restore_memory_bytes    what these processes may hold of rows, all together
+    bulk_restore_records    from how many records on a cold store is restored in bulk; five times as many for one that
+                            holds rows
     """
 
     guarantee: Guarantee = "exactly_once"
@@ -82,6 +95,19 @@ class SessionSettings:
     accept_empty_log: bool = False
     accept_missing_history: bool = False
     discovery_interval_ms: int | None = DISCOVERY_DEFAULT_MS
+    restore_workers: int | None = None
+    restore_memory_bytes: int = RESTORE_MEMORY_DEFAULT_BYTES
+    bulk_restore_records: int = COLD_RECORDS
+
+    def bulk(self) -> BulkSettings:
+        """How large restores are done."""
+        workers = self.restore_workers
+        return BulkSettings(
+            workers=min(len(os.sched_getaffinity(0)), RESTORE_WORKERS_MAX) if workers is None else workers,
+            memory_bytes=self.restore_memory_bytes,
+            cold_records=self.bulk_restore_records,
+            warm_records=self.bulk_restore_records * WARM_RECORDS // COLD_RECORDS,
+        )
 
     def check(
         self, app: str, stores: Sequence[StoreSpec], groups: Mapping[int, TaskGroup] | None = None
@@ -118,6 +144,9 @@ class SessionSettings:
             ("cache_max_bytes", self.cache_max_bytes, 0),
             ("value_max_bytes", self.value_max_bytes, 1),
             ("lease_ms", self.lease_ms, LEASE_MIN_MS),
+            ("restore_workers", self.restore_workers or 0, 0),
+            ("restore_memory_bytes", self.restore_memory_bytes, RESTORE_MEMORY_MIN_BYTES),
+            ("bulk_restore_records", self.bulk_restore_records, 1),
             ("partitions", 1 if self.partitions is None else self.partitions, 1),
             ("discovery_interval_ms", 1 if self.discovery_interval_ms is None else self.discovery_interval_ms, 1),
         )

@@ -19,7 +19,7 @@ from standfast.store.errors import InvalidRequest
 AT = TopicPartition("t", 0)
 READS = {
     Log: {"address", "admin", "reader", "group", "close", "care"},
-    LogAdmin: {"describe_topic", "topics", "survey", "groups", "consumers"},
+    LogAdmin: {"describe_topic", "topics", "survey", "groups", "consumers", "first_offsets"},
     port.Group: {"committed", "close"},
 }
 ANSWERED_HERE = {"join", "heartbeat", "view", "leave", "owners"}

@@ -44,6 +44,7 @@ PURE = {
     "replication/topic_fixes.py",
     "replication/topic_rules.py",
     "replication/topic_settings.py",
+    "restore/bulk_plan.py",
     "restore/compare.py",
     "restore/digest.py",
     "restore/fold.py",
@@ -51,6 +52,7 @@ PURE = {
     "restore/manifest.py",
     "restore/plan.py",
     "restore/progress.py",
+    "restore/worker_protocol.py",
     "stream/control.py",
     "stream/open_windows.py",
     "stream/punctuation.py",
@@ -72,7 +74,7 @@ IMPURE_BUILTINS = {"open", "input", "print", "breakpoint"}
 
 # The only files that may import an outside library.
 LIBRARY_HOMES = {
-    "rocksdict": ("store/rocks.py",),
+    "rocksdict": ("store/rocks.py", "store/rocks_sst.py"),
     "sqlite3": ("replication/embedded*.py",),  # of the standard library, but a database all the same
     "confluent_kafka": ("replication/kafka*.py",),
     "prometheus_client": ("ops/metrics.py",),

@@ -15,6 +15,7 @@ from standfast.store.engine import DEFAULT_FAMILY, Engine, KeyRange, Row
 from standfast.store.errors import Closed, InvalidRequest, UnknownStore
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks_sst import write_sorted
 
 FAMILY = "aircraft"
 KEYS = [b"", b"\x00", b"\x00\x00", b"a", b"a\x00", b"a\xff", b"b", b"\x7f", b"\x80", b"\xff", b"\xff\x00", b"\xff\xff"]
@@ -369,3 +370,29 @@ def test_memory_engine_copies_a_family_only_for_open_scans() -> None:
         assert list(scan) == [(b"a", b"1")]  # at its end: it no longer shares
         put(engine, {b"b": b"1"}, DEFAULT_FAMILY)
     assert engine._tables[DEFAULT_FAMILY] is table
+
+
+def test_flush_of_one_family_names_a_missing_one(engine: Engine) -> None:
+    put(engine, {b"a": b"1"})
+    engine.flush(FAMILY)
+    with pytest.raises(UnknownStore, match="absent"):
+        engine.flush("absent")
+
+
+def test_files_are_taken_in_over_what_is_there_or_refused_with_the_reason(engine: Engine, tmp_path: Path) -> None:
+    put(engine, {b"a": b"0", b"b": b"0", b"d": b"0"})
+    first = write_sorted(tmp_path / "0.sst", {b"a": b"1", b"c": b"1", b"b": None})
+    second = write_sorted(tmp_path / "1.sst", {b"c": b"2", b"\xff": b"2"})
+    if not engine.durable:
+        with pytest.raises(InvalidRequest, match="in memory and takes no files in: write the rows"):
+            engine.ingest(FAMILY, [first.path, second.path])
+        assert rows_of(engine) == [(b"a", b"0"), (b"b", b"0"), (b"d", b"0")]
+        engine.write({FAMILY: {b"a": b"1", b"c": b"1", b"b": None}})
+        engine.write({FAMILY: {b"c": b"2", b"\xff": b"2"}})
+    else:
+        engine.ingest(FAMILY, [first.path, second.path])
+    with pytest.raises(UnknownStore):
+        engine.ingest("absent", [])
+    assert rows_of(engine) == [(b"a", b"1"), (b"c", b"2"), (b"d", b"0"), (b"\xff", b"2")]
+    put(engine, {b"c": b"3"})
+    assert engine.get(FAMILY, b"c") == b"3"

@@ -143,3 +143,22 @@ def test_deleted_group_has_committed_nothing_and_others_keep_theirs(log: Log) ->
     assert (log.group("app").committed([P0]), log.group("board").committed([P0])) == ({}, {P0: Committed(0)})
     assert log.admin.groups() == ["board"]
     log.admin.delete_group("app")
+
+
+def test_first_offset_at_or_after_a_time(log: Log) -> None:
+    producer = log.producer()
+    producer.append({P0: [Outgoing(b"k", b"v", time) for time in (1_000, 3_000, 2_000, 5_000)]})
+    wanted = ((0, 0), (1_000, 0), (1_001, 1), (3_000, 1), (3_001, 3), (5_000, 3), (5_001, 4), (9_000, 4))
+    assert [log.admin.first_offsets({P0: time})[P0] for time, _ in wanted] == [offset for _, offset in wanted]
+    assert log.admin.first_offsets({P0: 5_000, P1: 1}) == {P0: 3, P1: 0}
+
+
+def test_first_offset_is_never_below_the_begin(log: Log, truncate: Callable[[TopicPartition, int], object]) -> None:
+    log.producer().append({P0: [Outgoing(b"k", b"v", time) for time in (1_000, 2_000, 3_000)]})
+    truncate(P0, 2)
+    assert [log.admin.first_offsets({P0: time})[P0] for time in (1, 2_000, 3_000, 4_000)] == [2, 2, 2, 3]
+
+
+def test_first_offset_of_no_topic_is_an_error(log: Log) -> None:
+    with pytest.raises(UnknownStore):
+        log.admin.first_offsets({TopicPartition("trains", 0): 1})

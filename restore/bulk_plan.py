@@ -1,0 +1,148 @@
+"""Which changelogs are loaded in bulk, from which offset, and how the work is split.
+
+    store                                       records left      way
+    in memory, versioned, or of a source topic  any               batches, for ever (see BATCHES)
+    cold (no position)                          COLD or more      bulk
+    warm                                        WARM or more      bulk
+                                                fewer             batches
+
+    changelog  start ─────── skipped: expired ──────── first ──┬────────────┬────────────┬── end
+                                                               │  range 0   │  range 1   │     one worker each
+                                                               └ run, run … ┴ run …      ┘     ingested in this order
+
+A run is what of its range a worker had in memory when its budget was reached: sorted files, one for each family, with
+deletes as deletes. Where two runs have the same key the later one wins, so that they are ingested in offset order and
+nobody merges them in Python.
+
+**Expired records.** Rows of window and session stores live and die with their segment, by their own time (window start,
+session end). The tail of the log tells a stream time that the store will have observed in the end, whatever comes
+before it; rows that are dead at that time need not be written. Whole stretches are skipped by the timestamps of their
+records, as the log can be asked for the first one that is late enough: a row is not ahead of the timestamp of its
+record by more than a lead (a window by its size: an aggregate's timestamp is that of its newest input; a session by the
+retention: a late record may be put into a session that ends later). Where the tail itself has a row that is further
+ahead, the timestamps of that log do not say so much, and nothing is skipped.
+
+Rules of this file: pure; counts of records are differences of offsets, so upper bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from standfast.store.errors import InternalError
+from standfast.store.segments import segment_id, segment_interval_ms, segment_start_ms
+
+# Workers take about a third of a second of processor time to start, in which batches restore 100,000 records.
+COLD_RECORDS = 200_000
+# Files that overlap what is there make RocksDB rewrite it once: with few records left, batches cost less.
+WARM_RECORDS = 1_000_000
+RANGE_RECORDS_MIN = 50_000
+FETCH_RECORDS = 10_000
+TAIL_RECORDS = 2_000
+LEVEL0_FILES_MAX = 3  # RocksDB compacts from four on by itself; with fewer, the tree is as it always is
+
+# Why a store is never loaded in bulk.
+BATCHES = {
+    "memory": "a store in memory takes no files in",
+    "versioned": "a version is put among those before it, at the stream time of its moment, so that records cannot be "
+    "folded apart from what came before",
+    "source-topic": "records of a source topic go through the application's own serdes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BulkSettings:
+    """workers: processes that build files, 0 for batches only. memory_bytes: bound of what they hold, all together.
+
+    cold_records, warm_records: from how many records on a cold or a warm store is loaded in bulk; range_records: no
+    range of a changelog is given fewer. fetch_records: folded at once, between two looks at the memory that is used.
+    """
+
+    workers: int
+    memory_bytes: int
+    cold_records: int = COLD_RECORDS
+    warm_records: int = WARM_RECORDS
+    range_records: int = RANGE_RECORDS_MIN
+    fetch_records: int = FETCH_RECORDS
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whether a changelog is loaded in bulk, and why (not)."""
+
+    bulk: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What the last records of a changelog tell: largest time of a row, and how far a row was ahead of its record."""
+
+    observed_ms: int
+    lead_ms: int
+
+
+def choose(
+    kind: str, *, in_memory: bool, from_source: bool, cold: bool, records: int, settings: BulkSettings
+) -> Choice:
+    """The rule of the header. `records` is end - position."""
+    never = "memory" if in_memory else "source-topic" if from_source else kind if kind == "versioned" else None
+    if never is not None:
+        return Choice(False, BATCHES[never])
+    if settings.workers < 1:
+        return Choice(False, "no workers")
+    least = settings.cold_records if cold else settings.warm_records
+    state = "cold" if cold else "warm"
+    if records < least:
+        return Choice(False, f"{state}, and {records} records are fewer than {least}")
+    return Choice(True, f"{state}, {records} records")
+
+
+def split(samples: Sequence[tuple[int, float]], end: int, parts: int, least: int) -> list[tuple[int, int]]:
+    """Ranges [from, to) of about as many records each, at most `parts`, with about `least` records or more.
+
+    A compacted log has few records in its old part, so `samples` are (offset, records per offset from there on),
+    ascending, the first one where the first range begins. One range at least, also of an empty changelog.
+    """
+    start = samples[0][0]
+    if start > end or parts < 1:
+        raise InternalError(f"offsets {start} to {end} cannot be split into {parts}")
+    stretches = [
+        (offset, upto - offset, density * (upto - offset))
+        for (offset, density), (upto, _) in zip(samples, [*samples[1:], (end, 0.0)], strict=True)
+    ]
+    total = sum(records for *_, records in stretches)
+    parts = max(min(parts, int(total / max(least, 1))), 1)
+    edges, passed = [start], 0.0
+    for offset, length, records in stretches:
+        while len(edges) < parts and records and passed + records >= total * len(edges) / parts:
+            share = (total * len(edges) / parts - passed) / records
+            edges.append(max(offset + int(share * length), edges[-1]))
+        passed += records
+    return list(zip(edges, [*edges[1:], end], strict=True))
+
+
+def parts_of(partitions: int, workers: int) -> int:
+    """Ranges that each of so many changelogs is split into, so that no worker is without work."""
+    return max(-(-workers // max(partitions, 1)), 1)
+
+
+def lead_allowed_ms(kind: str, *, window_size_ms: int, retention_ms: int) -> int:
+    """How far a row's time may be ahead of the timestamp of its record."""
+    return window_size_ms if kind == "window" else retention_ms
+
+
+def skip_before_ms(tail: Tail | None, *, retention_ms: int, lead_ms: int) -> int | None:
+    """Records with timestamps below this are all expired; None where nothing can be skipped."""
+    if tail is None or tail.observed_ms < 0 or tail.lead_ms > lead_ms:
+        return None
+    interval_ms = segment_interval_ms(retention_ms)
+    first_live = segment_start_ms(segment_id(tail.observed_ms - retention_ms, interval_ms), interval_ms)
+    before_ms = first_live - lead_ms
+    return before_ms if before_ms > 0 else None
+
+
+def needs_compaction(level0_files: int) -> bool:
+    """Whether a family's files are brought into shape before the gate opens, so that no stall follows."""
+    return level0_files > LEVEL0_FILES_MAX

@@ -1,0 +1,108 @@
+"""Sorted files: written by whoever has the rows, taken in by the engine as they are.
+
+    rows sorted by key ── SstWriter ──> 0-0.sst ── ingest ──> a family (moved, not copied)
+
+What the binding taught us, each point held by a test: keys must ascend strictly; an empty file is an error, so that
+none is made; what is written only becomes a file at `finish`, so that it is written under another name first; an
+ingest checks no block checksum; of overlapping files in one call the later wins.
+
+Rules of this file: one of the two that import rocksdict; it knows rows and files, no store type and no log. It is
+imported by worker processes too, so it opens no database.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import rocksdict
+
+from standfast.store.errors import InvalidRequest, Unavailable
+from standfast.store.rocks_errors import translate
+
+BLOOM_BITS_PER_KEY = 10
+BLOCK_BYTES = 8 << 10
+COMPRESSION = "lz4"
+UNFINISHED = ".tmp"
+
+
+class SortedFile(NamedTuple):
+    """A finished file: its size, entries (deletes among them), and first and last key."""
+
+    path: Path
+    size_bytes: int
+    entries: int
+    deletes: int
+    first_key: bytes
+    last_key: bytes
+
+
+def table_options() -> rocksdict.BlockBasedOptions:
+    """How rows are laid out in blocks, in files of the database and in those that it takes in."""
+    table = rocksdict.BlockBasedOptions()
+    table.set_block_size(BLOCK_BYTES)
+    table.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
+    table.set_format_version(5)
+    table.set_checksum_type(rocksdict.ChecksumType.xxh3())
+    return table
+
+
+def write_sorted(path: Path, rows: Mapping[bytes, bytes | None]) -> SortedFile:
+    """Write rows, at least one, as one file in key order; None deletes. Raises Unavailable if the disk refuses.
+
+    A crash leaves the file whole or, under another name, unfinished.
+    """
+    if not rows:
+        raise InvalidRequest(f"{path}: a file of no rows cannot be; leave it out")
+    if not path.parent.is_dir():
+        raise Unavailable(f"writing {path}: its folder is absent (somebody removed it): make the folder again")
+    keys = sorted(rows)
+    unfinished = path.with_name(path.name + UNFINISHED)
+    where = f"writing {path}"
+    try:
+        writer = rocksdict.SstFileWriter(_file_options())
+        writer.open(str(unfinished))
+        deletes = _fill(writer, keys, rows)
+        writer.finish()
+        del writer
+        size = unfinished.stat().st_size
+        unfinished.rename(path)
+    except Exception as error:
+        raise translate(error, where) from error
+    return SortedFile(path, size, len(keys), deletes, keys[0], keys[-1])
+
+
+def ingest(family: rocksdict.Rdict, paths: Sequence[Path]) -> None:
+    """Take these files into a family, in this order: where two have the same key, the later one wins.
+
+    They are moved. A file that overlaps rows in the memtable makes it be flushed first.
+    """
+    options = rocksdict.IngestExternalFileOptions()
+    options.set_move_files(True)
+    family.ingest_external_file([str(path) for path in paths], options)
+
+
+def _file_options() -> rocksdict.Options:
+    options = rocksdict.Options(raw_mode=True)
+    options.set_block_based_table_factory(table_options())
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    return options
+
+
+def _fill(writer: rocksdict.SstFileWriter, keys: list[bytes], rows: Mapping[bytes, bytes | None]) -> int:
+    """Write the rows; returns how many are deletes."""
+    values = map(rows.__getitem__, keys)
+    if None not in rows.values():
+        deque(map(writer.__setitem__, keys, values), maxlen=0)  # the loop in C
+        return 0
+    deletes = 0
+    put, delete = writer.__setitem__, writer.__delitem__
+    for key, value in zip(keys, values, strict=True):
+        if value is None:
+            delete(key)
+            deletes += 1
+        else:
+            put(key, value)
+    return deletes

@@ -1,0 +1,59 @@
+"""What tests of the bulk restore share: sessions that load in bulk, driven by hand, and the digests of their stores.
+
+Rules of this file: real workers, real logs. Workers live in real time, so that waiting is by the machine's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import standfast as sf
+from standfast.restore.bulk import BulkLoader
+from standfast.restore.bulk_plan import BulkSettings
+from standfast.restore.digest import Digest, digest_rows
+
+PATIENCE_S = 60.0
+BULK: dict[str, Any] = {"restore_workers": 2, "bulk_restore_records": 1}
+BATCHES: dict[str, Any] = {"restore_workers": 0}
+
+
+@pytest.fixture
+def many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ranges and a tiny budget, so that a few hundred records make several runs."""
+    real = BulkLoader.__init__
+
+    def small(self: BulkLoader, log: Any, settings: BulkSettings) -> None:
+        tiny = replace(settings, memory_bytes=6_000, fetch_records=50, range_records=20, warm_records=1)
+        real(self, log, tiny if settings.workers else settings)
+
+    monkeypatch.setattr(BulkLoader, "__init__", small)
+
+
+def drive(session: sf.Session) -> None:
+    """Poll until the gate is open."""
+    deadline = time.monotonic() + PATIENCE_S
+    while session.missing():
+        assert time.monotonic() < deadline, session.missing()
+        if not session.poll_once():
+            time.sleep(0.002)
+
+
+def loader(session: sf.Session) -> BulkLoader:
+    """The bulk loader of a session."""
+    found = session._instance.restorer.bulk
+    assert found is not None
+    return found
+
+
+def digests(session: sf.Session, partitions: Iterable[int] = (0,)) -> dict[tuple[str, int], Digest]:
+    """Digest of each store and partition."""
+    return {
+        (name, partition): digest_rows(store.logical_rows())
+        for partition in partitions
+        for name, store in session.task(partition).stores.stores.items()
+    }
