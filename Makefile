@@ -75,7 +75,7 @@ bench: $(VENV)/.core ## speed of writes, reads and restores; BENCHES="write read
 
 pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	@for set in core dev; do \
-	  extra=""; if [ $$set = dev ]; then extra="--extra dev --constraint requirements/core.txt"; fi; \
+	  extra=""; if [ $$set = dev ]; then extra="--extra dev --extra spark --constraint requirements/core.txt --constraint requirements/spark.in"; fi; \
 	  echo "==> pins: requirements/$$set.txt"; \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \

@@ -22,6 +22,7 @@ COMMAND_MODULES = (
     "standfast.ops.commands_changelog",
     "standfast.ops.commands_config",
     "standfast.ops.commands_verify",
+    "standfast.ops.commands_rebuild",
     "standfast.ops.commands_doctor",
     "standfast.ops.commands_topic",
     "standfast.ops.commands_reset",

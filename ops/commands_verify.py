@@ -2,6 +2,8 @@
 
     standfast verify --state-dir DIR [--app NAME] [--store NAME] [--partition P] --log ADDRESS [--limit N] [--json]
 
+With --spark (or --master) the same is done by Spark, for stores of any size: see `commands_verify_spark`.
+
 Rules of this file: arguments and tables; what is compared and how stands in `standfast.restore.verify`. It opens
 files read-only and changes nothing, so a live owner may keep running: it is then the state of the moment at which the
 files were opened that is verified. In one process, one store after the other, each store's rows in memory.
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.ops.spark_arguments import add_spark
 
 if TYPE_CHECKING:
     from standfast.ops.offline import OfflineStores, OfflineTask
@@ -47,9 +50,38 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--limit", type=int, default=LIMIT_DEFAULT, metavar="N", help="differing rows shown of each store (20)"
     )
+    add_on_spark(parser)
     add_json(parser)
     add_config(parser)
     parser.set_defaults(handler=printing(run_verify))
+
+
+def add_on_spark(parser: argparse.ArgumentParser) -> None:
+    """What only a verify on Spark takes."""
+    parser.add_argument("--spark", action="store_true", help="on Spark, for stores of any size; --master implies it")
+    parser.add_argument(
+        "--snapshot", metavar="FOLDER", help="on Spark: a folder with a manifest (of a rebuild), or s3://bucket/path"
+    )
+    parser.add_argument("--report", metavar="FOLDER", help="on Spark: write summary.json, differences.parquet, report.html")
+    parser.add_argument("--include-values", action="store_true", help="on Spark: values in differences.parquet, not only hashes")
+    parser.add_argument("--sample", type=float, default=1.0, metavar="SHARE", help="on Spark: only this share of the keys")
+    parser.add_argument("--digest-only", action="store_true", help="on Spark: compare digests, name no rows")
+    parser.add_argument("--plan", action="store_true", help="on Spark: say what would be read, and stop")
+    add_spark(parser)
+
+
+def on_spark(args: argparse.Namespace) -> bool:
+    """Whether the flags ask for Spark."""
+    return bool(
+        args.spark
+        or args.master
+        or args.snapshot
+        or args.report
+        or args.plan
+        or args.digest_only
+        or args.sample != 1.0
+        or args.source != "native"
+    )
 
 
 def run_verify(args: argparse.Namespace, out: Output) -> int:
@@ -59,6 +91,10 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
 
     if args.limit < 0:
         raise InvalidRequest(f"--limit is {args.limit}: give 0 or more")
+    if on_spark(args):
+        from standfast.ops.commands_verify_spark import run_verify_spark
+
+        return run_verify_spark(args, out)
     tasks = _tasks(args)
     app, owner = tasks[0].app, tasks[0].owner_pid
     log = log_of(args)
@@ -211,12 +247,13 @@ def _document(
         "log": settings_of(args).log,
         "owner_pid": owner,
         "verdict": verdict,
-        "stores": [_store_document(one) for one in verdicts],
+        "stores": [store_document(one) for one in verdicts],
         "left_out": left_out,
     }
 
 
-def _store_document(one: StoreVerdict) -> Json:
+def store_document(one: StoreVerdict) -> Json:
+    """One verdict as JSON."""
     return {
         "store": one.store,
         "kind": one.kind,

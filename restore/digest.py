@@ -63,6 +63,11 @@ def row_hash(key: bytes, timestamp: int, value: bytes) -> int:
     return _xxh64(value, _xxh64(_pack_long(timestamp), _xxh64(key, SEED)))
 
 
+def key_hash(key: bytes) -> int:
+    """Unsigned 64-bit hash of a key alone: Spark's `xxhash64(key)`."""
+    return _xxh64(key, SEED)
+
+
 def digest_rows(rows: Iterable[LogicalRow]) -> Digest:
     """Digest of rows in any order. Written out in one loop: a call per row would halve its speed."""
     xxh64, pack = _xxh64, _pack_long

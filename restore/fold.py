@@ -134,12 +134,7 @@ class VersionsFold:
         """Keys with their kept versions, oldest first, tombstones included."""
         kept_after = max(observed_ms, self._observed_ms) - self._retention_ms
         for key, entries in self._versions.items():
-            ends = [*(valid_from for valid_from, _ in entries[1:]), VALID_TO_UNDEFINED]
-            kept = [
-                Version(valid_from, valid_to, value)
-                for (valid_from, value), valid_to in zip(entries, ends, strict=True)
-                if valid_to == VALID_TO_UNDEFINED or valid_to > kept_after
-            ]
+            kept = _kept(entries, kept_after)
             if kept:
                 yield key, kept
 
@@ -178,6 +173,14 @@ def fold_versions(records: Sequence[Record], history_retention_ms: int) -> dict[
     return dict(fold.versions())
 
 
+def versions_of(puts: Iterable[tuple[int, bytes | None]], kept_after: int) -> list[Version]:
+    """Kept versions of one key after these puts (timestamp, value), none of which its store refused; oldest first."""
+    entries: list[tuple[int, bytes | None]] = []
+    for timestamp, value in puts:
+        _put_version(entries, timestamp, value)
+    return _kept(entries, kept_after)
+
+
 def window_start(row_key: bytes) -> int:
     """Window start of a window store's changelog key, milliseconds."""
     return window_key.start_of(row_key)
@@ -186,6 +189,15 @@ def window_start(row_key: bytes) -> int:
 def session_end(row_key: bytes) -> int:
     """Session end of a session store's changelog key, milliseconds."""
     return session_key.end_of(row_key)
+
+
+def _kept(entries: Sequence[tuple[int, bytes | None]], kept_after: int) -> list[Version]:
+    ends = [*(valid_from for valid_from, _ in entries[1:]), VALID_TO_UNDEFINED][: len(entries)]
+    return [
+        Version(valid_from, valid_to, value)
+        for (valid_from, value), valid_to in zip(entries, ends, strict=True)
+        if valid_to == VALID_TO_UNDEFINED or valid_to > kept_after
+    ]
 
 
 def _put_version(entries: list[tuple[int, bytes | None]], timestamp: int, value: bytes | None) -> None:

@@ -1,22 +1,9 @@
 """Compare the stores of a task with their changelogs, folded to the very position that the stores stand at.
 
-    last record below the position   store      record at or above it   verdict on the row
-    value                            equal      any                     matched
-    value                            absent     no / yes                missing / looked at again
-    value                            other      no / yes                different / looked at again
-    tombstone                        present    no / yes                stale (a delete was not applied) / again
-    none                             present    yes                     indeterminate: compaction removed the older one
-    none                             present    no                      extra, unless what explains it may be gone:
-                                                                        the log begins above 0; the partition was
-                                                                        compacted and the store is versioned, or its
-                                                                        position older than tombstones are kept
+    what is said of each row, and of the store    see `standfast.restore.judgement`
 
     A store that is read from a source topic is compared with what its puts would have logged: see
     `standfast.replication.source_records`.
-
-    equal          every row that the log can still speak for is as the log has it
-    different      at least one row is missing, extra, different or stale
-    inconclusive   the log cannot speak for the store (see REASONS), or for not one of its rows
 
 Rules of this file: reads only. A log may be compacted while it is read, so rows that differ and have a later record
 are looked at a second time from the start before anything is said of them. It keeps the folded rows of one store in
@@ -28,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal
 
 from standfast.replication.log import Fetched, Log, LogReader, Record, TopicInfo
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
@@ -36,6 +22,7 @@ from standfast.replication.source_records import as_logged
 from standfast.restore.compare import DIFFERENCES_MAX, Comparison, Difference, compare_rows
 from standfast.restore.digest import Digest, LogicalRow, digest_rows
 from standfast.restore.fold import Fold, fold_for
+from standfast.restore.judgement import REASONS, UNSURE, KeyFacts, RowVerdict, Verdict, conclude, deletes_expired, judge
 from standfast.store.cut import Position
 from standfast.store.errors import StateLost, Unavailable, UnknownStore
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
@@ -46,25 +33,6 @@ FETCH_WAIT_MS = 1_000
 IDLE_FETCHES_MAX = 30  # a log that gives nothing below its end for so long does not answer
 DIGEST_ROWS = 4_096
 ATTEMPTS = 2
-
-Verdict = Literal["equal", "different", "inconclusive"]
-RowVerdict = Literal["missing", "extra", "different", "stale", "indeterminate", "lost", "again"]
-UNSURE: frozenset[RowVerdict] = frozenset({"indeterminate", "lost"})
-
-# Why nothing can be said of a store; the texts take what they name by keyword.
-REASONS = {
-    "no-position": "the store has no position: nothing of its changelog was applied yet",
-    "topic-missing": "the log has no topic {topic}: is it the log of this application?",
-    "topic-recreated": "topic {topic} was made anew since the store was written: its offsets mean other records now",
-    "position-ahead": "the store stands at {position}, but the log ends at {end}: it is older, or another log",
-    "position-behind": "the log begins at {begin}, beyond the position {position}: what the store was made of is gone",
-    "log-truncated": "the log begins at {begin}: the records of {lost} rows below the position are gone",
-    "log-changed": "the log was truncated or made anew while it was read: verify again",
-    "compacted": "compaction removed the records below the position of all {indeterminate} rows: verify after a commit",
-    "serdes-unknown": "rows differ, but {topic} is the application's own topic, and what its serdes make of it is not "
-    "known here: verify with the application's definitions (standfast.restore.verify)",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
@@ -126,37 +94,57 @@ class _Target:
         return as_logged(spec, batch.records) if spec.from_source else batch.records
 
     def inconclusive(self, reason: str, bounds: Bounds | None = None) -> StoreVerdict:
-        begin, end = bounds if bounds is not None else (-1, -1)
-        position = self.position.offset if self.position is not None else -1
-        text = REASONS[reason].format(topic=self.changelog.topic, position=position, begin=begin, end=end)
-        return StoreVerdict(
-            store=self.store.name,
-            kind=self.store.spec.kind,
-            task=self.task,
-            changelog=self.changelog,
-            verdict="inconclusive",
-            reason=reason,
-            explanation=text,
-            position=position,
-            begin=begin,
-            end=end,
-            observed_ms=self.store.rows.observed_ms,
+        rows = self.store.rows
+        return inconclusive(
+            self.store.spec, self.task, self.changelog, reason, self.position, bounds, observed_ms=rows.observed_ms
         )
 
 
-@dataclass(slots=True)
-class _Facts:
-    """What the log says of the keys whose rows differ.
+def inconclusive(
+    spec: StoreSpec,
+    task: TaskId,
+    changelog: TopicPartition,
+    reason: str,
+    position: Position | None,
+    bounds: Bounds | None,
+    *,
+    observed_ms: int,
+) -> StoreVerdict:
+    """That the log cannot speak for a store, and why: one of REASONS."""
+    begin, end = bounds if bounds is not None else (-1, -1)
+    offset = position.offset if position is not None else -1
+    text = REASONS[reason].format(topic=changelog.topic, position=offset, begin=begin, end=end)
+    return StoreVerdict(
+        store=spec.name,
+        kind=spec.kind,
+        task=task,
+        changelog=changelog,
+        verdict="inconclusive",
+        reason=reason,
+        explanation=text,
+        position=offset,
+        begin=begin,
+        end=end,
+        observed_ms=observed_ms,
+    )
 
-    `compacted`: records are gone below the position. `deletes_expired`: and tombstones above it may have gone as well,
-    so that a key without any record may have been deleted after the position.
+
+def mismatch(position: Position | None, info: TopicInfo | None, partition: int, bounds: Bounds | None) -> str:
+    """Why a log cannot speak for a position, before anything is read: one of REASONS, or "" if it can.
+
+    `bounds` None: they are not known yet.
     """
-
-    begin: int
-    compacted: bool
-    deletes_expired: bool = False
-    below: set[bytes] = field(default_factory=set)
-    later: set[bytes] = field(default_factory=set)
+    if info is None or partition >= info.partitions:
+        return "topic-missing"
+    if position is None:
+        return "no-position"
+    if position.topic_id and position.topic_id != info.topic_id:
+        return "topic-recreated"
+    if bounds is not None and position.offset > bounds.end:
+        return "position-ahead"
+    if bounds is not None and position.offset < bounds.begin:
+        return "position-behind"
+    return ""
 
 
 def verify_task(
@@ -205,21 +193,17 @@ def committed_views(stores: TaskStores) -> dict[str, AnyStore]:
 def _verify_store(
     target: _Target, reader: LogReader, differences_max: int, on_records: Callable[[int], None]
 ) -> StoreVerdict:
-    position, info = target.position, target.info
-    if info is None or target.changelog.partition >= info.partitions:
-        return target.inconclusive("topic-missing")
-    if position is None:
-        return target.inconclusive("no-position")
-    if position.topic_id and position.topic_id != info.topic_id:
-        return target.inconclusive("topic-recreated")
+    position, info, partition = target.position, target.info, target.changelog.partition
+    reason = mismatch(position, info, partition, None)
+    if reason:
+        return target.inconclusive(reason)
     found: StoreVerdict | None = None
     try:
         for attempt in range(1, ATTEMPTS + 1):
             bounds = reader.bounds([target.changelog])[target.changelog]
-            if position.offset > bounds.end:
-                return target.inconclusive("position-ahead", bounds)
-            if position.offset < bounds.begin:
-                return target.inconclusive("position-behind", bounds)
+            reason = mismatch(position, info, partition, bounds)
+            if reason:
+                return target.inconclusive(reason, bounds)
             found = _compare(target, reader, bounds, differences_max, on_records, last=attempt == ATTEMPTS)
             if found is not None:
                 break
@@ -253,29 +237,10 @@ def _compare(
     if compared.mismatches:
         keys = {difference.key for difference in compared.differences}
         facts = _facts(target, reader, bounds, keys, records < position - bounds.begin, on_records)
-        judged = [(one, _judge(one, facts, versioned, last)) for one in compared.differences]
+        judged = [(one, judge(one.kind, one.key, facts, versioned=versioned, last=last)) for one in compared.differences]
         if any(verdict == "again" for _, verdict in judged):
             return None
     return _conclude(target, bounds, records, compared, judged, (in_log.digest, in_store.digest), differences_max)
-
-
-def _judge(difference: Difference, facts: _Facts, versioned: bool, last: bool) -> RowVerdict:
-    """The table at the top, for a row that is not equal."""
-    key = difference.key
-    below, later = key in facts.below, key in facts.later
-    # Compaction keeps the last record of a key, not every version; once a tombstone expires not even that.
-    unknown = versioned and facts.compacted and difference.kind != "different"
-    if difference.kind == "extra" and (not below or unknown):
-        if facts.begin > 0:
-            return "lost"
-        return "indeterminate" if later or unknown or facts.deletes_expired else "extra"
-    if unknown:
-        return "indeterminate"
-    if later and not last:
-        return "again"
-    if difference.kind == "extra" and not versioned:
-        return "stale"
-    return difference.kind
 
 
 def _conclude(
@@ -295,10 +260,10 @@ def _conclude(
     for _, verdict in judged:
         counts[verdict] = counts.get(verdict, 0) + 1
     lost = counts.get("lost", 0)
-    reason = "log-truncated" if lost else "compacted" if unsure and not compared.matched else ""
-    if wrong and target.store.spec.from_source and not target.serdes_known:
-        wrong, reason = [], "serdes-unknown"
-    conclusion: Verdict = "different" if wrong else "inconclusive" if reason else "equal"
+    guessed = target.store.spec.from_source and not target.serdes_known
+    conclusion, reason = conclude(len(wrong), len(unsure), lost, compared.matched, serdes_known=not guessed)
+    if reason == "serdes-unknown":
+        wrong = []
     assert target.position is not None
     position = target.position.offset
     named = {"begin": bounds.begin, "lost": lost, "indeterminate": len(unsure), "topic": target.changelog.topic}
@@ -359,11 +324,11 @@ def _facts(
     keys: Collection[bytes],
     compacted: bool,
     on_records: Callable[[int], None],
-) -> _Facts:
+) -> KeyFacts:
     """Which of these keys have a record below the position, and which at or above it; and what may be gone."""
     assert target.position is not None and target.info is not None
     position = target.position.offset
-    facts = _Facts(bounds.begin, compacted)
+    facts = KeyFacts(bounds.begin, compacted)
     above = 0
     for batch in _batches(reader, target.changelog, bounds):
         above += sum(position <= record.offset < bounds.end for record in batch.records)
@@ -371,10 +336,8 @@ def _facts(
             if record.key is not None and record.key in keys:
                 (facts.below if record.offset < position else facts.later).add(record.key)
         on_records(len(batch.records))
-    # A tombstone above the position was appended after the position was written, and is kept for so long.
-    kept_ms = target.info.policy.delete_retention_ms
-    old = 0 <= kept_ms <= target.now_ms - target.position.at_ms
-    facts.deletes_expired = compacted and old and above < bounds.end - position
+    gaps = above < bounds.end - position
+    facts.deletes_expired = deletes_expired(target.info.policy, target.position, target.now_ms, compacted, gaps)
     return facts
 
 

@@ -6,7 +6,7 @@ What the binding taught us, each point held by a test: keys must ascend strictly
 none is made; what is written only becomes a file at `finish`, so that it is written under another name first; an
 ingest checks no block checksum; of overlapping files in one call the later wins.
 
-Rules of this file: one of the two that import rocksdict; it knows rows and files, no store type and no log. It is
+Rules of this file: one of the three that import rocksdict; it knows rows and files, no store type and no log. It is
 imported by worker processes too, so it opens no database.
 """
 
@@ -62,7 +62,7 @@ def write_sorted(path: Path, rows: Mapping[bytes, bytes | None]) -> SortedFile:
     unfinished = path.with_name(path.name + UNFINISHED)
     where = f"writing {path}"
     try:
-        writer = rocksdict.SstFileWriter(_file_options())
+        writer = rocksdict.SstFileWriter(file_options())
         writer.open(str(unfinished))
         deletes = _fill(writer, keys, rows)
         writer.finish()
@@ -84,7 +84,8 @@ def ingest(family: rocksdict.Rdict, paths: Sequence[Path]) -> None:
     family.ingest_external_file([str(path) for path in paths], options)
 
 
-def _file_options() -> rocksdict.Options:
+def file_options() -> rocksdict.Options:
+    """Options of a file that is written outside of a database."""
     options = rocksdict.Options(raw_mode=True)
     options.set_block_based_table_factory(table_options())
     options.set_compression_type(rocksdict.DBCompressionType.lz4())

@@ -10,7 +10,7 @@ from the observed stream time and is readable after a reopen, because segments a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from standfast.store.engine import Engine, KeyRange
@@ -56,6 +56,47 @@ class _OverlaySpace:
 
     def get(self, row_key: bytes) -> bytes | None:
         return self.rows[row_key] if row_key in self.rows else self._engine.get(self._family, row_key)
+
+    def put(self, row_key: bytes, row: bytes | None) -> None:
+        self.rows[row_key] = row
+
+
+def versions_in(row_key: bytes, row: bytes, kept_after: int) -> Iterator[LogicalRow]:
+    """The versions that a row holds which ended after `kept_after`, or have not ended."""
+    key = row_key[8:]
+    if row_key.startswith(LATEST_PREFIX):
+        value, valid_from = unpack_latest(row)
+        yield key, valid_from, value
+        return
+    for version, valid_from, valid_to in SegmentRow.parse(row).versions():
+        if version is not None and valid_to > kept_after:
+            yield key, valid_from, version
+
+
+def replay_key(
+    history_retention_ms: int, key: bytes, puts: Iterable[tuple[int, bytes | None, int]], observed_ms: int
+) -> dict[bytes, bytes]:
+    """Rows of one key after these puts (timestamp, value, stream time observed with it), in order, at `observed_ms`."""
+    interval_ms = versioned_segment_interval_ms(history_retention_ms)
+    space = _KeySpace({})
+    for timestamp, value, observed in puts:
+        put_version(space, _history_at(observed, history_retention_ms, interval_ms), key, value, timestamp)
+    dead_below = segment_prefix(_history_at(observed_ms, history_retention_ms, interval_ms).first)
+    return {row_key: row for row_key, row in space.rows.items() if row is not None and row_key >= dead_below}
+
+
+def _history_at(observed_ms: int, retention_ms: int, interval_ms: int) -> History:
+    return History(interval_ms, max(observed_ms - retention_ms, 0) // interval_ms, observed_ms // interval_ms)
+
+
+class _KeySpace:
+    """Rows of one key, in memory."""
+
+    def __init__(self, rows: dict[bytes, bytes | None]) -> None:
+        self.rows = rows
+
+    def get(self, row_key: bytes) -> bytes | None:
+        return self.rows.get(row_key)
 
     def put(self, row_key: bytes, row: bytes | None) -> None:
         self.rows[row_key] = row
@@ -149,14 +190,7 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
     def logical_rows(self) -> Iterator[LogicalRow]:
         kept_after = self._history_from()
         for row_key, raw in self.rows.engine.scan(self.name):
-            key = row_key[8:]
-            if row_key.startswith(LATEST_PREFIX):
-                value, valid_from = unpack_latest(raw)
-                yield key, valid_from, value
-                continue
-            for version, valid_from, valid_to in SegmentRow.parse(raw).versions():
-                if version is not None and valid_to > kept_after:
-                    yield key, valid_from, version
+            yield from versions_in(row_key, raw, kept_after)
 
     def families(self) -> list[str]:
         return [self.name]
@@ -188,5 +222,4 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
         return self.rows.observed_ms - self.spec.history_retention_ms
 
     def _history(self) -> History:
-        interval_ms = self._interval_ms
-        return History(interval_ms, max(self._history_from(), 0) // interval_ms, self.rows.observed_ms // interval_ms)
+        return _history_at(self.rows.observed_ms, self.spec.history_retention_ms, self._interval_ms)

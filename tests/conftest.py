@@ -19,7 +19,9 @@ from standfast.store.clock import ManualClock
 
 # Found by file, not by name: tests have no package.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-pytest_plugins = ["fix_embedded", "fix_kafka", "fix_java", "fix_sessions", "fix_stores", "fix_apps", "fix_bulk"]
+pytest_plugins = [
+    *("fix_embedded", "fix_kafka", "fix_java", "fix_sessions", "fix_stores", "fix_apps", "fix_bulk", "fix_spark"),
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
@@ -46,6 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             name += str(crc32(item.path.name.encode()) % BROKERS)
         if name is not None:
             item.add_marker(pytest.mark.xdist_group(name))
+        if item.get_closest_marker("spark"):  # its client leaves sockets to the garbage collector
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 
 
 @pytest.fixture

@@ -49,9 +49,11 @@ PURE = {
     "restore/digest.py",
     "restore/fold.py",
     "restore/gate.py",
+    "restore/judgement.py",
     "restore/manifest.py",
     "restore/plan.py",
     "restore/progress.py",
+    "restore/report_html.py",
     "restore/worker_protocol.py",
     "stream/control.py",
     "stream/open_windows.py",
@@ -74,13 +76,14 @@ IMPURE_BUILTINS = {"open", "input", "print", "breakpoint"}
 
 # The only files that may import an outside library.
 LIBRARY_HOMES = {
-    "rocksdict": ("store/rocks.py", "store/rocks_sst.py"),
+    "rocksdict": ("store/rocks.py", "store/rocks_sst.py", "store/rocks_sst_stream.py"),
     "sqlite3": ("replication/embedded*.py",),  # of the standard library, but a database all the same
     "confluent_kafka": ("replication/kafka*.py",),
     "prometheus_client": ("ops/metrics.py",),
     "pyspark": ("restore/spark_*.py",),
     "pandas": ("restore/spark_*.py",),
     "pyarrow": ("restore/spark_*.py",),
+    "numpy": ("restore/spark_*.py",),  # comes with pandas
     "starlette": ("ops/*.py",),
     "uvicorn": ("ops/*.py",),
     "uvloop": ("ops/*.py",),

@@ -1,0 +1,166 @@
+"""The command verify on Spark: for stores of any size, here or on a cluster, with a report in files.
+
+    standfast verify --spark (--state-dir DIR | --snapshot FOLDER) [--app NAME] [--store NAME] --log ADDRESS
+                     [--master M] [--source native|connector] [--report FOLDER] [--sample SHARE] [--digest-only] [--plan]
+
+    --state-dir    tasks at rest: a state directory that nobody owns, an application's, a task's, a checkpoint; local, or
+                   s3://bucket/path with <app>/<task> below it
+    --snapshot     a folder with a manifest
+
+Rules of this file: arguments, what is looked at, and tables; the work is in `standfast.restore.spark_verify`. A directory
+with a live owner is refused: its files would change under the tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from standfast.ops.arguments import log_of, settings_of
+from standfast.ops.commands_verify import EXIT_CODES, SCHEMA, overall, show, store_document
+from standfast.ops.spark_arguments import connector_options, session_for, task_progress
+
+if TYPE_CHECKING:
+    from standfast.ops.output import Output
+    from standfast.replication.log import Log
+    from standfast.restore.spark_places import Place
+    from standfast.restore.spark_verify import StorePlan, Verified
+
+OpenSession: TypeAlias = Callable[..., AbstractContextManager[Any]]
+
+PLAN_SCHEMA = "standfast.verify-plan/1"
+
+
+def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSession = session_for) -> int:
+    """verify --spark; `open_session` gives the session to run on."""
+    from standfast.restore.spark_session import check_libraries
+    from standfast.store.clock import SystemClock
+    from standfast.store.errors import InvalidRequest
+
+    check_libraries()
+    if not 0 < args.sample <= 1:
+        raise InvalidRequest(f"--sample is {args.sample}: give a share of the keys, above 0 and up to 1")
+    from standfast.restore.spark_verify import plan_verify, stored_stores
+
+    clock = SystemClock()
+    began_ms = clock.monotonic_ms()
+    places = _places(args)
+    stored = stored_stores(_chosen(places, args), args.store)
+    log = log_of(args)
+    try:
+        plans = [plan_verify(log, places[0].app, name, at) for name, at in sorted(stored.items())]
+        if args.plan:
+            return _show_plan(plans, out)
+        done = _verify(args, out, log, plans, clock.wall_ms(), open_session)
+    finally:
+        log.close()
+    verdicts = [verdict for one in done for verdict in one.verdicts]
+    verdict = overall(verdicts)
+    summary: dict[str, Any] = {
+        "schema": SCHEMA,
+        "app": places[0].app,
+        "state_dir": str(args.snapshot or settings_of(args).state_dir),
+        "log": settings_of(args).log,
+        "source": args.source,
+        "sample": args.sample,
+        "digest_only": args.digest_only,
+        "elapsed_ms": clock.monotonic_ms() - began_ms,
+        "verdict": verdict,
+        "stores": [store_document(one) for one in verdicts],
+    }
+    if args.report is not None:
+        from standfast.restore.spark_folder import Folder
+        from standfast.restore.spark_report import write_report
+
+        rows = [row for one in done for row in one.found]
+        write_report(Folder(args.report), summary, rows, values=args.include_values)
+    out.document(summary)
+    show(verdicts, out)
+    out.line(f"{places[0].app}: {verdict}" + (f" (report: {args.report})" if args.report else ""))
+    return EXIT_CODES[verdict]
+
+
+def _verify(
+    args: argparse.Namespace,
+    out: Output,
+    log: Log,
+    plans: list[StorePlan],
+    now_ms: int,
+    open_session: OpenSession,
+) -> list[Verified]:
+    from standfast.restore.spark_verify import verify_store
+
+    options = connector_options(log.address) if args.source == "connector" else {}
+    done = []
+    with open_session(args, out, "standfast verify") as spark:
+        for plan in plans:
+            with task_progress(out, f"verifying {plan.spec.name}") as on_tasks:
+                done.append(
+                    verify_store(
+                        spark,
+                        log,
+                        plan,
+                        now_ms=now_ms,
+                        source=args.source,
+                        connector_options=options,
+                        sample=args.sample,
+                        digest_only=args.digest_only,
+                        on_tasks=on_tasks,
+                    )
+                )
+    return done
+
+
+def _places(args: argparse.Namespace) -> list[Place]:
+    from standfast.restore.spark_places import Place, manifest_places, remote_places
+    from standfast.store.errors import InvalidRequest
+
+    settings = settings_of(args)
+    if args.snapshot is not None:
+        return manifest_places(args.snapshot)
+    if settings.state_dir is None:
+        raise InvalidRequest("which state? name it with --state-dir DIR, or a folder with a manifest with --snapshot FOLDER")
+    if "://" in str(settings.state_dir):
+        return remote_places(str(settings.state_dir), settings.app)
+    from pathlib import Path
+
+    from standfast.ops.offline import find_tasks
+
+    tasks = find_tasks(Path(settings.state_dir), settings.app)
+    owned = next((task for task in tasks if task.owner_pid is not None), None)
+    if owned is not None:
+        raise InvalidRequest(
+            f"{owned.path} is owned by pid {owned.owner_pid}, which is running: its files would change under Spark's tasks; "
+            "stop it, take a checkpoint, or verify without --spark"
+        )
+    return [Place(task.app, task.task, str(task.path)) for task in tasks]
+
+
+def _chosen(places: list[Place], args: argparse.Namespace) -> list[Place]:
+    from standfast.store.errors import InvalidRequest
+
+    if args.partition is None:
+        return places
+    chosen = [place for place in places if place.task.partition == args.partition]
+    if not chosen:
+        held = ", ".join(str(place.task.partition) for place in places)
+        raise InvalidRequest(f"there is no task of partition {args.partition}, there are {held}")
+    return chosen
+
+
+def _show_plan(plans: list[StorePlan], out: Output) -> int:
+    rows = []
+    for plan in plans:
+        spans = plan.what.ranges if plan.what is not None else {}
+        for number, at in sorted(plan.stored.items()):
+            span = spans.get(number)
+            position = None if at.position is None else at.position.offset
+            rows.append((plan.spec.name, number, position, *(span or (None, None)), at.place.address))
+    columns = ("store", "partition", "position", "begin", "end", "place")
+    out.document({"schema": PLAN_SCHEMA, "tasks": [dict(zip(columns, row, strict=True)) for row in rows]})
+    out.table(columns, rows, right=("partition", "position", "begin", "end"))
+    total = sum(plan.records_max for plan in plans)
+    out.line(f"{len(rows)} tasks, {total} records at most")
+    return 0

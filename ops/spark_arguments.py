@@ -1,0 +1,115 @@
+"""What commands that run on Spark share: their flags, where and how to run, and progress.
+
+    --master M            local[2], spark://host:7077, yarn, k8s://...   (default: local[*], or what spark-submit says)
+    --source S            native: our own readers, no jars; connector: Spark's Kafka connector
+    --kafka-jars A,B      jars of the connector; else STANDFAST_SPARK_PACKAGES (Maven coordinates), else the pinned jars
+                          for the Spark that we test with, else the connector of the Spark that is installed
+
+Rules of this file: flags and finding Java and jars; Spark itself is imported by nobody here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from standfast.store.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from standfast.ops.output import Output
+    from standfast.restore.spark_session import SparkPlace
+
+PACKAGES = "STANDFAST_SPARK_PACKAGES"
+
+
+def add_spark(parser: argparse.ArgumentParser) -> None:
+    """Flags of every command that runs on Spark."""
+    where = parser.add_argument_group("Spark")
+    where.add_argument("--master", metavar="M", help="where to run (default: local[*], or what spark-submit says)")
+    where.add_argument(
+        "--source",
+        choices=("native", "connector"),
+        default="native",
+        help="how Spark reads the log: native needs no jars; connector is Spark's own for Kafka",
+    )
+    where.add_argument("--kafka-jars", metavar="JARS", help="jar files of the connector, with commas in between")
+    where.add_argument(
+        "--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark; may be given several times"
+    )
+
+
+def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:
+    """Where and how to run: Java found or fetched, jars named. Raises InvalidRequest, Unavailable."""
+    from standfast.ops.java import ensure_java
+    from standfast.restore.spark_session import SparkPlace
+
+    java = ensure_java(out.note)
+    settings = dict(_setting(text) for text in args.conf)
+    jars: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    if args.source == "connector":
+        from standfast.ops.jars import ensure_jars, load_jar_set
+        from standfast.restore.spark_connector import EXCLUDES, default_package
+
+        pinned = load_jar_set("spark-kafka")
+        if args.kafka_jars:
+            jars = tuple(filter(None, args.kafka_jars.split(",")))
+        elif PACKAGES not in os.environ and pinned.version == version("pyspark"):
+            folder = ensure_jars(pinned, java, out.note)
+            jars = tuple(str(folder / jar.file_name) for jar in pinned.jars)
+        else:
+            packages = tuple(filter(None, os.environ.get(PACKAGES, default_package()).split(",")))
+            excludes = EXCLUDES
+    elif args.kafka_jars:
+        raise InvalidRequest("--kafka-jars goes with --source connector: the native source needs no jars")
+    return SparkPlace(args.master, java.home, java.major, jars, packages, excludes, settings)
+
+
+def connector_options(address: str) -> dict[str, str]:
+    """Settings of the connector for a log's address. Raises InvalidRequest for a log that is not Kafka."""
+    from standfast.replication.open_log import SqliteAddress, parse_address
+    from standfast.restore.spark_connector import java_settings
+
+    where = parse_address(address)
+    if isinstance(where, SqliteAddress):
+        raise InvalidRequest(f"--source connector reads Kafka, and {address} is an embedded log: leave it out")
+    return java_settings(where)
+
+
+@contextmanager
+def session_for(args: argparse.Namespace, out: Output, name: str) -> Iterator[Any]:
+    """A session with executors that can do the work."""
+    from standfast.restore.spark_session import check_executors, check_libraries, session
+
+    check_libraries()
+    place = place_of(args, out)
+    with session(name, place) as spark:
+        if not place.local:
+            check_executors(spark)
+        yield spark
+
+
+@contextmanager
+def task_progress(out: Output, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar over Spark's tasks while a terminal watches."""
+    state = {"done": 0}
+    with out.progress(what, 100) as bar:
+
+        def on_tasks(done: int, total: int) -> None:
+            percent = 100 * done // max(total, 1)
+            bar.advance(max(0, percent - state["done"]))
+            state["done"] = max(percent, state["done"])
+
+        yield on_tasks
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise InvalidRequest(f"--conf {text!r} is not KEY=VALUE")
+    return key, value

@@ -1,0 +1,85 @@
+"""One store of a task whose files lie still: opened read-only, with its definition, position and times.
+
+    task directory or checkpoint    standfast's marker, a RocksDB      position and times from the task's record
+
+Rules of this file: changes nothing in what it is shown. Used by jobs that look at one store of one partition; for tasks
+of a live instance see `standfast.stream`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from standfast.store.buffer import WriteBuffer
+from standfast.store.cut import CUT_KEY, STORES_KEY, Cut, Position, StoreTimes, decode_record
+from standfast.store.engine import DEFAULT_FAMILY, Engine
+from standfast.store.errors import UnknownStore
+from standfast.store.kinds import definition_spec, open_store
+from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rows import StoreRows
+from standfast.store.specs import StoreSpec
+from standfast.store.task_stores import AnyStore
+
+MEMORY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAtRest:
+    """A store that nobody writes to. `position` is None if nothing was ever applied."""
+
+    store: AnyStore
+    definition: dict[str, Any]
+    position: Position | None
+    times: StoreTimes
+
+    @property
+    def spec(self) -> StoreSpec:
+        """As it was declared; serdes of the application's own are bytes."""
+        return self.store.spec
+
+
+def definitions_of(engine: Engine, where: str) -> dict[str, Any]:
+    """What a task's record says of its stores, by name."""
+    raw = engine.get(DEFAULT_FAMILY, STORES_KEY)
+    return {} if raw is None else decode_record(raw, where)
+
+
+def store_of(engine: Engine, name: str, where: str) -> StoreAtRest:
+    """A store of an open task. Raises UnknownStore."""
+    definitions = definitions_of(engine, where)
+    if name not in definitions:
+        known = ", ".join(sorted(definitions)) or "none"
+        raise UnknownStore(f"{where} has no store {name!r}: it has {known}")
+    raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
+    cut = Cut.decode(raw, where) if raw is not None else Cut()
+    times = cut.stores.get(name, StoreTimes())
+    spec = definition_spec(name, definitions[name])
+    return StoreAtRest(view(engine, spec, times), definitions[name], cut.positions.get(name), times)
+
+
+def view(engine: Engine, spec: StoreSpec, times: StoreTimes) -> AnyStore:
+    """A store over the rows of an engine, for reading."""
+    rows = StoreRows(
+        name=spec.name,
+        engine=engine,
+        buffer=WriteBuffer(0),
+        now_ms=lambda: 0,
+        read_only=True,
+        observed_ms=times.observed_ms,
+        sequence=times.sequence,
+    )
+    return open_store(spec, rows)
+
+
+@contextmanager
+def open_task(path: Path) -> Iterator[RocksEngine]:
+    """A task directory or checkpoint, read-only."""
+    engine = RocksEngine(path, shared=RocksShared(MEMORY_BYTES), read_only=True)
+    try:
+        yield engine
+    finally:
+        engine.close()

@@ -1,0 +1,100 @@
+"""What is said of a row that differs between store and log, and of the store: one table for every kind of verify.
+
+    last record below the position   store      record at or above it   verdict on the row
+    value                            equal      any                     matched
+    value                            absent     no / yes                missing / looked at again
+    value                            other      no / yes                different / looked at again
+    tombstone                        present    no / yes                stale (a delete was not applied) / again
+    none                             present    yes                     indeterminate: compaction removed the older one
+    none                             present    no                      extra, unless what explains it may be gone:
+                                                                        the log begins above 0; the partition was
+                                                                        compacted and the store is versioned, or its
+                                                                        position older than tombstones are kept
+
+    equal          every row that the log can still speak for is as the log has it
+    different      at least one row is missing, extra, different or stale
+    inconclusive   the log cannot speak for the store (see REASONS), or for not one of its rows
+
+Rules of this file: pure. Who compares says which keys have a record below the position and which have a later one; rows
+that are judged "again" are looked at a second time, because a log may be compacted while it is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from standfast.replication.log import TopicPolicy
+from standfast.restore.compare import Kind
+from standfast.store.cut import Position
+
+Verdict = Literal["equal", "different", "inconclusive"]
+RowVerdict = Literal["missing", "extra", "different", "stale", "indeterminate", "lost", "again"]
+UNSURE: frozenset[RowVerdict] = frozenset({"indeterminate", "lost"})
+
+# Why nothing can be said of a store; the texts take what they name by keyword.
+REASONS = {
+    "no-position": "the store has no position: nothing of its changelog was applied yet",
+    "topic-missing": "the log has no topic {topic}: is it the log of this application?",
+    "topic-recreated": "topic {topic} was made anew since the store was written: its offsets mean other records now",
+    "position-ahead": "the store stands at {position}, but the log ends at {end}: it is older, or another log",
+    "position-behind": "the log begins at {begin}, beyond the position {position}: what the store was made of is gone",
+    "log-truncated": "the log begins at {begin}: the records of {lost} rows below the position are gone",
+    "log-changed": "the log was truncated or made anew while it was read: verify again",
+    "compacted": "compaction removed the records below the position of all {indeterminate} rows: verify after a commit",
+    "digest-only": "the digests differ, but records below the position were compacted or later ones follow, so that this "
+    "proves nothing: verify row by row",
+    "serdes-unknown": "rows differ, but {topic} is the application's own topic, and what its serdes make of it is not "
+    "known here: verify with the application's definitions (standfast.restore.verify)",
+}
+
+
+@dataclass(slots=True)
+class KeyFacts:
+    """What the log says of the keys whose rows differ.
+
+    `compacted`: records are gone below the position. `deletes_expired`: and tombstones above it may have gone as well,
+    so that a key without any record may have been deleted after the position. `below` and `later`: keys with a record
+    below the position, and at or above it.
+    """
+
+    begin: int
+    compacted: bool
+    deletes_expired: bool = False
+    below: set[bytes] = field(default_factory=set)
+    later: set[bytes] = field(default_factory=set)
+
+
+def judge(kind: Kind, key: bytes, facts: KeyFacts, *, versioned: bool, last: bool) -> RowVerdict:
+    """The table at the top, for a row that is not equal; `last`: it will not be looked at again."""
+    below, later = key in facts.below, key in facts.later
+    # Compaction keeps the last record of a key, not every version; once a tombstone expires not even that.
+    unknown = versioned and facts.compacted and kind != "different"
+    if kind == "extra" and (not below or unknown):
+        if facts.begin > 0:
+            return "lost"
+        return "indeterminate" if later or unknown or facts.deletes_expired else "extra"
+    if unknown:
+        return "indeterminate"
+    if later and not last:
+        return "again"
+    if kind == "extra" and not versioned:
+        return "stale"
+    return kind
+
+
+def deletes_expired(policy: TopicPolicy, position: Position, now_ms: int, compacted: bool, gaps: bool) -> bool:
+    """Whether a tombstone above the position may be gone; `gaps`: offsets above it hold no record.
+
+    It was appended after the position was written, and is kept for so long.
+    """
+    old = 0 <= policy.delete_retention_ms <= now_ms - position.at_ms
+    return compacted and old and gaps
+
+
+def conclude(wrong: int, unsure: int, lost: int, matched: int, *, serdes_known: bool = True) -> tuple[Verdict, str]:
+    """(verdict, reason) of a store from its numbers of rows; the reason is "" or one of REASONS."""
+    reason = "log-truncated" if lost else "compacted" if unsure and not matched else ""
+    if wrong and not serdes_known:
+        return "inconclusive", "serdes-unknown"
+    return "different" if wrong else "inconclusive" if reason else "equal", reason

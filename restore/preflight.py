@@ -1,0 +1,159 @@
+"""What is to be read of a changelog, settled before a job begins: topic, partitions, offsets, and whether history is whole.
+
+    begin, end    of each partition now; end is the last stable offset, for a source topic the group's committed one
+    until         offsets given by the user instead of an end, within what the log holds
+
+Rules of this file: asks a log and decides; it reads only a few records, to know how large they are. What cannot work is
+refused here, before anything is written anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from standfast.replication.log import Log, LogReader, TopicInfo
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
+from standfast.store.specs import SessionStore, StoreSpec, WindowStore
+
+SAMPLE_RECORDS = 500
+SAMPLE_WAIT_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """A changelog as a job is going to read it. `average_bytes` of a record's key and value, 0.0 if nothing is there.
+
+    `log_ends` are the ends of the log, which an `until` may lie below.
+    """
+
+    address: str
+    app: str
+    spec: StoreSpec
+    info: TopicInfo
+    ranges: Mapping[int, Bounds]
+    log_ends: Mapping[int, int]
+    average_bytes: float
+    truncated: tuple[int, ...] = ()
+
+    @property
+    def topic(self) -> str:
+        """Name of the changelog."""
+        return self.info.name
+
+    @property
+    def records_max(self) -> int:
+        """Upper bound of the records to read; gaps make it fewer."""
+        return sum(span.end - span.begin for span in self.ranges.values())
+
+    @property
+    def bytes_estimate(self) -> int:
+        """Bytes of keys and values, about."""
+        return int(self.records_max * self.average_bytes)
+
+
+def preflight(
+    log: Log,
+    app: str,
+    spec: StoreSpec,
+    *,
+    partitions: Collection[int] | None = None,
+    until: Mapping[int, int] | None = None,
+    allow_truncated: bool = False,
+) -> Preflight:
+    """Settle what is read. Raises UnknownStore for an absent topic, InvalidRequest for what cannot be read.
+
+    Raises StateLost (reason "truncated") if records are gone that the store needs, unless `allow_truncated`.
+    """
+    topic = spec.changelog_of(app)
+    info = log.admin.describe_topic(topic)
+    if info is None:
+        raise UnknownStore(
+            f"store {spec.name!r} of {app!r}: the log {log.address} has no topic {topic}: check --app, the store's name "
+            "and the log"
+        )
+    wanted = _wanted(info, partitions)
+    reader = log.reader()
+    try:
+        bounds = reader.bounds([TopicPartition(topic, number) for number in wanted])
+        ends = _ends(log, app, spec, {source.partition: span for source, span in bounds.items()})
+        ranges = {source.partition: Bounds(span.begin, ends[source.partition]) for source, span in bounds.items()}
+        _refuse_outside(info, ranges, bounds, until or {})
+        ranges = {number: Bounds(span.begin, (until or {}).get(number, span.end)) for number, span in ranges.items()}
+        truncated = tuple(number for number, span in ranges.items() if _head_missing(spec, info, span))
+        if truncated and not allow_truncated:
+            raise _truncated(info, truncated, ranges)
+        average = _average_bytes(reader, topic, ranges)
+    finally:
+        reader.close()
+    log_ends = {source.partition: span.end for source, span in bounds.items()}
+    return Preflight(log.address, app, spec, info, ranges, log_ends, average, truncated)
+
+
+def _wanted(info: TopicInfo, partitions: Collection[int] | None) -> list[int]:
+    if partitions is None:
+        return list(range(info.partitions))
+    bad = sorted(number for number in partitions if not 0 <= number < info.partitions)
+    if bad:
+        raise InvalidRequest(f"{info.name} has partitions 0 to {info.partitions - 1}, not {', '.join(map(str, bad))}")
+    return sorted(set(partitions))
+
+
+def _ends(log: Log, app: str, spec: StoreSpec, bounds: Mapping[int, Bounds]) -> dict[int, int]:
+    if not spec.from_source:
+        return {number: span.end for number, span in bounds.items()}
+    # A source topic holds records that are not processed yet: they are not in the store.
+    sources = {number: TopicPartition(spec.changelog_of(app), number) for number in bounds}
+    group = log.group(app)
+    try:
+        committed = group.committed(sources.values())
+    finally:
+        group.close()
+    ends = {}
+    for number, span in bounds.items():
+        found = committed.get(sources[number])
+        ends[number] = max(span.begin, min(span.end, found.offset if found is not None else 0))
+    return ends
+
+
+def _refuse_outside(
+    info: TopicInfo, ranges: Mapping[int, Bounds], bounds: Mapping[TopicPartition, Bounds], until: Mapping[int, int]
+) -> None:
+    for number, offset in until.items():
+        span = ranges.get(number)
+        if span is None:
+            raise InvalidRequest(f"--until names partition {number}, which is not read of {info.name}")
+        if not span.begin <= offset <= span.end:
+            whole = bounds[TopicPartition(info.name, number)]
+            raise InvalidRequest(
+                f"{info.name}-{number}: offset {offset} is outside of what can be read, {span.begin} to {span.end} "
+                f"(the log holds {whole.begin} to {whole.end}): give an offset in between"
+            )
+
+
+def _head_missing(spec: StoreSpec, info: TopicInfo, span: Bounds) -> bool:
+    """Records at the head are gone, and neither compaction nor the store's own retention explains it."""
+    policy = info.policy
+    if span.begin == 0 or "compact" in policy.cleanup:
+        return False
+    return policy.retention_ms < 0 or not isinstance(spec, WindowStore | SessionStore)
+
+
+def _truncated(info: TopicInfo, partitions: Collection[int], ranges: Mapping[int, Bounds]) -> StateLost:
+    first = ", ".join(f"{number} begins at {ranges[number].begin}" for number in partitions)
+    return StateLost(
+        f"{info.name}: records at the head are gone (partition {first}) although the topic is not compacted: rows that "
+        "were last written there would be missing; use a snapshot that has them, or accept it with --allow-truncated",
+        reason="truncated",
+    )
+
+
+def _average_bytes(reader: LogReader, topic: str, ranges: Mapping[int, Bounds]) -> float:
+    number = max(ranges, key=lambda one: ranges[one].end - ranges[one].begin, default=None)
+    if number is None or ranges[number].begin == ranges[number].end:
+        return 0.0
+    reader.assign({TopicPartition(topic, number): ranges[number].begin})
+    records = [record for batch in reader.fetch(SAMPLE_RECORDS, SAMPLE_WAIT_MS) for record in batch.records]
+    size = sum(len(record.key or b"") + len(record.value or b"") for record in records)
+    return size / len(records) if records else 0.0

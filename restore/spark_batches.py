@@ -1,0 +1,270 @@
+"""Changelog records as Arrow batches: what Spark's tasks pass on, and what a whole partition must tell of itself.
+
+    log reader ──> log_batches ──> prepare ──> Spark sorts by (partition, key, offset) ──> rebuild or verify
+
+    LOG        partition | offset | timestamp | key | value
+    PREPARED   the same, for versioned stores with the stream time observed at each record
+
+`prepare` sees a partition in offset order and ends it with one row without a key: its Facts. Rows without a key sort
+first, so whoever folds a partition knows the observed stream time of all of it before the first row, and one pass over
+the log is enough.
+
+Rules of this file: pure but for the library; batches in, batches out, in bounded memory. It decides what a record is to
+a store (`below` the limit, or only a sign that a key has a later one), and refuses records that no store can have
+written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from standfast.replication.columns import RecordColumns
+from standfast.replication.log import Record
+from standfast.replication.source_records import as_logged
+from standfast.store.errors import Corruption, InternalError
+from standfast.store.kinds import definition_spec
+from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+
+LOG = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+PREPARED_VERSIONED = LOG.append(pa.field("observed", pa.int64()))
+_DDL = {pa.int32(): "int", pa.int64(): "bigint", pa.binary(): "binary", pa.string(): "string"}
+FACTS_OFFSET = -1
+NOTHING_OBSERVED = -1
+# Bytes at the end of a row key: start 8, sequence 4; end 8, start 8.
+WINDOW_SUFFIX, SESSION_SUFFIX = 12, 16
+
+
+def ddl(schema: pa.Schema) -> str:
+    """A schema as Spark writes it."""
+    return ", ".join(f"{one.name} {_DDL[one.type]}" for one in schema)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreShape:
+    """A store as tasks are told of it. `limits`: the offset, by partition, at which the store's own records end."""
+
+    name: str
+    definition: Mapping[str, Any]
+    limits: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> StoreSpec:
+        """The definition."""
+        return definition_spec(self.name, self.definition)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """What `prepare` gives."""
+        return PREPARED_VERSIONED if self.definition["kind"] == "versioned" else LOG
+
+
+@dataclass(slots=True)
+class Facts:
+    """What a partition tells of itself, all of it below its limit but for `above` (records at or above it).
+
+    records       records read            observed_ms  largest stream time of a record (-1: none)
+    max_offset    of the last (-1: none)  sequence     largest sequence number of retained duplicates
+    refused       older than the history that a versioned store kept at that moment
+    skipped       records of a source topic that the store cannot hold
+    """
+
+    partition: int
+    records: int = 0
+    above: int = 0
+    max_offset: int = -1
+    observed_ms: int = NOTHING_OBSERVED
+    sequence: int = 0
+    refused: int = 0
+    skipped: int = 0
+
+    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        """The row that carries them."""
+        cells: dict[str, Any] = {name: 0 for name in schema.names}
+        cells |= {"partition": self.partition, "offset": FACTS_OFFSET, "key": None, "value": self.dump()}
+        return pa.RecordBatch.from_pydict({name: [cell] for name, cell in cells.items()}, schema=schema)
+
+    def dump(self) -> bytes:
+        """As bytes."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def load(cls, raw: bytes) -> Facts:
+        """Inverse of dump."""
+        return cls(**json.loads(raw))
+
+
+def record_batch(partition: int, records: Sequence[Record]) -> pa.RecordBatch:
+    """Records of one fetch."""
+    if isinstance(records, RecordColumns):
+        columns: Sequence[Any] = (records.offsets, records.timestamps, records.keys, records.values)
+    else:
+        columns = list(zip(*records, strict=True))[:4] if records else ((), (), (), ())
+    offsets, timestamps, keys, values = columns
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(np.full(len(keys), partition, np.int32)),
+            pa.array(np.fromiter(offsets, np.int64, len(keys))),
+            pa.array(np.fromiter(timestamps, np.int64, len(keys))),
+            pa.array(keys, pa.binary()),
+            pa.array(values, pa.binary()),
+        ],
+        schema=LOG,
+    )
+
+
+def prepare(batches: Iterable[pa.RecordBatch], shape: StoreShape, partition: int = -1) -> Iterator[pa.RecordBatch]:
+    """Batches in offset order, then the facts of each partition among them.
+
+    Of `partition` there are facts even if nothing came. Raises Corruption for a record that no store can have written.
+    """
+    spec, schema = shape.spec, shape.schema
+    watchers: dict[int, _Watcher] = {}
+    if partition >= 0:
+        watchers[partition] = _Watcher(partition, shape, spec)
+    for batch in batches:
+        for own in _by_partition(batch):
+            number = own.column(0)[0].as_py()
+            if number not in watchers:
+                watchers[number] = _Watcher(number, shape, spec)
+            kept = watchers[number].take(own)
+            if kept.num_rows:
+                yield kept
+    for watcher in watchers.values():
+        yield watcher.facts.batch(schema)
+
+
+class _Watcher:
+    """One partition on its way through."""
+
+    def __init__(self, partition: int, shape: StoreShape, spec: StoreSpec) -> None:
+        self.facts = Facts(partition)
+        self._spec = spec
+        self._schema = shape.schema
+        self._limit = shape.limits.get(partition, 2**63 - 1)
+
+    def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """What goes on of a batch."""
+        facts, offsets = self.facts, numbers(batch, "offset")
+        below = int(np.searchsorted(offsets, self._limit))
+        facts.records += below
+        facts.above += len(offsets) - below
+        if below:
+            facts.max_offset = int(offsets[below - 1])
+        if self._spec.from_source:
+            batch = self._as_logged(batch)
+            below = int(np.searchsorted(numbers(batch, "offset"), self._limit))
+        keys = batch.column("key")
+        if keys.null_count:
+            at = keys.is_null().index(True).as_py()
+            raise Corruption(
+                f"partition {facts.partition}: the record at offset {batch.column('offset')[at]} has no key, so no store "
+                "wrote it: find out who else writes to this topic"
+            )
+        if isinstance(self._spec, VersionedStore):
+            return self._versioned(batch, below, self._spec.history_retention_ms)
+        if isinstance(self._spec, WindowStore | SessionStore):
+            self._windowed(batch, below)
+        return batch
+
+    def _as_logged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        cells = zip(*(batch.column(name).to_pylist() for name in ("offset", "timestamp", "key", "value")), strict=True)
+        records = as_logged(self._spec, [Record(*one) for one in cells])
+        self.facts.skipped += batch.num_rows - len(records)
+        return record_batch(self.facts.partition, records)
+
+    def _windowed(self, batch: pa.RecordBatch, below: int) -> None:
+        facts, keys = self.facts, batch.column("key")
+        suffix = WINDOW_SUFFIX if isinstance(self._spec, WindowStore) else SESSION_SUFFIX
+        times = key_times(keys, suffix)
+        bad = np.flatnonzero(times < 0)
+        if len(bad):
+            at = int(bad[0])
+            raise Corruption(
+                f"partition {facts.partition}: the record at offset {batch.column('offset')[at]} has the key "
+                f"{keys[at].as_py().hex()}, which no {self._spec.kind} store writes: find out who else writes to this topic"
+            )
+        if below:
+            facts.observed_ms = max(facts.observed_ms, int(times[:below].max()))
+            if isinstance(self._spec, WindowStore) and self._spec.retain_duplicates:
+                facts.sequence = max(facts.sequence, int(_key_sequences(keys)[:below].max()))
+
+    def _versioned(self, batch: pa.RecordBatch, below: int, retention_ms: int) -> pa.RecordBatch:
+        """Leave out what was refused when it came; what is kept carries the time observed with it."""
+        facts, stamps = self.facts, numbers(batch, "timestamp")
+        # A refused record is older than what was observed, so it cannot move the maximum.
+        observed = np.maximum(np.maximum.accumulate(stamps), facts.observed_ms) if len(stamps) else stamps
+        before = np.concatenate([np.array([facts.observed_ms], np.int64), observed[:-1]])[: len(stamps)]
+        kept = stamps >= before - retention_ms
+        kept[below:] = True
+        facts.refused += len(stamps) - int(kept.sum())
+        if below:
+            facts.observed_ms = int(observed[below - 1])
+        whole = pa.RecordBatch.from_arrays([*batch.columns, pa.array(observed)], schema=self._schema)
+        return whole if kept.all() else whole.filter(pa.array(kept))
+
+
+def numbers(batch: pa.RecordBatch, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A column of whole numbers without nulls."""
+    return np.asarray(batch.column(name).to_numpy(zero_copy_only=False), np.int64)
+
+
+def key_times(keys: pa.Array, suffix: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The 8-byte time that begins `suffix` bytes before the end of each key; -1 for a key too short."""
+    data, begins, ends = _spans(keys)
+    short = ends - begins < suffix
+    at = np.where(short, 0, ends - suffix)
+    if not len(data):
+        return np.full(len(at), -1, np.int64)
+    picked = data[np.minimum(at[:, None] + np.arange(8), len(data) - 1)]
+    times = np.ascontiguousarray(picked).view(">i8").reshape(-1).astype(np.int64)
+    times[short] = -1
+    return times
+
+
+def _key_sequences(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    data, _, ends = _spans(keys)
+    picked = data[(ends - 4)[:, None] + np.arange(4)]
+    return np.ascontiguousarray(picked).view(">u4").reshape(-1).astype(np.int64)
+
+
+def _spans(
+    cells: pa.Array,
+) -> tuple[
+    np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]
+]:
+    """Bytes of a binary array, and where each cell begins and ends in them."""
+    _, places, data = cells.buffers()
+    spans = np.frombuffer(places, np.int32, len(cells) + 1, cells.offset * 4).astype(np.int64)
+    raw = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+    return raw, spans[:-1], spans[1:]
+
+
+def _by_partition(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Runs of one partition; a task usually has only one."""
+    partitions = numbers(batch, "partition")
+    if not len(partitions):
+        return
+    edges = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
+    for begin, end in zip(edges, edges[1:], strict=False):
+        yield batch.slice(begin, end - begin)
+
+
+def check_facts(batch: pa.RecordBatch) -> Facts:
+    """The facts that a sorted partition begins with. Raises InternalError if they are not there."""
+    if batch.column("offset")[0].as_py() != FACTS_OFFSET or batch.column("key")[0].is_valid:
+        raise InternalError("a sorted partition does not begin with its facts")
+    return Facts.load(batch.column("value")[0].as_py())

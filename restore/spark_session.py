@@ -1,0 +1,303 @@
+"""A Spark session for the jobs of this room: local or on any cluster, quiet, with errors that say what to do.
+
+    open_session(...)    the session that is there already (spark-submit), or a new one
+        scratch folder   log4j2.properties, what the Java process says, local files; removed by close_session
+    check_executors      one tiny task for each executor: rocksdict and standfast must be importable there
+
+Rules of this file: settings and their errors only; it must not know of stores or logs. Which Java there is, and where
+jars are, is found by the caller. Nothing is printed: what Spark says while it starts goes to a file, and its last lines
+into the error if it does not start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from standfast.store.errors import BadConfig, Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MASTER_DEFAULT = "local[*]"
+INSTALL = "pip install 'standfast[spark]'"
+JAVA_MAJORS = (17, 21)  # what Spark 4 is built and tested for
+STDERR_LINES = 15
+PROBES_MAX = 64
+LOG4J = """rootLogger.level = {level}
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
+"""
+
+# What our jobs depend on; a caller's own settings win over the second group only.
+FIXED = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+}
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "4",
+    # Rows, not bytes, bound a batch on its way to Python: see `batch_rows`.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
+    "spark.python.worker.reuse": "true",
+}
+LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkPlace:
+    """Where and how to run.
+
+    `master` None: what spark-submit says, else local[*]. `java_home` None: Spark looks for a Java by itself; `java_major`
+    is for errors only (0: unknown). `jars` are paths, `packages` Maven coordinates, `settings` win over our defaults.
+    """
+
+    master: str | None = None
+    java_home: Path | None = None
+    java_major: int = 0
+    jars: Sequence[str] = ()
+    packages: Sequence[str] = ()
+    excludes: Sequence[str] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def local(self) -> bool:
+        """Whether everything runs in this machine's own processes."""
+        return (self.master or MASTER_DEFAULT).startswith("local")
+
+
+def check_libraries() -> None:
+    """Raise BadConfig, with the line that repairs it, if a library of the extra is missing or not the right one."""
+    found: dict[str, str] = {}
+    missing = []
+    for name in ("pyspark", "pyarrow", "pandas"):
+        try:
+            found[name] = str(import_module(name).__version__)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != name:
+                raise
+            missing.append(name)
+    if missing:
+        raise BadConfig([f"this runs on Spark and needs {', '.join(missing)}, not installed here: {INSTALL}"])
+    problems = library_problems(found)
+    if problems:
+        raise BadConfig(problems)
+
+
+def library_problems(versions: Mapping[str, str]) -> list[str]:
+    """What is wrong with these versions of pyspark, pyarrow and pandas."""
+    major = {name: int(version.partition(".")[0]) for name, version in versions.items()}
+    problems = []
+    if major.get("pyspark", 4) != 4:
+        problems.append(f"pyspark {versions['pyspark']} is not supported: pip install 'pyspark>=4.0,<5'")
+    if major.get("pandas", 2) > 2:
+        problems.append(f"pandas {versions['pandas']} does not go with Spark 4: pip install 'pandas>=2.2,<3'")
+    if major.get("pyarrow", 18) < 18:
+        problems.append(f"pyarrow {versions['pyarrow']} is too old: pip install 'pyarrow>=18'")
+    return problems
+
+
+def open_session(name: str, place: SparkPlace) -> SparkSession:
+    """A session. Raises BadConfig for libraries, Java or settings that cannot work, Unavailable if it does not start."""
+    check_libraries()
+    if place.java_major and place.java_major < JAVA_MAJORS[0]:
+        raise BadConfig([_wrong_java(place.java_major)])
+    from pyspark.sql import SparkSession
+
+    scratch = Path(tempfile.mkdtemp(prefix="standfast-spark-"))
+    _set_environment(place)
+    builder: Any = SparkSession.builder.appName(name)
+    for key, value in _settings(place, scratch).items():
+        builder = builder.config(key, value)
+    said = scratch / "stderr"
+    try:
+        with _stderr_to(said):
+            session: SparkSession = builder.getOrCreate()
+    except Exception as error:
+        lines = _last_lines(said)
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise _not_started(error, lines, place) from error
+    for key, value in FIXED.items():
+        session.conf.set(key, value)
+    _SCRATCH[id(session)] = scratch
+    return session
+
+
+def close_session(session: SparkSession) -> None:
+    """Stop it and remove its scratch folder."""
+    scratch = _SCRATCH.pop(id(session), None)
+    session.stop()
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def session(name: str, place: SparkPlace) -> Iterator[SparkSession]:
+    """`open_session`, closed at the end."""
+    opened = open_session(name, place)
+    try:
+        yield opened
+    finally:
+        close_session(opened)
+
+
+def check_executors(spark: SparkSession, needed: Sequence[str] = ("standfast", "rocksdict", "confluent_kafka")) -> None:
+    """Raise BadConfig if an executor lacks a library, or has another Python than the driver."""
+    from pyspark.errors import PySparkException
+
+    count = min(max(int(spark.sparkContext.defaultParallelism), 1), PROBES_MAX)
+    wanted = list(needed)
+
+    def probe(batches: Iterator[Any]) -> Iterator[Any]:
+        # A function within a function is sent by value, so that an executor without standfast can run it.
+        import importlib.util
+
+        import pyarrow
+
+        lacking = [name for name in wanted if importlib.util.find_spec(name) is None]
+        for batch in batches:
+            yield pyarrow.RecordBatch.from_pydict({"lacking": pyarrow.array([", ".join(lacking)] * batch.num_rows)})
+
+    try:
+        rows = spark.range(0, count, 1, count).mapInArrow(probe, "lacking string").distinct().collect()
+    except PySparkException as error:
+        raise executor_error(error) from error
+    lacking = sorted({name for row in rows for name in row.lacking.split(", ") if name})
+    if lacking:
+        raise BadConfig([_lacking(", ".join(lacking))])
+
+
+def executor_error(error: Exception) -> BadConfig | Unavailable:
+    """Our error for one that says that an executor's Python could not work."""
+    text = str(error)
+    if "No module named" in text:
+        return BadConfig([_lacking(text.partition("No module named")[2].strip().split("\n")[0].strip(" '\""))])
+    if "PYTHON_VERSION_MISMATCH" in text or "different version" in text:
+        return BadConfig(
+            [
+                "executors run another Python than this process: set PYSPARK_PYTHON to a "
+                f"{sys.version_info.major}.{sys.version_info.minor} that they have"
+            ]
+        )
+    return Unavailable(f"Spark could not run a task: {first_line(error)}")
+
+
+def batch_rows(average_bytes: float) -> int:
+    """Rows of an Arrow batch, so that it stays near 16 MiB: Spark bounds batches by rows only."""
+    return max(64, min(10_000, int((16 << 20) / max(average_bytes, 1.0))))
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the Java stack; the innermost cause counts."""
+    text = str(error)
+    java = getattr(error, "java_exception", None)
+    if java is not None:
+        text = str(java.toString())
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
+    causes = [line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")]
+    return (causes or lines or [type(error).__name__])[-1 if causes else 0][:500]
+
+
+_SCRATCH: dict[int, Path] = {}
+
+
+def _set_environment(place: SparkPlace) -> None:
+    """What Spark's launcher and workers read; a user's own settings stay."""
+    if place.java_home is not None:
+        os.environ["JAVA_HOME"] = str(place.java_home)
+    if place.local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def _settings(place: SparkPlace, scratch: Path) -> dict[str, str]:
+    log4j = scratch / "log4j2.properties"
+    log4j.write_text(LOG4J.format(level="error"), encoding="ascii")
+    found = DEFAULTS | (LOCAL if place.local else {}) | dict(place.settings)
+    quiet = f"-Dlog4j2.configurationFile=file:{log4j}"
+    found["spark.driver.extraJavaOptions"] = f"{quiet} {found.get('spark.driver.extraJavaOptions', '')}".strip()
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
+    if place.master is not None or not submitted:
+        found["spark.master"] = place.master or MASTER_DEFAULT
+    if place.local:
+        found.setdefault("spark.local.dir", str(scratch))
+        found.setdefault("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+    if place.jars:
+        found["spark.jars"] = ",".join(place.jars)
+    if place.packages:
+        found["spark.jars.packages"] = ",".join(place.packages)
+    if place.excludes:
+        found["spark.jars.excludes"] = ",".join(place.excludes)
+    return found | FIXED
+
+
+@contextlib.contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """Let what is started meanwhile write its stderr to a file: Ivy and the JVM say much that nobody needs."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    target = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    try:
+        os.dup2(target, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(target)
+
+
+def _last_lines(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(line for line in lines[-STDERR_LINES:] if line.strip())
+
+
+def _not_started(error: Exception, said: str, place: SparkPlace) -> BadConfig | Unavailable:
+    text = f"{error}\n{said}"
+    if "UnsupportedClassVersionError" in text or "getSubject is not supported" in text:
+        return BadConfig([_wrong_java(place.java_major)])
+    if "JAVA_GATEWAY_EXITED" in text and ("JAVA_HOME is not set" in text or "java: not found" in text):
+        return BadConfig([f"Spark found no Java: set JAVA_HOME to a Java of version {_majors()}"])
+    if "unresolved dependency" in text or "UNRESOLVED DEPENDENCIES" in text:
+        wanted = ", ".join(place.packages)
+        return BadConfig(
+            [
+                f"Maven has not all of {wanted}: name jar files yourself (--kafka-jars a.jar,b.jar), another coordinate "
+                "(STANDFAST_SPARK_PACKAGES), or read with --source native, which needs no jar"
+            ]
+        )
+    return Unavailable(f"Spark did not start at {place.master or MASTER_DEFAULT}: {first_line(error)}\n{said}".rstrip())
+
+
+def _wrong_java(major: int) -> str:
+    version = f"Java {major}" if major else "this Java"
+    return f"{version} cannot run Spark 4: set JAVA_HOME to a Java of version {_majors()}"
+
+
+def _majors() -> str:
+    return " or ".join(map(str, JAVA_MAJORS))
+
+
+def _lacking(names: str) -> str:
+    return (
+        f"executors cannot import {names}: install standfast[spark] where they run, or ship an environment "
+        "(--archives env.tar.gz#env with PYSPARK_PYTHON=./env/bin/python); a zip of Python files is not enough, because "
+        "rocksdict and confluent-kafka are compiled"
+    )

@@ -1,0 +1,171 @@
+"""Where Spark reads a changelog: `native`, a data source in Python over our own log readers, or Spark's Kafka connector.
+
+    native      one task for each partition: log reader (Kafka or embedded), from begin to end, read committed
+    connector   org.apache.spark:spark-sql-kafka, explicit offsets of every partition, failOnDataLoss, read committed
+
+Both give the rows of `standfast.restore.spark_batches.prepare`: records in offset order, one task for each partition, and
+the partition's facts; so nothing is shuffled before it is sorted.
+
+Rules of this file: reads only what it is told, from begin to end; a position outside of what the log holds is an error
+and never skipped (the readers run with auto.offset.reset=error).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from standfast.replication.log import LogReader
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.restore.spark_batches import LOG, StoreShape, ddl, prepare, record_batch
+from standfast.store.errors import Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SourceName: TypeAlias = Literal["native", "connector"]
+
+FORMAT = "standfast-ranges"
+FETCH_RECORDS = 10_000
+FETCH_WAIT_MS = 1_000
+IDLE_FETCHES_MAX = 30  # a log that gives nothing below its end for so long does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class LogRanges:
+    """What is to be read: offsets begin <= o < end of partitions of one topic."""
+
+    address: str
+    topic: str
+    ranges: Mapping[int, Bounds]
+
+
+class RangesSource(DataSource):
+    """Changelog partitions over explicit offsets. Its one option, `job`, is made by `native_frame`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """See `spark_batches.prepare`."""
+        return ddl(_shape_of(json.loads(self.options["job"])).schema)
+
+    def reader(self, schema: Any) -> RangesReader:
+        """One reader for all partitions."""
+        return RangesReader(self.options["job"])
+
+
+class RangePartition(InputPartition):
+    """One changelog partition."""
+
+    def __init__(self, partition: int, begin: int, end: int) -> None:
+        super().__init__(partition)
+        self.partition = partition
+        self.begin = begin
+        self.end = end
+
+
+class RangesReader(DataSourceReader):
+    """Reads each partition in a task of its own."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Longest first, so that the last task to end is not the longest one."""
+        ranges: dict[str, list[int]] = json.loads(self._job)["ranges"]
+        found = [RangePartition(int(number), begin, end) for number, (begin, end) in ranges.items()]
+        return sorted(found, key=lambda one: one.begin - one.end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Batches of one partition, its facts last."""
+        assert isinstance(partition, RangePartition)
+        job = json.loads(self._job)
+        span = Bounds(partition.begin, partition.end)
+        batches = read_range(job["address"], TopicPartition(job["topic"], partition.partition), span, job["rows"])
+        yield from prepare(batches, _shape_of(job), partition.partition)
+
+
+def read_range(address: str, source: TopicPartition, span: Bounds, rows: int = FETCH_RECORDS) -> Iterator[pa.RecordBatch]:
+    """Records of a span of offsets, of at most `rows` each. Raises StateLost if the log does not hold all of it."""
+    if span.begin >= span.end:
+        return
+    from standfast.replication.open_log import open_log  # not on the driver's import path of every Spark user
+
+    log = open_log(address)
+    try:
+        reader = log.reader()
+        reader.assign({source: span.begin})
+        yield from _read(reader, source, span, rows)
+    finally:
+        log.close()
+
+
+def _read(reader: LogReader, source: TopicPartition, span: Bounds, rows: int) -> Iterator[pa.RecordBatch]:
+    at, idle = span.begin, 0
+    while at < span.end:
+        fetched = reader.fetch(rows, FETCH_WAIT_MS)
+        idle = 0 if fetched else idle + 1
+        if idle == IDLE_FETCHES_MAX:
+            raise Unavailable(
+                f"{source}: nothing came for {idle * FETCH_WAIT_MS // 1_000} s at position {at}, below its end {span.end}: "
+                "check that the log answers, then run this again"
+            )
+        for batch in fetched:
+            records = batch.records
+            if batch.next_offset > span.end:
+                records = [record for record in records if record.offset < span.end]
+            at = batch.next_offset
+            if len(records):
+                yield record_batch(source.partition, records)
+
+
+def native_frame(spark: SparkSession, what: LogRanges, shape: StoreShape, *, rows: int = FETCH_RECORDS) -> DataFrame:
+    """Prepared records of these ranges, one task for each."""
+    spark.dataSource.register(RangesSource)
+    job = {
+        "address": absolute(what.address),
+        "topic": what.topic,
+        "ranges": {str(number): list(span) for number, span in what.ranges.items()},
+        "rows": rows,
+        "store": shape.name,
+        "definition": dict(shape.definition),
+        "limits": {str(number): limit for number, limit in shape.limits.items()},
+    }
+    return spark.read.format(FORMAT).option("job", json.dumps(job)).load()
+
+
+def absolute(address: str) -> str:
+    """The address as tasks need it, which may run in another folder."""
+    scheme, _, rest = address.partition("://")
+    if scheme != "sqlite":
+        return address
+    path, mark, query = rest.removeprefix("/").partition("?")
+    return f"sqlite:///{quote(str(Path(unquote(path)).absolute()))}{mark}{query}"
+
+
+def _shape_of(job: dict[str, Any]) -> StoreShape:
+    limits = {int(number): limit for number, limit in job["limits"].items()}
+    return StoreShape(job["store"], job["definition"], limits)
+
+
+def empty_frame(spark: SparkSession, partitions: Sequence[int], shape: StoreShape) -> DataFrame:
+    """Facts of partitions of which nothing is to be read: the connector has no task for them."""
+    numbers = list(partitions)
+
+    def facts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                yield from prepare([], shape, numbers[index])
+
+    count = len(numbers)
+    return spark.range(0, count, 1, count).mapInArrow(facts, ddl(shape.schema))

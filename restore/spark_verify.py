@@ -1,0 +1,412 @@
+"""Verify on Spark: stores at rest against their changelogs, folded to the very positions that they stand at.
+
+    places (tasks) ──> positions ──> [begin, end now) of each changelog partition ──> sort ──> merge in the task
+                                                                 │ rows "again"
+                                                                 └──> once more, with new bounds, for the last time
+
+The job is driven by the list of tasks, not by the records: a partition whose log is empty is looked at like the others.
+
+Rules of this file: plans, runs and adds up; what a difference means is said by `standfast.restore.judgement`, as in the
+verify of one process. It reads only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from standfast.replication.log import Log, TopicInfo
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.restore.compare import DIFFERENCES_MAX
+from standfast.restore.digest import Digest, digest_rows, key_hash, row_hash
+from standfast.restore.judgement import REASONS, KeyFacts, RowVerdict, conclude, deletes_expired
+from standfast.restore.preflight import Preflight
+from standfast.restore.spark_batches import Facts, StoreShape
+from standfast.restore.spark_frames import OnTasks, Reading, run_partitions
+from standfast.restore.spark_merge import SAMPLE_BITS, Found, Outcome, Settings, merge_partition
+from standfast.restore.spark_places import Place, open_place, stores_in
+from standfast.restore.spark_rows import Counts, fold_rows, partitions_of
+from standfast.restore.spark_source import SourceName
+from standfast.restore.verify import ATTEMPTS, RowDifference, StoreVerdict, inconclusive, mismatch
+from standfast.store import serde as serdes
+from standfast.store.cut import Position, StoreTimes
+from standfast.store.errors import InternalError, InvalidRequest, StateLost, UnknownStore
+from standfast.store.kinds import definition_spec
+from standfast.store.specs import StoreSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OUT = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("summary", pa.string()),
+        ("kind", pa.string()),
+        ("key", pa.binary()),
+        ("log_timestamp", pa.int64()),
+        ("log_value", pa.binary()),
+        ("store_timestamp", pa.int64()),
+        ("store_value", pa.binary()),
+        ("log_offset", pa.int64()),
+    ]
+)
+OUT_DDL = (
+    "partition int, summary string, kind string, key binary, log_timestamp bigint, log_value binary, "
+    "store_timestamp bigint, store_value binary, log_offset bigint"
+)
+FOUND_ROWS = 1_000  # differences in one batch
+
+
+class StoredAt(NamedTuple):
+    """A store of one partition, as its record has it."""
+
+    place: Place
+    definition: Mapping[str, Any]
+    position: Position | None
+    times: StoreTimes
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlan:
+    """One store over its partitions: what is to be read, and what cannot be told and why."""
+
+    app: str
+    spec: StoreSpec
+    definition: Mapping[str, Any]
+    info: TopicInfo | None
+    stored: Mapping[int, StoredAt]
+    what: Preflight | None
+    untold: tuple[StoreVerdict, ...] = ()
+
+    @property
+    def records_max(self) -> int:
+        """Upper bound of the records to read."""
+        return 0 if self.what is None else self.what.records_max
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Verdicts by store and partition, and every difference that was kept, with its store's name and partition."""
+
+    verdicts: tuple[StoreVerdict, ...]
+    found: tuple[tuple[str, int, Found], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What tasks are told."""
+
+    shape: StoreShape
+    places: Mapping[int, Place]
+    ranges: Mapping[int, Bounds]
+    old: Mapping[int, bool]
+    settings: Settings
+    observed: Mapping[int, int] = field(default_factory=dict)
+
+
+def stored_stores(places: Sequence[Place], name: str | None = None) -> dict[str, dict[int, StoredAt]]:
+    """Logged stores of these places, by name and partition. Raises UnknownStore, InvalidRequest for a mixed lot."""
+    found: dict[str, dict[int, StoredAt]] = {}
+    definitions: dict[str, Mapping[str, Any]] = {}
+    for place in places:
+        for store, at_rest in stores_in(place).items():
+            kept = at_rest.definition["logging"] and at_rest.definition.get("engine") != "memory"
+            if name not in (None, store) or not kept:
+                continue
+            if definitions.setdefault(store, at_rest.definition) != at_rest.definition:
+                raise InvalidRequest(f"store {store!r} has another definition in {place.address}: verify them one by one")
+            stored = StoredAt(place, at_rest.definition, at_rest.position, at_rest.times)
+            found.setdefault(store, {})[place.task.partition] = stored
+    if not found:
+        raise UnknownStore(f"no logged store {name!r} in {', '.join(place.address for place in places)}" if name else
+                           "none of these tasks has a store that is logged")  # fmt: skip
+    return found
+
+
+def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -> StorePlan:
+    """Settle what is read for one store; partitions of which the log cannot speak are left out with their reason."""
+    definition = next(iter(stored.values())).definition
+    spec = definition_spec(name, definition)
+    topic = spec.changelog_of(app)
+    info = log.admin.describe_topic(topic)
+    untold: list[StoreVerdict] = []
+    ranges: dict[int, Bounds] = {}
+    reader = log.reader()
+    try:
+        for partition, at_rest in sorted(stored.items()):
+            source = TopicPartition(topic, partition)
+            reason, bounds = mismatch(at_rest.position, info, partition, None), None
+            if not reason:
+                bounds = reader.bounds([source])[source]
+                reason = mismatch(at_rest.position, info, partition, bounds)
+            if reason:
+                task, observed_ms = at_rest.place.task, at_rest.times.observed_ms
+                untold.append(
+                    inconclusive(spec, task, source, reason, at_rest.position, bounds, observed_ms=observed_ms)
+                )
+            elif bounds is not None:
+                ranges[partition] = bounds
+    finally:
+        reader.close()
+    what = None
+    if info is not None and ranges:
+        ends = {number: span.end for number, span in ranges.items()}
+        what = Preflight(log.address, app, spec, info, ranges, ends, 0.0)
+    return StorePlan(app, spec, definition, info, stored, what, tuple(untold))
+
+
+def verify_store(
+    spark: SparkSession,
+    log: Log,
+    plan: StorePlan,
+    *,
+    now_ms: int,
+    source: SourceName = "native",
+    connector_options: Mapping[str, str] | None = None,
+    sample: float = 1.0,
+    digest_only: bool = False,
+    differences_max: int = 10_000,
+    on_tasks: OnTasks | None = None,
+) -> Verified:
+    """Verify one store. Rows that may have changed under the reader are looked at once more before they are judged."""
+    verdicts = {verdict.task.partition: verdict for verdict in plan.untold}
+    found: dict[int, list[Found]] = {}
+    settings = Settings(
+        0, sample=max(1, round(sample * (SAMPLE_BITS + 1))), differences_max=differences_max, digest_only=digest_only
+    )
+    what = plan.what
+    for attempt in range(1, ATTEMPTS + 1):
+        if what is None or not what.ranges:
+            break
+        last = attempt == ATTEMPTS
+        try:
+            looked = _look(
+                spark, plan, what, replace(settings, last=last), now_ms, source, connector_options or {}, on_tasks
+            )
+        except (StateLost, UnknownStore):
+            verdicts |= {number: _changed(plan, number) for number in what.ranges}
+            break
+        again = []
+        for number, (facts, outcome) in looked.items():
+            if outcome.counts.get("again") and not last:
+                again.append(number)
+                continue
+            found[number] = outcome.found
+            verdicts[number] = _verdict(plan, what.ranges[number], number, facts, outcome, settings)
+        what = _again(log, plan, what, again, verdicts)
+    rows = tuple((plan.spec.name, number, one) for number in sorted(found) for one in found[number])
+    return Verified(tuple(verdicts[number] for number in sorted(verdicts)), rows)
+
+
+def _again(
+    log: Log, plan: StorePlan, what: Preflight, numbers: Sequence[int], verdicts: dict[int, StoreVerdict]
+) -> Preflight | None:
+    """The partitions that are looked at again, with their bounds now."""
+    if not numbers:
+        return None
+    second = plan_verify(log, plan.app, plan.spec.name, {number: plan.stored[number] for number in numbers})
+    verdicts |= {verdict.task.partition: verdict for verdict in second.untold}
+    return second.what
+
+
+def _changed(plan: StorePlan, number: int) -> StoreVerdict:
+    at_rest = plan.stored[number]
+    assert plan.what is not None
+    source = TopicPartition(plan.what.topic, number)
+    return inconclusive(
+        plan.spec,
+        at_rest.place.task,
+        source,
+        "log-changed",
+        at_rest.position,
+        None,
+        observed_ms=at_rest.times.observed_ms,
+    )
+
+
+def _look(
+    spark: SparkSession,
+    plan: StorePlan,
+    what: Preflight,
+    settings: Settings,
+    now_ms: int,
+    source: SourceName,
+    options: Mapping[str, str],
+    on_tasks: OnTasks | None,
+) -> dict[int, tuple[Facts, Outcome]]:
+    """One look at all partitions of `what`."""
+    limits, old = {}, {}
+    for number in what.ranges:
+        position = plan.stored[number].position
+        assert position is not None
+        limits[number] = position.offset
+        old[number] = deletes_expired(what.info.policy, position, now_ms, compacted=True, gaps=True)
+    shape = StoreShape(plan.spec.name, plan.definition, limits)
+    places = {number: plan.stored[number].place for number in what.ranges}
+    job = _Job(shape, places, what.ranges, old, settings)
+    reading = Reading(what, shape, source, options, settings.sample)
+    looked: dict[int, tuple[Facts, Outcome]] = {}
+    found: dict[int, list[Found]] = {}
+    for row in run_partitions(spark, reading, _merging(job), OUT_DDL, on_tasks):
+        if row.summary is None:
+            found.setdefault(row.partition, []).append(_found(row))
+        else:
+            looked[row.partition] = _load(row.summary)
+    if looked.keys() != set(what.ranges):
+        raise InternalError(f"verify: partitions {sorted(set(what.ranges) - looked.keys())} gave no answer")
+    for number, rows in found.items():
+        looked[number][1].found.extend(rows)
+    return looked
+
+
+def _merging(job: _Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for facts, own in partitions_of(batches):
+            outcome = verify_partition(job, facts, own)
+            yield _summary_batch(facts, outcome)
+            for at in range(0, len(outcome.found), FOUND_ROWS):
+                yield _found_batch(facts.partition, outcome.found[at : at + FOUND_ROWS])
+
+    return compare
+
+
+def verify_partition(job: _Job, facts: Facts, batches: Iterator[pa.RecordBatch]) -> Outcome:
+    """Compare one sorted partition with its store, in a task."""
+    number = facts.partition
+    limit, span = job.shape.limits[number], job.ranges[number]
+    settings = replace(job.settings, limit=limit)
+    compacted = facts.records < limit - span.begin
+    gaps = facts.above < span.end - limit
+    keys = KeyFacts(span.begin, compacted, compacted and gaps and job.old[number])
+    with open_place(job.places[number], job.shape.name) as at_rest:
+        if settings.digest_only:
+            return _digests(job, facts, batches, at_rest.store, settings)
+        return merge_partition(batches, at_rest.store, facts, keys, settings)
+
+
+def _digests(
+    job: _Job, facts: Facts, batches: Iterator[pa.RecordBatch], store: Any, settings: Settings
+) -> Outcome:
+    """Both digests and nothing else: cheaper, and a store can say its own without Spark."""
+    seen = replace(facts, observed_ms=max(facts.observed_ms, store.rows.observed_ms))
+    counts = Counts()
+    fold = fold_rows(job.shape, seen, counts)
+    for batch in batches:
+        below = batch.filter(pc.less(batch.column("offset"), settings.limit))
+        for _ in fold.fold(below) if below.num_rows else ():
+            pass
+    for _ in fold.end():
+        pass
+    outcome = Outcome(log_digest=counts.digest)
+    present = store.rows.engine.families()
+    if any(family in present for family in store.families()):
+        rows = store.logical_rows()
+        if settings.sample <= SAMPLE_BITS:
+            rows = (row for row in rows if key_hash(row[0]) & SAMPLE_BITS < settings.sample)
+        outcome.store_digest = digest_rows(rows)
+    return outcome
+
+
+def _verdict(
+    plan: StorePlan, span: Bounds, number: int, facts: Facts, outcome: Outcome, settings: Settings
+) -> StoreVerdict:
+    at_rest = plan.stored[number]
+    assert at_rest.position is not None and plan.what is not None
+    counts = outcome.counts
+    unsure = counts.get("indeterminate", 0) + counts.get("lost", 0)
+    wrong = sum(counts.values()) - unsure
+    lost = counts.get("lost", 0)
+    source = TopicPartition(plan.what.topic, number)
+    known = not (plan.spec.from_source and _own_serdes(plan.definition))
+    matched = outcome.matched
+    if settings.digest_only:
+        equal = outcome.log_digest == outcome.store_digest
+        gone = facts.records < at_rest.position.offset - span.begin or facts.above > 0
+        verdict, reason = ("equal", "") if equal else ("inconclusive", "digest-only") if gone else ("different", "")
+        matched = outcome.log_digest.count if equal else 0
+    else:
+        verdict, reason = conclude(wrong, unsure, lost, matched, serdes_known=known)
+    named = {"begin": span.begin, "lost": lost, "indeterminate": unsure, "topic": source.topic}
+    shown = () if reason == "serdes-unknown" else tuple(
+        RowDifference(one.kind, one.key, one.log, one.store) for one in outcome.found[:DIFFERENCES_MAX]
+    )
+    return StoreVerdict(
+        store=plan.spec.name,
+        kind=plan.spec.kind,
+        task=at_rest.place.task,
+        changelog=source,
+        verdict=verdict,  # type: ignore[arg-type]
+        reason=reason,
+        explanation=REASONS[reason].format(**named) if reason else "",
+        position=at_rest.position.offset,
+        begin=span.begin,
+        end=span.end,
+        observed_ms=at_rest.times.observed_ms,
+        records=facts.records,
+        matched=matched,
+        missing=counts.get("missing", 0),
+        extra=counts.get("extra", 0),
+        different=counts.get("different", 0),
+        stale=counts.get("stale", 0),
+        indeterminate=unsure,
+        log_digest=outcome.log_digest,
+        store_digest=outcome.store_digest,
+        differences=shown,
+        truncated=wrong > len(shown),
+    )
+
+
+def _summary_batch(facts: Facts, outcome: Outcome) -> pa.RecordBatch:
+    summary = {
+        "facts": asdict(facts),
+        "matched": outcome.matched,
+        "counts": outcome.counts,
+        "log_digest": outcome.log_digest.hex(),
+        "store_digest": outcome.store_digest.hex(),
+    }
+    cells: dict[str, list[Any]] = {name: [None] for name in OUT.names}
+    cells |= {"partition": [facts.partition], "summary": [json.dumps(summary)]}
+    return pa.RecordBatch.from_pydict(cells, schema=OUT)
+
+
+def _load(text: str) -> tuple[Facts, Outcome]:
+    summary = json.loads(text)
+    counts: dict[RowVerdict, int] = summary["counts"]
+    digests = Digest.from_hex(summary["log_digest"]), Digest.from_hex(summary["store_digest"])
+    return Facts(**summary["facts"]), Outcome(summary["matched"], counts, [], *digests)
+
+
+def _found_batch(partition: int, found: Sequence[Found]) -> pa.RecordBatch:
+    cells = {
+        "partition": [partition] * len(found),
+        "summary": [None] * len(found),
+        "kind": [one.kind for one in found],
+        "key": [one.key for one in found],
+        "log_timestamp": [None if one.log is None else one.log[0] for one in found],
+        "log_value": [None if one.log is None else one.log[1] for one in found],
+        "store_timestamp": [None if one.store is None else one.store[0] for one in found],
+        "store_value": [None if one.store is None else one.store[1] for one in found],
+        "log_offset": [one.offset for one in found],
+    }
+    return pa.RecordBatch.from_pydict(cells, schema=OUT)
+
+
+def _found(row: Any) -> Found:
+    log = None if row.log_timestamp is None else (row.log_timestamp, bytes(row.log_value))
+    store = None if row.store_timestamp is None else (row.store_timestamp, bytes(row.store_value))
+    return Found(row.kind, bytes(row.key), log, store, row.log_offset)
+
+
+def _own_serdes(definition: Mapping[str, Any]) -> bool:
+    """Whether a serde of the store is the application's own, and not known here."""
+    return any(serdes.by_name(definition[part]) is None for part in ("key", "value"))
+
+
+def found_hash(key: bytes, side: tuple[int, bytes] | None) -> int | None:
+    """Hash of one side of a difference, None where the side lacks the row."""
+    return None if side is None else row_hash(key, *side)

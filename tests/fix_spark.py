@@ -1,0 +1,44 @@
+"""One Spark session for all tests that need it.
+
+    spark          a session on local[2], started once
+
+Rules of this file: a real Spark from the development requirements; Java is the machine's or fetched. Spark is imported
+only by who asks for the session, so that other tests do not pay for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+SETTINGS = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+
+
+@pytest.fixture
+def spark(spark_session: Any) -> Iterator[Any]:
+    """The session; what its client leaves behind is collected here, and not in a test that watches its sockets."""
+    yield spark_session
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.fixture(scope="session")
+def spark_session() -> Iterator[Any]:
+    """A session on local[2], with the Kafka connector."""
+    from standfast.ops.jars import ensure_jars, load_jar_set
+    from standfast.ops.java import ensure_java
+    from standfast.restore.spark_session import SparkPlace, close_session, open_session
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of libraries that Spark imports
+        java, pinned = ensure_java(print), load_jar_set("spark-kafka")
+        folder = ensure_jars(pinned, java, print)
+        jars = [str(folder / jar.file_name) for jar in pinned.jars]
+        session = open_session("tests", SparkPlace("local[2]", java.home, java.major, jars, settings=SETTINGS))
+    yield session
+    close_session(session)

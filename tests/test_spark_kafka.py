@@ -1,0 +1,178 @@
+"""Rebuild and verify of changelogs on a real Kafka broker: both sources, transactions, and a Kafka Streams application.
+
+Rules of this file: the broker is the one that all tests share; each test has topics of its own.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from fix_java import WAIT_S, JavaApp
+from fix_streams import PARTITIONS, changes, stores
+
+import standfast as sf
+from standfast.ops.spark_arguments import connector_options
+from standfast.replication.kafka import KafkaLog
+from standfast.replication.log import Outgoing, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+from standfast.restore.digest import Digest, digest_rows
+from standfast.restore.preflight import preflight
+from standfast.restore.spark_folder import Folder
+from standfast.restore.spark_places import manifest_places
+from standfast.restore.spark_rebuild import Rebuilt, rebuild
+from standfast.restore.spark_source import SourceName
+from standfast.restore.spark_verify import plan_verify, stored_stores, verify_store
+from standfast.restore.take_in import take_in
+from standfast.store.clock import SystemClock
+from standfast.store.errors import BadConfig, StateLost
+from standfast.store.specs import KeyValueStore, StoreSpec
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+SPEC = KeyValueStore("kv", sf.serde.string, sf.serde.string)
+SOURCES: list[SourceName] = ["native", "connector"]
+
+
+@pytest.fixture
+def log(kafka_address: str) -> Iterator[KafkaLog]:
+    opened = KafkaLog(f"kafka://{kafka_address}")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def app() -> str:
+    return f"spark-{uuid.uuid4().hex[:8]}"
+
+
+def changelog(log: KafkaLog, app: str, partitions: int = 3) -> str:
+    topic = SPEC.changelog_of(app)
+    log.admin.create_topic(topic, partitions, TopicPolicy(frozenset({"compact"})))
+    return topic
+
+
+def rebuilt(spark: Any, log: KafkaLog, app: str, spec: StoreSpec, folder: Path, source: SourceName) -> Rebuilt:
+    return rebuild(
+        spark,
+        log,
+        preflight(log, app, spec),
+        Folder(str(folder)),
+        now_ms=SystemClock().wall_ms,
+        source=source,
+        connector_options=connector_options(log.address),
+    )
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_both_sources_leave_aborted_records_out_and_see_empty_partitions(
+    spark: Any, log: KafkaLog, app: str, tmp_path: Path, source: SourceName
+) -> None:
+    topic = changelog(log, app)
+    rows: dict[bytes, tuple[int, bytes]] = {}
+    writer = log.writer(f"{app}-0", group=app, owner="test")
+    for number in range(20):
+        key, value = b"k%d" % (number % 7), b"v%d" % number
+        writer.transact({TopicPartition(topic, number % 2): [Outgoing(key, value, 1_000 + number)]})
+        rows[b"%d" % (number % 2) + key] = (1_000 + number, value)
+    writer.close()
+    aborted = Producer({"bootstrap.servers": log.address.removeprefix("kafka://"), "transactional.id": f"{app}-x"})
+    aborted.init_transactions(WAIT_S)
+    aborted.begin_transaction()
+    for number in range(50):
+        aborted.produce(topic, b"wrong", b"k%d" % number, partition=number % 2)
+    aborted.flush()
+    aborted.abort_transaction(WAIT_S)
+    done = rebuilt(spark, log, app, SPEC, tmp_path / "out", source)
+    expected = digest_rows((key[1:], at, value) for key, (at, value) in rows.items())
+    assert done.digest == expected
+    assert [one.records for one in done.manifest.partitions] == [10, 10, 0]
+    places = manifest_places(str(tmp_path / "out"))
+    plan = plan_verify(log, app, "kv", stored_stores(places)["kv"])
+    options = connector_options(log.address)
+    seen = verify_store(spark, log, plan, now_ms=0, source=source, connector_options=options)
+    assert [one.verdict for one in seen.verdicts] == ["equal"] * 3
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_was_deleted_under_the_job_is_an_error_and_not_skipped(
+    spark: Any, log: KafkaLog, app: str, tmp_path: Path, source: SourceName
+) -> None:
+    topic = changelog(log, app, 1)
+    log.admin.change_topic(topic, {"cleanup.policy": "delete"})
+    at = TopicPartition(topic, 0)
+    log.producer().append({at: [Outgoing(b"k%d" % number, b"v", 1_000) for number in range(100)]})
+    what = preflight(log, app, SPEC)
+    log.admin.delete_records({at: 50})
+    with pytest.raises(StateLost):
+        rebuild(
+            spark,
+            log,
+            what,
+            Folder(str(tmp_path / "out")),
+            now_ms=SystemClock().wall_ms,
+            source=source,
+            connector_options=connector_options(log.address),
+        )
+    assert not list((tmp_path / "out").glob("manifest.json"))
+
+
+@pytest.mark.timeout(900)
+def test_changelogs_that_kafka_streams_wrote(
+    spark: Any, log: KafkaLog, app: str, streams_classes: Path, kafka_address: str, tmp_path: Path
+) -> None:
+    source = f"{app}-input"
+    log.admin.create_topic(source, PARTITIONS, TopicPolicy())
+    arguments = (app, kafka_address, tmp_path / "java", source, PARTITIONS, "exactly_once_v2")
+    java = JavaApp(streams_classes, *arguments, errors=tmp_path / "java.err")
+    try:
+        batches: dict[TopicPartition, list[Any]] = {}
+        for one in changes(0, 30):
+            batches.setdefault(TopicPartition(source, one.partition), []).append(one.outgoing)
+        log.producer().append(batches)
+        java.wait_processed(sum(map(len, batches.values())))
+        java.stop()
+    finally:
+        java.end()
+    folders = []
+    for spec in stores():
+        folder = tmp_path / "out" / spec.name
+        done = rebuilt(spark, log, app, spec, folder, "native")
+        folders.append(folder)
+        places = manifest_places(str(folder))
+        plan = plan_verify(log, app, spec.name, stored_stores(places)[spec.name])
+        seen = verify_store(spark, log, plan, now_ms=SystemClock().wall_ms())
+        assert {one.verdict for one in seen.verdicts} <= {"equal"}, (spec.name, seen.verdicts)
+        assert done.records > 0
+    taken = {(one.task.partition, one.store): one.digest for one in take_in(tmp_path / "taken", folders, log=log)}
+    assert taken == restored(log, app, tmp_path / "restored")
+
+
+def restored(log: KafkaLog, app: str, state_dir: Path) -> dict[tuple[int, str], Digest]:
+    """What a restore from the log gives."""
+    with sf.Session(
+        app, log=log.address, state_dir=state_dir, stores=stores(), partitions=PARTITIONS, background=False
+    ) as session:
+        session.assign(active=range(PARTITIONS))
+        session.wait_ready(WAIT_S)
+        return {
+            (number, spec.name): digest_rows(session.task(number).stores.committed_view(spec.name).logical_rows())
+            for number in range(PARTITIONS)
+            for spec in stores()
+        }
+
+
+def test_settings_that_the_connector_cannot_say_are_refused() -> None:
+    known = connector_options("kafka://h:9092?security.protocol=SSL&ssl.ca.location=/ca.pem&fetch.max.bytes=1000")
+    assert known == {
+        "kafka.bootstrap.servers": "h:9092",
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": "/ca.pem",
+    }
+    with pytest.raises(BadConfig, match=r"cannot take ssl\.key\.location"):
+        connector_options("kafka://h:9092?ssl.key.location=/key.pem")
