@@ -43,7 +43,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--out", metavar="FOLDER", help="an empty folder, or s3://bucket/path and the like")
     parser.add_argument("--partition", type=int, action="append", metavar="P", help="only this partition; repeatable")
     parser.add_argument(
-        "--until", action="append", default=[], metavar="P=OFFSET", help="read partition P up to this offset; repeatable"
+        "--until",
+        action="append",
+        default=[],
+        metavar="P=OFFSET",
+        help="read partition P up to this offset; repeatable",
     )
     parser.add_argument("--allow-truncated", action="store_true", help="also where records at the head are gone")
     parser.add_argument("--file-mb", type=int, default=FILE_MB_DEFAULT, metavar="MB", help="size of a file (64)")
@@ -81,9 +85,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
     log = log_of(args)
     try:
         app, spec = _store(args, log)
-        what = preflight(
-            log, app, spec, partitions=args.partition, until=until, allow_truncated=args.allow_truncated
-        )
+        what = preflight(log, app, spec, partitions=args.partition, until=until, allow_truncated=args.allow_truncated)
         if args.plan:
             return _show_plan(what, out)
         from standfast.restore.spark_session import check_libraries
@@ -194,7 +196,8 @@ def _show_plan(what: Preflight, out: Output) -> int:
     columns = ("partition", "begin", "end", "records at most")
     out.table(columns, rows, title=what.topic, right=columns)
     out.line(
-        f"{len(rows)} tasks, {what.records_max} records at most, about {what.bytes_estimate / 1e6:.1f} MB of keys and values"
+        f"{len(rows)} tasks, {what.records_max} records at most, about {what.bytes_estimate / 1e6:.1f} MB of keys and "
+        "values"
     )
     return 0
 

@@ -62,9 +62,15 @@ def add_on_spark(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--snapshot", metavar="FOLDER", help="on Spark: a folder with a manifest (of a rebuild), or s3://bucket/path"
     )
-    parser.add_argument("--report", metavar="FOLDER", help="on Spark: write summary.json, differences.parquet, report.html")
-    parser.add_argument("--include-values", action="store_true", help="on Spark: values in differences.parquet, not only hashes")
-    parser.add_argument("--sample", type=float, default=1.0, metavar="SHARE", help="on Spark: only this share of the keys")
+    parser.add_argument(
+        "--report", metavar="FOLDER", help="on Spark: write summary.json, differences.parquet, report.html"
+    )
+    parser.add_argument(
+        "--include-values", action="store_true", help="on Spark: values in differences.parquet, not only hashes"
+    )
+    parser.add_argument(
+        "--sample", type=float, default=1.0, metavar="SHARE", help="on Spark: only this share of the keys"
+    )
     parser.add_argument("--digest-only", action="store_true", help="on Spark: compare digests, name no rows")
     parser.add_argument("--plan", action="store_true", help="on Spark: say what would be read, and stop")
     add_spark(parser)

@@ -1,14 +1,15 @@
 """The command verify on Spark: for stores of any size, here or on a cluster, with a report in files.
 
     standfast verify --spark (--state-dir DIR | --snapshot FOLDER) [--app NAME] [--store NAME] --log ADDRESS
-                     [--master M] [--source native|connector] [--report FOLDER] [--sample SHARE] [--digest-only] [--plan]
+                     [--master M] [--source native|connector] [--report FOLDER] [--sample SHARE] [--digest-only]
+                     [--plan]
 
-    --state-dir    tasks at rest: a state directory that nobody owns, an application's, a task's, a checkpoint; local, or
-                   s3://bucket/path with <app>/<task> below it
+    --state-dir    tasks at rest: a state directory that nobody owns, an application's, a task's, a checkpoint; local,
+                   or s3://bucket/path with <app>/<task> below it
     --snapshot     a folder with a manifest
 
-Rules of this file: arguments, what is looked at, and tables; the work is in `standfast.restore.spark_verify`. A directory
-with a live owner is refused: its files would change under the tasks.
+Rules of this file: arguments, what is looked at, and tables; the work is in `standfast.restore.spark_verify`. A
+directory with a live owner is refused: its files would change under the tasks.
 """
 
 from __future__ import annotations
@@ -121,7 +122,9 @@ def _places(args: argparse.Namespace) -> list[Place]:
     if args.snapshot is not None:
         return manifest_places(args.snapshot)
     if settings.state_dir is None:
-        raise InvalidRequest("which state? name it with --state-dir DIR, or a folder with a manifest with --snapshot FOLDER")
+        raise InvalidRequest(
+            "which state? name it with --state-dir DIR, or a folder with a manifest with --snapshot FOLDER"
+        )
     if "://" in str(settings.state_dir):
         return remote_places(str(settings.state_dir), settings.app)
     from pathlib import Path
@@ -132,8 +135,8 @@ def _places(args: argparse.Namespace) -> list[Place]:
     owned = next((task for task in tasks if task.owner_pid is not None), None)
     if owned is not None:
         raise InvalidRequest(
-            f"{owned.path} is owned by pid {owned.owner_pid}, which is running: its files would change under Spark's tasks; "
-            "stop it, take a checkpoint, or verify without --spark"
+            f"{owned.path} is owned by pid {owned.owner_pid}, which is running: its files would change under Spark's "
+            "tasks; stop it, take a checkpoint, or verify without --spark"
         )
     return [Place(task.app, task.task, str(task.path)) for task in tasks]
 

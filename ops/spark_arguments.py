@@ -38,7 +38,11 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--kafka-jars", metavar="JARS", help="jar files of the connector, with commas in between")
     where.add_argument(
-        "--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark; may be given several times"
+        "--conf",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of Spark; may be given several times",
     )
 
 

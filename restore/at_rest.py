@@ -39,7 +39,8 @@ class StoreAtRest:
     @property
     def spec(self) -> StoreSpec:
         """As it was declared; serdes of the application's own are bytes."""
-        return self.store.spec
+        spec: StoreSpec = self.store.spec
+        return spec
 
 
 def definitions_of(engine: Engine, where: str) -> dict[str, Any]:

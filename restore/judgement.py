@@ -26,7 +26,6 @@ from typing import Literal
 
 from standfast.replication.log import TopicPolicy
 from standfast.restore.compare import Kind
-from standfast.store.cut import Position
 
 Verdict = Literal["equal", "different", "inconclusive"]
 RowVerdict = Literal["missing", "extra", "different", "stale", "indeterminate", "lost", "again"]
@@ -42,8 +41,8 @@ REASONS = {
     "log-truncated": "the log begins at {begin}: the records of {lost} rows below the position are gone",
     "log-changed": "the log was truncated or made anew while it was read: verify again",
     "compacted": "compaction removed the records below the position of all {indeterminate} rows: verify after a commit",
-    "digest-only": "the digests differ, but records below the position were compacted or later ones follow, so that this "
-    "proves nothing: verify row by row",
+    "digest-only": "the digests differ, but records below the position were compacted or later ones follow, so that "
+    "this proves nothing: verify row by row",
     "serdes-unknown": "rows differ, but {topic} is the application's own topic, and what its serdes make of it is not "
     "known here: verify with the application's definitions (standfast.restore.verify)",
 }
@@ -83,12 +82,12 @@ def judge(kind: Kind, key: bytes, facts: KeyFacts, *, versioned: bool, last: boo
     return kind
 
 
-def deletes_expired(policy: TopicPolicy, position: Position, now_ms: int, compacted: bool, gaps: bool) -> bool:
-    """Whether a tombstone above the position may be gone; `gaps`: offsets above it hold no record.
+def deletes_expired(policy: TopicPolicy, age_ms: int, *, compacted: bool, gaps: bool) -> bool:
+    """Whether a tombstone above a position of this age may be gone; `gaps`: offsets above it hold no record.
 
     It was appended after the position was written, and is kept for so long.
     """
-    old = 0 <= policy.delete_retention_ms <= now_ms - position.at_ms
+    old = 0 <= policy.delete_retention_ms <= age_ms
     return compacted and old and gaps
 
 

@@ -1,4 +1,4 @@
-"""What is to be read of a changelog, settled before a job begins: topic, partitions, offsets, and whether history is whole.
+"""What is to be read of a changelog, settled before a job begins: topic, partitions, offsets, whole history or not.
 
     begin, end    of each partition now; end is the last stable offset, for a source topic the group's committed one
     until         offsets given by the user instead of an end, within what the log holds
@@ -70,8 +70,8 @@ def preflight(
     info = log.admin.describe_topic(topic)
     if info is None:
         raise UnknownStore(
-            f"store {spec.name!r} of {app!r}: the log {log.address} has no topic {topic}: check --app, the store's name "
-            "and the log"
+            f"store {spec.name!r} of {app!r}: the log {log.address} has no topic {topic}: check --app, the store's "
+            "name and the log"
         )
     wanted = _wanted(info, partitions)
     reader = log.reader()

@@ -44,7 +44,7 @@ def page(summary: Mapping[str, Any], differences: Sequence[Mapping[str, Any]]) -
             f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
             '<meta name="viewport" content="width=device-width,initial-scale=1">',
             f"<style>{STYLE}</style></head><body>",
-            f'<h1>{escape(title)} <span class="verdict" style="background:{WORDS[verdict]}">{escape(verdict)}</span></h1>',
+            f'<h1>{escape(title)} <span class="verdict" style="background:{WORDS[verdict]}">{verdict}</span></h1>',
             f"<p>{escape(_told(summary, rows))}</p>",
             "<h2>Rows by verdict</h2>",
             _picture(rows),
@@ -74,7 +74,8 @@ def shown(raw: bytes) -> str:
 def _told(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     records = sum(row["records"] for row in rows)
     matched = sum(row["matched"] for row in rows)
-    said = f"{len(rows)} partitions of {len({row['store'] for row in rows})} stores, {records:,} records, {matched:,} rows "
+    stores = len({row["store"] for row in rows})
+    said = f"{len(rows)} partitions of {stores} stores, {records:,} records, {matched:,} rows "
     said += f"matched, in {summary['elapsed_ms'] / 1000:.1f} s. Log {summary['log']}, source {summary['source']}"
     return said + (f", a sample of {summary['sample']:.2%} of the keys." if summary["sample"] < 1 else ".")
 
@@ -118,7 +119,7 @@ def _picture(rows: Sequence[Mapping[str, Any]]) -> str:
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     numbers = ("partition", "position", "end", "records", *COLOURS)
     columns = ("store", "kind", "verdict", *numbers, "log_digest", "store_digest")
-    head = "".join(f'<th{_right(name, numbers)}>{escape(name.replace("_", " "))}</th>' for name in columns)
+    head = "".join(f"<th{_right(name, numbers)}>{escape(name.replace('_', ' '))}</th>" for name in columns)
     body = []
     for row in rows:
         cells = []

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ class Facts:
 
     def batch(self, schema: pa.Schema) -> pa.RecordBatch:
         """The row that carries them."""
-        cells: dict[str, Any] = {name: 0 for name in schema.names}
+        cells: dict[str, Any] = dict.fromkeys(schema.names, 0)
         cells |= {"partition": self.partition, "offset": FACTS_OFFSET, "key": None, "value": self.dump()}
         return pa.RecordBatch.from_pydict({name: [cell] for name, cell in cells.items()}, schema=schema)
 
@@ -171,8 +172,8 @@ class _Watcher:
         if keys.null_count:
             at = keys.is_null().index(True).as_py()
             raise Corruption(
-                f"partition {facts.partition}: the record at offset {batch.column('offset')[at]} has no key, so no store "
-                "wrote it: find out who else writes to this topic"
+                f"partition {facts.partition}: the record at offset {batch.column('offset')[at]} has no key, so no "
+                "store wrote it: find out who else writes to this topic"
             )
         if isinstance(self._spec, VersionedStore):
             return self._versioned(batch, below, self._spec.history_retention_ms)
@@ -195,7 +196,8 @@ class _Watcher:
             at = int(bad[0])
             raise Corruption(
                 f"partition {facts.partition}: the record at offset {batch.column('offset')[at]} has the key "
-                f"{keys[at].as_py().hex()}, which no {self._spec.kind} store writes: find out who else writes to this topic"
+                f"{keys[at].as_py().hex()}, which no {self._spec.kind} store writes: find out who else writes to this "
+                "topic"
             )
         if below:
             facts.observed_ms = max(facts.observed_ms, int(times[:below].max()))
@@ -259,7 +261,7 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     if not len(partitions):
         return
     edges = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         yield batch.slice(begin, end - begin)
 
 

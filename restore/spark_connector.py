@@ -3,15 +3,15 @@
     standfast address     kafka://host:9092?security.protocol=SASL_SSL&sasl.username=app&sasl.password.file=/run/pw
     connector             kafka.bootstrap.servers, kafka.security.protocol, kafka.sasl.jaas.config, ...
 
-Rules of this file: every partition has an explicit first and last offset; `failOnDataLoss` stays true, since false would
-silently begin at the log's start, and reading is of what is committed. Unknown options of the connector are ignored
-by Spark, so that what cannot be said in its terms is refused here.
+Rules of this file: every partition has an explicit first and last offset; `failOnDataLoss` stays true, since false
+would silently begin at the log's start, and reading is of what is committed. Spark ignores unknown options of the
+connector, so that what cannot be said in its terms is refused here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -78,9 +78,7 @@ def java_settings(address: KafkaAddress) -> dict[str, str]:
     return found
 
 
-def connector_frame(
-    spark: SparkSession, what: LogRanges, shape: StoreShape, options: Mapping[str, str]
-) -> DataFrame:
+def connector_frame(spark: SparkSession, what: LogRanges, shape: StoreShape, options: Mapping[str, str]) -> DataFrame:
     """Prepared records; of a partition without any there is no task, and so no facts (`empty_frame` has them)."""
     filled = {number: span for number, span in what.ranges.items() if span.begin < span.end}
     reader = spark.read.format("kafka").options(**options)
@@ -95,7 +93,7 @@ def connector_frame(
     )
     log = raw.select("partition", "offset", F.unix_millis("timestamp").alias("timestamp"), "key", "value")
 
-    def preparing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def preparing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from prepare((_shaped(batch) for batch in batches), shape)
 
     return log.mapInArrow(preparing, ddl(shape.schema))

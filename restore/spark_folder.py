@@ -1,10 +1,11 @@
 """A folder for files, local or in object storage: what rebuild writes and verify reads.
 
     /data/rebuilt, file:///data/rebuilt       a local folder
-    s3://bucket/path, gs://..., hdfs://...    object storage, by pyarrow's file systems (credentials from the environment)
+    s3://bucket/path, gs://..., hdfs://...    object storage, by pyarrow's file systems (credentials: environment)
 
-Rules of this file: names are flat and checked by who lists them; nothing is removed but by `remove`. RocksDB needs real
-files, so executors write and read SST files in a local scratch folder and copy them; a local folder is written in place.
+Rules of this file: names are flat and checked by who lists them; nothing is removed but by `remove`. RocksDB needs
+real files, so executors write and read SST files in a local scratch folder and copy them; a local folder is written in
+place.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Folder:
         try:
             self._files, self._root = fs.FileSystem.from_uri(address)
         except (pa.ArrowException, ValueError, OSError) as error:
-            raise BadConfig([f"folder {address!r} cannot be used: {error}: give a path, or s3://, gs://, hdfs://"]) from error
+            raise BadConfig(
+                [f"folder {address!r} cannot be used: {error}: give a path, or s3://, gs://, hdfs://"]
+            ) from error
         if isinstance(self._files, fs.LocalFileSystem):
             self.local = Path(self._root)
 
@@ -95,18 +98,18 @@ class Folder:
     def put(self, path: Path, name: str) -> None:
         """Copy a local file in."""
         target = self._path(name)
-        with self._telling(f"writing {name} to"):
-            with path.open("rb") as source, self._files.open_output_stream(target) as stream:
-                while chunk := source.read(CHUNK_BYTES):
-                    stream.write(chunk)
+        telling, source = self._telling(f"writing {name} to"), path.open("rb")
+        with telling, source, self._files.open_output_stream(target) as stream:
+            while chunk := source.read(CHUNK_BYTES):
+                stream.write(chunk)
 
     def fetch(self, name: str, path: Path) -> None:
         """Copy a file out."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        with self._telling(f"reading {name} of"):
-            with self._files.open_input_stream(self._path(name)) as stream, path.open("wb") as target:
-                while chunk := stream.read(CHUNK_BYTES):
-                    target.write(chunk)
+        telling, target = self._telling(f"reading {name} of"), path.open("wb")
+        with telling, target, self._files.open_input_stream(self._path(name)) as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                target.write(chunk)
 
     def remove(self, name: str) -> None:
         """Delete one file."""
@@ -134,7 +137,6 @@ class _Telling:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError | pa.ArrowException):
             raise Unavailable(f"{self._what}: {error}: check the address, and the rights of this user") from error
-
 
 
 def sync(path: Path) -> None:

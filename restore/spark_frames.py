@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -29,7 +29,7 @@ from standfast.store.errors import StandfastError, StateLost, Unavailable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Mapper: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Mapper: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 OnTasks: TypeAlias = Callable[[int, int], None]
 
 PROGRESS_S = 0.5
@@ -160,4 +160,4 @@ def job_error(error: Exception) -> StandfastError:
 
 
 def _made(kind: type[StandfastError], message: str) -> StandfastError:
-    return kind([message]) if kind is errors.BadConfig else kind(message)  # type: ignore[arg-type]
+    return kind([message]) if kind is errors.BadConfig else kind(message)

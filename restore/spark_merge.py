@@ -7,8 +7,8 @@
 Where a batch of the log and the rows up to its last key are equal as a whole, they are compared as a whole; only what
 differs is looked at row by row. Memory is that of a few batches, whatever the store's size.
 
-Rules of this file: compares and counts; what a difference means is said by `standfast.restore.judgement`. Both sides hide
-rows past retention at the store's own observed stream time. It never opens or reads a log.
+Rules of this file: compares and counts; what a difference means is said by `standfast.restore.judgement`. Both sides
+hide rows past retention at the store's own observed stream time. It never opens or reads a log.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _latest_rows(store: AnyStore, settings: Settings) -> Iterator[tuple[bytes, b
 
         def visible(row: tuple[bytes, bytes]) -> bool:
             at = len(row[0]) - length
-            return TIMESTAMP.unpack_from(row[0], at)[0] >= visible_from
+            return int(TIMESTAMP.unpack_from(row[0], at)[0]) >= visible_from
 
         rows = filter(visible, rows)
     if settings.sample <= SAMPLE_BITS:
@@ -315,9 +315,7 @@ def _log_versions(
     for key, group in groupby(records, itemgetter(0)):
         own = list(group)
         puts = [(timestamp, value) for _, timestamp, value, offset in own if offset < settings.limit]
-        versions = {
-            valid_from: value for valid_from, _, value in versions_of(puts, kept_after) if value is not None
-        }
+        versions = {valid_from: value for valid_from, _, value in versions_of(puts, kept_after) if value is not None}
         yield key, versions, bool(puts), len(puts) < len(own)
 
 

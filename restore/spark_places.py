@@ -5,8 +5,8 @@
 
 What lies in object storage is copied to a scratch folder first, since RocksDB needs real files.
 
-Rules of this file: reads only; a live owner's directory is refused by who lists places (its files would change under the
-tasks). sha256 of every file of a manifest is checked before it is used.
+Rules of this file: reads only; a live owner's directory is refused by who lists places (its files would change under
+the tasks). sha256 of every file of a manifest is checked before it is used.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from standfast.restore.manifest_files import sha256_of
 from standfast.restore.preflight import Preflight
 from standfast.restore.spark_batches import Facts, StoreShape
 from standfast.restore.spark_folder import Folder, Stored, sync
-from standfast.restore.spark_frames import OnTasks, Reading, run_partitions
+from standfast.restore.spark_frames import Mapper, OnTasks, Reading, run_partitions
 from standfast.restore.spark_rows import Counts, fold_rows, partitions_of
 from standfast.restore.spark_source import SourceName
 from standfast.store.errors import InternalError, InvalidRequest, StateLost
@@ -145,8 +145,8 @@ def orphans(folder: Folder) -> list[Stored]:
     return [one for one in folder.list() if FILE.fullmatch(one.name) and one.name not in named]
 
 
-def _writing(job: RebuildJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _writing(job: RebuildJob) -> Mapper:
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         context = TaskContext.get()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -217,5 +217,5 @@ def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if keys.null_count:
             edges += [at for at in np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False)).tolist() if at]
         edges.append(batch.num_rows)
-        for begin, end in zip(edges, edges[1:], strict=False):
+        for begin, end in pairwise(edges):
             yield batch.slice(begin, end - begin)

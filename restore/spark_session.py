@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -62,7 +62,7 @@ LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.
 class SparkPlace:
     """Where and how to run.
 
-    `master` None: what spark-submit says, else local[*]. `java_home` None: Spark looks for a Java by itself; `java_major`
+    `master` None: what spark-submit says, else local[*]. `java_home` None: Spark looks for a Java itself; `java_major`
     is for errors only (0: unknown). `jars` are paths, `packages` Maven coordinates, `settings` win over our defaults.
     """
 
@@ -112,7 +112,7 @@ def library_problems(versions: Mapping[str, str]) -> list[str]:
 
 
 def open_session(name: str, place: SparkPlace) -> SparkSession:
-    """A session. Raises BadConfig for libraries, Java or settings that cannot work, Unavailable if it does not start."""
+    """A session. Raises BadConfig for what cannot work, Unavailable if it does not start."""
     check_libraries()
     if place.java_major and place.java_major < JAVA_MAJORS[0]:
         raise BadConfig([_wrong_java(place.java_major)])
@@ -162,7 +162,7 @@ def check_executors(spark: SparkSession, needed: Sequence[str] = ("standfast", "
     count = min(max(int(spark.sparkContext.defaultParallelism), 1), PROBES_MAX)
     wanted = list(needed)
 
-    def probe(batches: Iterator[Any]) -> Iterator[Any]:
+    def probe(batches: Iterable[Any]) -> Iterator[Any]:
         # A function within a function is sent by value, so that an executor without standfast can run it.
         import importlib.util
 
@@ -279,8 +279,8 @@ def _not_started(error: Exception, said: str, place: SparkPlace) -> BadConfig | 
         wanted = ", ".join(place.packages)
         return BadConfig(
             [
-                f"Maven has not all of {wanted}: name jar files yourself (--kafka-jars a.jar,b.jar), another coordinate "
-                "(STANDFAST_SPARK_PACKAGES), or read with --source native, which needs no jar"
+                f"Maven has not all of {wanted}: name jar files yourself (--kafka-jars a.jar,b.jar), another "
+                "coordinate (STANDFAST_SPARK_PACKAGES), or read with --source native, which needs no jar"
             ]
         )
     return Unavailable(f"Spark did not start at {place.master or MASTER_DEFAULT}: {first_line(error)}\n{said}".rstrip())
@@ -298,6 +298,6 @@ def _majors() -> str:
 def _lacking(names: str) -> str:
     return (
         f"executors cannot import {names}: install standfast[spark] where they run, or ship an environment "
-        "(--archives env.tar.gz#env with PYSPARK_PYTHON=./env/bin/python); a zip of Python files is not enough, because "
-        "rocksdict and confluent-kafka are compiled"
+        "(--archives env.tar.gz#env with PYSPARK_PYTHON=./env/bin/python); a zip of Python files is not enough, "
+        "because rocksdict and confluent-kafka are compiled"
     )

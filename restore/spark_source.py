@@ -1,10 +1,10 @@
-"""Where Spark reads a changelog: `native`, a data source in Python over our own log readers, or Spark's Kafka connector.
+"""Where Spark reads a changelog: `native`, a data source in Python over our own readers, or Spark's Kafka connector.
 
     native      one task for each partition: log reader (Kafka or embedded), from begin to end, read committed
     connector   org.apache.spark:spark-sql-kafka, explicit offsets of every partition, failOnDataLoss, read committed
 
-Both give the rows of `standfast.restore.spark_batches.prepare`: records in offset order, one task for each partition, and
-the partition's facts; so nothing is shuffled before it is sorted.
+Both give the rows of `standfast.restore.spark_batches.prepare`: records in offset order, one task for each partition,
+and the partition's facts; so nothing is shuffled before it is sorted.
 
 Rules of this file: reads only what it is told, from begin to end; a position outside of what the log holds is an error
 and never skipped (the readers run with auto.offset.reset=error).
@@ -13,7 +13,7 @@ and never skipped (the readers run with auto.offset.reset=error).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.restore.spark_batches import LOG, StoreShape, ddl, prepare, record_batch
+from standfast.restore.spark_batches import StoreShape, ddl, prepare, record_batch
 from standfast.store.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ class RangesReader(DataSourceReader):
         yield from prepare(batches, _shape_of(job), partition.partition)
 
 
-def read_range(address: str, source: TopicPartition, span: Bounds, rows: int = FETCH_RECORDS) -> Iterator[pa.RecordBatch]:
+def read_range(
+    address: str, source: TopicPartition, span: Bounds, rows: int = FETCH_RECORDS
+) -> Iterator[pa.RecordBatch]:
     """Records of a span of offsets, of at most `rows` each. Raises StateLost if the log does not hold all of it."""
     if span.begin >= span.end:
         return
@@ -117,8 +119,8 @@ def _read(reader: LogReader, source: TopicPartition, span: Bounds, rows: int) ->
         idle = 0 if fetched else idle + 1
         if idle == IDLE_FETCHES_MAX:
             raise Unavailable(
-                f"{source}: nothing came for {idle * FETCH_WAIT_MS // 1_000} s at position {at}, below its end {span.end}: "
-                "check that the log answers, then run this again"
+                f"{source}: nothing came for {idle * FETCH_WAIT_MS // 1_000} s at position {at}, below its end "
+                f"{span.end}: check that the log answers, then run this again"
             )
         for batch in fetched:
             records = batch.records
@@ -162,7 +164,7 @@ def empty_frame(spark: SparkSession, partitions: Sequence[int], shape: StoreShap
     """Facts of partitions of which nothing is to be read: the connector has no task for them."""
     numbers = list(partitions)
 
-    def facts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def facts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 yield from prepare([], shape, numbers[index])

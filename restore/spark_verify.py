@@ -13,7 +13,7 @@ verify of one process. It reads only.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +27,7 @@ from standfast.restore.digest import Digest, digest_rows, key_hash, row_hash
 from standfast.restore.judgement import REASONS, KeyFacts, RowVerdict, conclude, deletes_expired
 from standfast.restore.preflight import Preflight
 from standfast.restore.spark_batches import Facts, StoreShape
-from standfast.restore.spark_frames import OnTasks, Reading, run_partitions
+from standfast.restore.spark_frames import Mapper, OnTasks, Reading, run_partitions
 from standfast.restore.spark_merge import SAMPLE_BITS, Found, Outcome, Settings, merge_partition
 from standfast.restore.spark_places import Place, open_place, stores_in
 from standfast.restore.spark_rows import Counts, fold_rows, partitions_of
@@ -119,7 +119,9 @@ def stored_stores(places: Sequence[Place], name: str | None = None) -> dict[str,
             if name not in (None, store) or not kept:
                 continue
             if definitions.setdefault(store, at_rest.definition) != at_rest.definition:
-                raise InvalidRequest(f"store {store!r} has another definition in {place.address}: verify them one by one")
+                raise InvalidRequest(
+                    f"store {store!r} has another definition in {place.address}: verify them one by one"
+                )
             stored = StoredAt(place, at_rest.definition, at_rest.position, at_rest.times)
             found.setdefault(store, {})[place.task.partition] = stored
     if not found:
@@ -245,7 +247,7 @@ def _look(
         position = plan.stored[number].position
         assert position is not None
         limits[number] = position.offset
-        old[number] = deletes_expired(what.info.policy, position, now_ms, compacted=True, gaps=True)
+        old[number] = deletes_expired(what.info.policy, now_ms - position.at_ms, compacted=True, gaps=True)
     shape = StoreShape(plan.spec.name, plan.definition, limits)
     places = {number: plan.stored[number].place for number in what.ranges}
     job = _Job(shape, places, what.ranges, old, settings)
@@ -264,8 +266,8 @@ def _look(
     return looked
 
 
-def _merging(job: _Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _merging(job: _Job) -> Mapper:
+    def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for facts, own in partitions_of(batches):
             outcome = verify_partition(job, facts, own)
             yield _summary_batch(facts, outcome)
@@ -289,9 +291,7 @@ def verify_partition(job: _Job, facts: Facts, batches: Iterator[pa.RecordBatch])
         return merge_partition(batches, at_rest.store, facts, keys, settings)
 
 
-def _digests(
-    job: _Job, facts: Facts, batches: Iterator[pa.RecordBatch], store: Any, settings: Settings
-) -> Outcome:
+def _digests(job: _Job, facts: Facts, batches: Iterator[pa.RecordBatch], store: Any, settings: Settings) -> Outcome:
     """Both digests and nothing else: cheaper, and a store can say its own without Spark."""
     seen = replace(facts, observed_ms=max(facts.observed_ms, store.rows.observed_ms))
     counts = Counts()
@@ -332,8 +332,10 @@ def _verdict(
     else:
         verdict, reason = conclude(wrong, unsure, lost, matched, serdes_known=known)
     named = {"begin": span.begin, "lost": lost, "indeterminate": unsure, "topic": source.topic}
-    shown = () if reason == "serdes-unknown" else tuple(
-        RowDifference(one.kind, one.key, one.log, one.store) for one in outcome.found[:DIFFERENCES_MAX]
+    shown = (
+        ()
+        if reason == "serdes-unknown"
+        else tuple(RowDifference(one.kind, one.key, one.log, one.store) for one in outcome.found[:DIFFERENCES_MAX])
     )
     return StoreVerdict(
         store=plan.spec.name,

@@ -57,7 +57,9 @@ def take_in(state_dir: Path, folders: Sequence[Path], *, log: Log | None = None,
     for task in tasks:
         path = Path(state_dir) / app / str(task)
         if path.exists():
-            raise InvalidRequest(f"{path} exists already: files go into tasks that are new, name another state directory")
+            raise InvalidRequest(
+                f"{path} exists already: files go into tasks that are new, name another state directory"
+            )
     if log is not None:
         for manifest in manifests.values():
             _check_log(log, manifest)
@@ -156,8 +158,8 @@ def _check_log(log: Log, manifest: Manifest) -> None:
                 reason = mismatch(position, info, part.partition, reader.bounds([source])[source])
             if reason:
                 raise StateLost(
-                    f"store {manifest.store!r}: {source} does not go on from offset {part.end} of its manifest ({reason}): "
-                    "rebuild it from this log",
+                    f"store {manifest.store!r}: {source} does not go on from offset {part.end} of its manifest "
+                    f"({reason}): rebuild it from this log",
                     reason=reason,
                 )
     finally:

@@ -34,6 +34,7 @@ IDLE_FETCHES_MAX = 30  # a log that gives nothing below its end for so long does
 DIGEST_ROWS = 4_096
 ATTEMPTS = 2
 
+
 @dataclass(frozen=True, slots=True)
 class RowDifference:
     """One row that is wrong: `log` and `store` are (timestamp, raw value), None where a side lacks the row."""
@@ -237,7 +238,9 @@ def _compare(
     if compared.mismatches:
         keys = {difference.key for difference in compared.differences}
         facts = _facts(target, reader, bounds, keys, records < position - bounds.begin, on_records)
-        judged = [(one, judge(one.kind, one.key, facts, versioned=versioned, last=last)) for one in compared.differences]
+        judged = [
+            (one, judge(one.kind, one.key, facts, versioned=versioned, last=last)) for one in compared.differences
+        ]
         if any(verdict == "again" for _, verdict in judged):
             return None
     return _conclude(target, bounds, records, compared, judged, (in_log.digest, in_store.digest), differences_max)
@@ -336,8 +339,8 @@ def _facts(
             if record.key is not None and record.key in keys:
                 (facts.below if record.offset < position else facts.later).add(record.key)
         on_records(len(batch.records))
-    gaps = above < bounds.end - position
-    facts.deletes_expired = deletes_expired(target.info.policy, target.position, target.now_ms, compacted, gaps)
+    gaps, age_ms = above < bounds.end - position, target.now_ms - target.position.at_ms
+    facts.deletes_expired = deletes_expired(target.info.policy, age_ms, compacted=compacted, gaps=gaps)
     return facts
 
 

@@ -22,7 +22,9 @@ def sorted_batches(
     batches = [record_batch(partition, records[at : at + rows]) for at in range(0, len(records), rows)]
     prepared = pa.Table.from_batches(list(prepare(batches, shape, partition)), schema=shape.schema).to_pylist()
     newest_first = shape.definition["kind"] != "versioned"
-    prepared.sort(key=lambda row: (row["key"] is not None, row["key"] or b"", -row["offset"] if newest_first else row["offset"]))
+    prepared.sort(
+        key=lambda row: (row["key"] is not None, row["key"] or b"", -row["offset"] if newest_first else row["offset"])
+    )
     stamped = shape.definition["timestamped"]
     for row in prepared:
         hashed = row_hash(row["key"] or b"", row["timestamp"] if stamped else -1, row["value"] or b"")

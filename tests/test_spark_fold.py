@@ -1,7 +1,7 @@
 """What Spark's tasks do with a partition, without Spark: rows of a rebuild, and the merge of a verify.
 
-Rules of this file: every fold is compared with what a store makes of the same records, applied in order; differences are
-planted by hand, and by hypothesis.
+Rules of this file: every fold is compared with what a store makes of the same records, applied in order;
+differences are planted by hypothesis.
 """
 
 from __future__ import annotations
@@ -105,9 +105,7 @@ def test_rebuilt_rows_have_the_digest_of_rows_that_were_applied(kind: str, draws
 
 def physical(stores: TaskStores, spec: StoreSpec) -> dict[tuple[str, bytes], bytes]:
     return {
-        (family, key): row
-        for family in stores.store(spec.name).families()
-        for key, row in stores.engine.scan(family)
+        (family, key): row for family in stores.store(spec.name).families() for key, row in stores.engine.scan(family)
     }
 
 
@@ -154,9 +152,7 @@ def test_merge_reports_nothing_wrong_after_any_compaction(
     assert set(found.counts) <= {"indeterminate"}
 
 
-def merge(
-    live: TaskStores, spec: StoreSpec, records: list[Record], limit: int, *, compacted: bool = False
-) -> Outcome:
+def merge(live: TaskStores, spec: StoreSpec, records: list[Record], limit: int, *, compacted: bool = False) -> Outcome:
     shape = shape_of(spec, limit)
     facts, own = next(partitions_of(sorted_batches(shape, 0, records)))
     times = StoreTimes(live.store(spec.name).rows.observed_ms, 0)

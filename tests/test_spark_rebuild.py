@@ -77,6 +77,10 @@ def test_digest_of_rebuilt_restored_and_live_rows_is_one(spark: Any, bench: Benc
         assert done.manifest.partition(1).files == ()
         assert done.digest == live[name]
         assert read_manifest(tmp_path / name) == done.manifest
+    assert (
+        main(["restore", "--from", str(tmp_path / "kv"), "--state-dir", str(tmp_path / "b"), "--log", bench.address])
+        == 0
+    )
     taken = take_in(tmp_path / "taken", [tmp_path / name for name in KINDS], log=bench.log)
     assert {one.store: one.digest for one in taken if one.task.partition == 0} == live
     restored = bench.active("taken")
@@ -100,7 +104,10 @@ def test_instance_tails_on_from_taken_in_files(spark: Any, bench: Bench, tmp_pat
 
 def test_hash_equals_sparks_own(spark: Any) -> None:
     rng = random.Random(4)
-    rows = [(rng.randbytes(rng.randrange(40)), rng.randrange(-1, 2**62), rng.randbytes(rng.randrange(90))) for _ in range(300)]
+    rows = [
+        (rng.randbytes(rng.randrange(40)), rng.randrange(-1, 2**62), rng.randbytes(rng.randrange(90)))
+        for _ in range(300)
+    ]
     frame = spark.createDataFrame(rows, "key binary, timestamp bigint, value binary")
     found = frame.select(F.xxhash64("key", "timestamp", "value").alias("row"), F.xxhash64("key").alias("key")).collect()
     assert [one.row % 2**64 for one in found] == [row_hash(*row) for row in rows]
@@ -214,13 +221,17 @@ def test_killed_driver_leaves_no_manifest_and_a_second_run_succeeds(bench: Bench
     os.killpg(driver.pid, signal.SIGKILL)
     driver.wait()
     assert not (out / FILE_NAME).exists()
-    second = subprocess.run([sys.executable, "-P", "-c", DRIVER, *arguments], capture_output=True, text=True, check=False)
+    second = subprocess.run(
+        [sys.executable, "-P", "-c", DRIVER, *arguments], capture_output=True, text=True, check=False
+    )
     assert second.returncode == 0, second.stderr
     told = json.loads(second.stdout)
     assert told["records"] == 100_000
     manifest = read_manifest(out)
     assert manifest.partition(0).entries == 100_000
-    assert {one.name for one in orphans(Folder(str(out)))} == {one.name for one in out.glob("*.sst")} - manifest.file_names()
+    assert {one.name for one in orphans(Folder(str(out)))} == {
+        one.name for one in out.glob("*.sst")
+    } - manifest.file_names()
 
 
 # Refused before Spark is started, with nothing changed.

@@ -340,6 +340,14 @@ def test_bad_input_is_refused_before_spark_starts(
 
 
 def test_report_of_nothing_is_a_page_too(tmp_path: Path) -> None:
-    summary = {"app": "a", "verdict": "inconclusive", "stores": [], "elapsed_ms": 1, "log": "l", "source": "native", "sample": 1}
+    summary = {
+        "app": "a",
+        "verdict": "inconclusive",
+        "stores": [],
+        "elapsed_ms": 1,
+        "log": "l",
+        "source": "native",
+        "sample": 1,
+    }
     write_report(Folder(str(tmp_path)), summary, [], values=True)
     assert "None." in (tmp_path / PAGE).read_text()

@@ -68,7 +68,7 @@ PURE = {
 PLAIN = {"store/errors.py", "store/engine.py", "store/results.py", "replication/log.py"}
 PURE_LIBRARIES = {"xxhash", "msgpack", "sortedcontainers"}
 PURE_STDLIB = {
-    *("__future__", "abc", "base64", "bisect", "collections", "dataclasses", "enum", "fractions", "functools"),
+    *("__future__", "abc", "base64", "bisect", "collections", "dataclasses", "enum", "fractions", "functools", "html"),
     *("hashlib", "heapq", "itertools", "json", "math", "operator", "re", "shlex", "statistics", "string"),
     *("struct", "types", "typing", "zlib"),
 }
