@@ -77,7 +77,8 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
     from standfast.store.clock import SystemClock
     from standfast.store.errors import InvalidRequest
 
-    if args.out is None and not args.plan:
+    target = args.out or ""
+    if not (target or args.plan):
         raise InvalidRequest("where to? name an empty folder with --out FOLDER")
     if args.file_mb < 1:
         raise InvalidRequest(f"--file-mb is {args.file_mb}: give 1 or more")
@@ -94,9 +95,9 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
         from standfast.restore.spark_folder import Folder
         from standfast.restore.spark_rebuild import check_target, rebuild
 
-        folder = Folder(args.out)
+        folder = Folder(target)
         check_target(folder)
-        options = connector_options(log.address) if args.source == "connector" else {}
+        options = connector_options(str(log.address)) if args.source == "connector" else {}
         with session_for(args, out, f"standfast rebuild {spec.name}") as spark, task_progress(out, "rebuilding") as bar:
             done = rebuild(
                 spark,

@@ -23,14 +23,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from standfast.restore.compare import Kind
 from standfast.restore.digest import Digest, digest_rows, key_hash
 from standfast.restore.fold import versions_of
 from standfast.restore.judgement import UNSURE, KeyFacts, RowVerdict, judge
 from standfast.restore.spark_batches import SESSION_SUFFIX, WINDOW_SUFFIX, Facts, key_times, numbers
-from standfast.restore.spark_rows import HASH, digest_of, timestamp_bytes
+from standfast.restore.spark_rows import HASH, differ, digest_of, joined, timestamp_bytes
 from standfast.store.segments import earliest_visible_ms
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
 from standfast.store.task_stores import AnyStore
@@ -205,7 +204,7 @@ class _Merge:
     def _encode(self, batch: pa.RecordBatch) -> list[bytes]:
         values = batch.column("value")
         if self._spec.timestamped and batch.num_rows:
-            values = pc.binary_join_element_wise(timestamp_bytes(batch), values, b"")
+            values = joined(timestamp_bytes(batch), values)
         return values.to_pylist()  # type: ignore[no-any-return]
 
     def _side(self, row: bytes) -> tuple[int, bytes]:
@@ -271,7 +270,7 @@ def _hiding(spec: StoreSpec, observed_ms: int) -> tuple[int, int]:
 def _first_of_key(keys: pa.Array) -> Any:
     first = np.ones(len(keys), bool)
     if len(keys) > 1:
-        first[1:] = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
+        first[1:] = differ(keys.slice(1), keys.slice(0, len(keys) - 1))
     return first
 
 

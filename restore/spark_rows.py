@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+from pyarrow.compute import call_function as _call
 
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.spark_batches import SESSION_SUFFIX, WINDOW_SUFFIX, Facts, StoreShape, key_times, numbers
@@ -102,7 +102,7 @@ class LatestRows:
         first = np.ones(batch.num_rows, bool)
         first[0] = self._last is None or keys[0].as_py() != self._last
         if batch.num_rows > 1:
-            first[1:] = pc.not_equal(keys.slice(1), keys.slice(0, batch.num_rows - 1)).to_numpy(zero_copy_only=False)
+            first[1:] = differ(keys.slice(1), keys.slice(0, batch.num_rows - 1))
         self._last = keys[-1].as_py()
         return batch if first.all() else batch.filter(pa.array(first))
 
@@ -110,7 +110,7 @@ class LatestRows:
         values = batch.column("value")
         if not self._spec.timestamped:
             return values.to_pylist()  # type: ignore[no-any-return]
-        return pc.binary_join_element_wise(timestamp_bytes(batch), values, b"").to_pylist()  # type: ignore[no-any-return]
+        return joined(timestamp_bytes(batch), values).to_pylist()  # type: ignore[no-any-return]
 
     def _digest(self, batch: pa.RecordBatch) -> None:
         self._counts.digest += digest_of(batch.column(HASH))
@@ -161,6 +161,16 @@ def fold_rows(shape: StoreShape, facts: Facts, counts: Counts) -> LatestRows | V
     """The fold of a store, for one partition."""
     spec = shape.spec
     return VersionRows(spec, facts, counts) if isinstance(spec, VersionedStore) else LatestRows(spec, facts, counts)
+
+
+def joined(first: pa.Array, second: pa.Array) -> pa.Array:
+    """Bytes of two columns, one behind the other."""
+    return _call("binary_join_element_wise", [first, second, pa.scalar(b"")])
+
+
+def differ(one: pa.Array, other: pa.Array) -> Any:
+    """Where two columns without nulls differ, as a numpy array."""
+    return _call("not_equal", [one, other]).to_numpy(zero_copy_only=False)
 
 
 def timestamp_bytes(batch: pa.RecordBatch) -> pa.Array:

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.restore.spark_batches import StoreShape, ddl, prepare, record_batch
-from standfast.store.errors import Unavailable
+from standfast.store.errors import InternalError, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,7 +88,8 @@ class RangesReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Batches of one partition, its facts last."""
-        assert isinstance(partition, RangePartition)
+        if not isinstance(partition, RangePartition):
+            raise InternalError(f"the source was handed {partition!r}, which is none of its partitions")
         job = json.loads(self._job)
         span = Bounds(partition.begin, partition.end)
         batches = read_range(job["address"], TopicPartition(job["topic"], partition.partition), span, job["rows"])

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from standfast.replication.log import Log, TopicInfo
 from standfast.replication.offsets import Bounds, TopicPartition
@@ -26,7 +25,7 @@ from standfast.restore.compare import DIFFERENCES_MAX
 from standfast.restore.digest import Digest, digest_rows, key_hash, row_hash
 from standfast.restore.judgement import REASONS, KeyFacts, RowVerdict, conclude, deletes_expired
 from standfast.restore.preflight import Preflight
-from standfast.restore.spark_batches import Facts, StoreShape
+from standfast.restore.spark_batches import Facts, StoreShape, numbers
 from standfast.restore.spark_frames import Mapper, OnTasks, Reading, run_partitions
 from standfast.restore.spark_merge import SAMPLE_BITS, Found, Outcome, Settings, merge_partition
 from standfast.restore.spark_places import Place, open_place, stores_in
@@ -297,7 +296,7 @@ def _digests(job: _Job, facts: Facts, batches: Iterator[pa.RecordBatch], store: 
     counts = Counts()
     fold = fold_rows(job.shape, seen, counts)
     for batch in batches:
-        below = batch.filter(pc.less(batch.column("offset"), settings.limit))
+        below = batch.filter(pa.array(numbers(batch, "offset") < settings.limit))
         for _ in fold.fold(below) if below.num_rows else ():
             pass
     for _ in fold.end():
