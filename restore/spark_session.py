@@ -32,6 +32,7 @@ INSTALL = "pip install 'standfast[spark]'"
 JAVA_MAJORS = (17, 21)  # what Spark 4 is built and tested for
 STDERR_LINES = 15
 PROBES_MAX = 64
+ARTIFACTS = Path("artifacts")  # where Spark keeps what users add to a session, relative to where it was started
 LOG4J = """rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = console
 appender.console.type = Console
@@ -124,6 +125,7 @@ def open_session(name: str, place: SparkPlace) -> SparkSession:
     for key, value in _settings(place, scratch).items():
         builder = builder.config(key, value)
     said = scratch / "stderr"
+    littered = set(ARTIFACTS.glob("*")) if ARTIFACTS.exists() else None
     try:
         with _stderr_to(said):
             session: SparkSession = builder.getOrCreate()
@@ -133,16 +135,17 @@ def open_session(name: str, place: SparkPlace) -> SparkSession:
         raise _not_started(error, lines, place) from error
     for key, value in FIXED.items():
         session.conf.set(key, value)
-    _SCRATCH[id(session)] = scratch
+    _OPENED[id(session)] = (scratch, littered)
     return session
 
 
 def close_session(session: SparkSession) -> None:
     """Stop it and remove its scratch folder."""
-    scratch = _SCRATCH.pop(id(session), None)
+    scratch, littered = _OPENED.pop(id(session), (None, None))
     session.stop()
     if scratch is not None:
         shutil.rmtree(scratch, ignore_errors=True)
+        _tidy(littered)
 
 
 @contextlib.contextmanager
@@ -212,7 +215,19 @@ def first_line(error: BaseException) -> str:
     return (causes or lines or [type(error).__name__])[-1 if causes else 0][:500]
 
 
-_SCRATCH: dict[int, Path] = {}
+# By the session: its scratch folder, and what was in ARTIFACTS before (None: there was no such folder).
+_OPENED: dict[int, tuple[Path, set[Path] | None]] = {}
+
+
+def _tidy(before: set[Path] | None) -> None:
+    """Remove the empty folders that Spark 4.0 leaves in the folder that it was started in."""
+    for path in ARTIFACTS.glob("spark-*"):
+        if path not in (before or ()):
+            with contextlib.suppress(OSError):  # not empty: then it is of use to somebody
+                path.rmdir()
+    if before is None:
+        with contextlib.suppress(OSError):
+            ARTIFACTS.rmdir()
 
 
 def _set_environment(place: SparkPlace) -> None:
