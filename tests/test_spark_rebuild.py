@@ -214,7 +214,7 @@ def test_killed_driver_leaves_no_manifest_and_a_second_run_succeeds(bench: Bench
     out = tmp_path / "out"
     arguments = ["rebuild", "--log", bench.address, "--app", "app", "--store", "kv:keyvalue:key=string,value=string"]
     arguments += ["--out", str(out), "--master", "local[2]", "--partition", "0", "--json"]
-    driver = subprocess.Popen([sys.executable, "-P", "-c", DRIVER, *arguments], start_new_session=True)
+    driver = subprocess.Popen([sys.executable, "-P", "-c", DRIVER, *arguments], start_new_session=True, cwd=tmp_path)
     deadline = time.monotonic() + 240
     while not list(out.glob("*.sst")) and driver.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -222,7 +222,7 @@ def test_killed_driver_leaves_no_manifest_and_a_second_run_succeeds(bench: Bench
     driver.wait()
     assert not (out / FILE_NAME).exists()
     second = subprocess.run(
-        [sys.executable, "-P", "-c", DRIVER, *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", DRIVER, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert second.returncode == 0, second.stderr
     told = json.loads(second.stdout)
