@@ -13,6 +13,7 @@ Rules of this file: arguments, and tables for people; the measures are made in `
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         )
         if name in WITH_LOG:
             add_log(command)
+        if name == "restore":
+            add("--workers", metavar="LIST", help="processes of a bulk restore, 0 for batches, as 0,1,2 (a session's)")
+            add("--restore-memory", default="256MiB", metavar="SIZE", help="what they may hold of rows (256MiB)")
         add("--memory", default="256MiB", metavar="SIZE", help="memory setting of the session (256MiB)")
         add("--dir", type=Path, metavar="D", help="work below this folder (default: the system's temporary one)")
         add_json(command)
@@ -104,7 +108,7 @@ def show(document: Json, out: Output) -> None:
     out.line(
         f"{settings['records']:,} records of {settings['key_bytes']} + {settings['value_bytes']} bytes, "
         f"{settings['runs']} run{'s' * (settings['runs'] > 1)}, memory {settings['memory_bytes'] >> 20} MiB, "
-        f"one process, RocksDB, {where}"
+        f"RocksDB, {where}"
     )
     out.line(", ".join(f"{name} {version}" for name, version in versions.items()))
     columns = ("measure", "records/s", "slowest", "fastest", "goal", "", "waited for CPU", "what")
@@ -139,6 +143,7 @@ def _settings(args: argparse.Namespace) -> Json:
     from standfast.store.errors import InvalidRequest
     from standfast.store.rocks import MEMORY_BYTES_MIN
     from standfast.store.rows import VALUE_MAX_BYTES
+    from standfast.stream.settings import RESTORE_MEMORY_MIN_BYTES
 
     problems = []
     args.runs = RUNS_DEFAULT[kind_of(_log(args))] if args.runs is None else args.runs
@@ -150,16 +155,23 @@ def _settings(args: argparse.Namespace) -> Json:
         if number < low or (high is not None and number > high):
             upper = "" if high is None else f" to {high}"
             problems.append(f"--{name.replace('_', '-')} is {number}: give {low}{upper or ' or more'}")
-    memory_bytes = 0
-    try:
-        memory_bytes = parse_size(args.memory)
-    except ValueError as error:
-        problems.append(f"--memory is {args.memory!r}: {error}")
-    if memory_bytes and memory_bytes < MEMORY_BYTES_MIN:
-        problems.append(f"--memory is {args.memory!r}: give 1MiB or more")
+    sizes = {}
+    least_bytes = {"memory": MEMORY_BYTES_MIN, "restore_memory": RESTORE_MEMORY_MIN_BYTES}
+    for name, fewest in least_bytes.items():
+        given, option = getattr(args, name, "256MiB"), f"--{name.replace('_', '-')}"
+        try:
+            sizes[f"{name}_bytes"] = parse_size(given)
+            if sizes[f"{name}_bytes"] < fewest:
+                problems.append(f"{option} is {given!r}: give {fewest >> 20}MiB or more")
+        except ValueError as error:
+            problems.append(f"{option} is {given!r}: {error}")
+    workers = (getattr(args, "workers", None) or "").replace(" ", "")
+    if not re.fullmatch(r"(\d{1,2}(,\d{1,2})*)?", workers):
+        problems.append(f"--workers is {workers!r}: give numbers of processes, as 0,1,2")
     if problems:
         raise InvalidRequest("; ".join(problems))
-    return {name: getattr(args, name) for name in names} | {"memory_bytes": memory_bytes}
+    counts = list(dict.fromkeys(map(int, workers.split(",")))) if workers else []
+    return {name: getattr(args, name) for name in names} | sizes | {"workers": counts}
 
 
 def _log(args: argparse.Namespace) -> str:
@@ -170,7 +182,7 @@ def _log(args: argparse.Namespace) -> str:
 def _step(settings: Json, folder: Path, log: BenchLog) -> Step:
     from standfast.ops.bench_step import Step
 
-    fields = {name: value for name, value in settings.items() if name != "runs"}
+    fields = {name: value for name, value in settings.items() if name not in ("runs", "workers")}
     # As many records as fit the number of versions: every key then has exactly that many.
     fields["records"] = max(settings["records"] // settings["versions"], 1) * settings["versions"]
     return Step(step="", folder=str(folder), log=log.address, app=log.prefix, **fields)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +50,7 @@ from standfast.store.specs import KeyValueStore
 from standfast.stream.session import Session
 
 LAG_MS = str(24 * 3_600_000)
+WORKERS_END_MS = 5_000
 
 
 def key_numbers(records: int, versions: int, order: str) -> Iterator[int]:
@@ -181,6 +183,8 @@ def restore(step: Step) -> Measured:
         stores=[_spec()],
         partitions=1,
         memory_bytes=step.memory_bytes,
+        restore_workers=step.workers,
+        restore_memory_bytes=step.restore_memory_bytes,
     )
 
     def run() -> None:
@@ -192,12 +196,29 @@ def restore(step: Step) -> Measured:
         measured = timed(run, records)
         measured["peak_rss_bytes"] = memory_bytes("VmHWM")
         measured["rss_before_bytes"] = before
+        measured |= _of_workers(session)
         store = session.task(0).store(STORE)
         last = key_of(max(records // step.versions, 1) - 1, step.key_bytes)
         assert store.get(last) is not None, "a restored key is missing"
         return measured
     finally:
         session.close()
+
+
+def _of_workers(session: Session) -> Measured:
+    """What the worker processes of a bulk restore took; they end by themselves once it is done."""
+    clock = SystemClock()
+    deadline_ms = clock.monotonic_ms() + WORKERS_END_MS
+    while session.statistics().bulk.workers_now and clock.monotonic_ms() < deadline_ms:
+        clock.sleep_ms(5)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    bulk = session.statistics().bulk
+    return {
+        "workers": bulk.workers_max if bulk.runs else 0,
+        "runs_ingested": bulk.runs,
+        "workers_cpu_ms": round((used.ru_utime + used.ru_stime) * 1_000),
+        "worker_peak_rss_bytes": bulk.worker_peak_rss_bytes,
+    }
 
 
 def main(arguments: list[str]) -> int:

@@ -87,15 +87,32 @@ class Bench:
             yardstick, read = (
                 ("log", "fetched and thrown away") if self.log.kind == SQLITE else ("bare", "consumed by a bare loop")
             )
-            sides = [(f"{step}: {what}", replace(case, step=step)) for step in (yardstick, "restore")]
-            raw, runs = self._rounds(sides)
+            ways = self._ways(name, case)
+            sides = [(f"{yardstick}: {what}", replace(case, step=yardstick))]
+            sides += [(f"{way}: {what}", one) for way, one in ways.items()]
+            raw, *found = self._rounds(sides)
             shutil.rmtree(folder, ignore_errors=True)
             self.log.forget(case.app)
-            restored = self._measure(name, f"empty directory until the gate is open; {what}", runs)
             fetched = self._measure(f"{name}_{yardstick}", f"the same log {read}; {what}", raw)
-            measures += [restored | self._memory(runs), fetched]
-            ratios.append(self._ratio(restored, fetched, "share of the speed at which the log can be read at all"))
+            restored = {
+                way: self._measure(way, f"empty directory until the gate is open; {what}", runs) | self._memory(runs)
+                for way, runs in zip(ways, found, strict=True)
+            }
+            measures += [*restored.values(), fetched]
+            share = "share of the speed at which the log can be read at all"
+            ratios += [self._ratio(one, fetched, share) for one in restored.values()]
+            batches = restored.pop(f"{name}_workers_0", None)
+            if batches is not None:
+                ratios += [self._ratio(one, batches, "bulk beside batches") for one in restored.values()]
         return measures, ratios
+
+    def _ways(self, name: str, case: Step) -> dict[str, Step]:
+        """The restores of a case by name: as a session does it, or with each of the numbers of workers asked for."""
+        case = replace(case, step="restore")
+        workers = self.settings["workers"]
+        if not workers:
+            return {name: case}
+        return {f"{name}_workers_{number}": replace(case, workers=number) for number in workers}
 
     def process(self) -> tuple[list[Json], list[Json]]:
         """A windowed count beside a processor that does nothing."""
@@ -181,8 +198,16 @@ class Bench:
         }
 
     def _memory(self, runs: list[Json]) -> Json:
+        """Of all processes together, the most that each had at any time."""
         bound = self.settings["memory_bytes"] + MEMORY_ALLOWANCE_BYTES
-        peaks = [run["peak_rss_bytes"] for run in runs if run["peak_rss_bytes"] is not None]
+        in_bulk = any(run["runs_ingested"] for run in runs)
+        if in_bulk:
+            bound += self.settings["restore_memory_bytes"]
+        peaks = [
+            run["peak_rss_bytes"] + run["workers"] * run["worker_peak_rss_bytes"]
+            for run in runs
+            if run["peak_rss_bytes"] is not None
+        ]
         return {
             "peak_rss_bytes": max(peaks, default=None),
             "peak_rss_bound_bytes": bound,

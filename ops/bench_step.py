@@ -27,6 +27,7 @@ FETCH_RECORDS = 5_000
 VALUES = 1_000  # different values; records take them in turn
 NEAR_RECORDS = 10_000  # "near": all versions of a key lie within so many records
 READY_S = 3_600.0
+RESTORE_MEMORY_BYTES = 256 << 20  # as a session has it
 START_MS = 1_356_998_400_000
 GETS_MAX = 200_000
 
@@ -50,6 +51,8 @@ class Step:
     guarantee: str = "exactly_once"
     log: str = ""  # address of the log; without one, each run has an embedded one in its folder
     app: str = APP  # its topics begin with this
+    workers: int | None = None  # processes of a bulk restore, 0 for batches; None: as a session has them
+    restore_memory_bytes: int = RESTORE_MEMORY_BYTES
 
     def encode(self) -> str:
         """The process's argument."""

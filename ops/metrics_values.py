@@ -47,6 +47,9 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
         yield "tasks", (role, state), count
     for restore in statistics.restores:
         yield "restore_remaining_records", (restore.store, str(restore.partition)), restore.remaining
+    yield "restore_workers", (), statistics.bulk.workers_now
+    yield "restore_runs_total", (), statistics.bulk.runs
+    yield "restore_worker_failures_total", (), statistics.bulk.failures
     held = {(store.store, store.partition) for task in statistics.tasks for store in task.stores}
     yield from _counter_samples(statistics.counters, held)
     for task in statistics.tasks:

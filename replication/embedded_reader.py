@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from standfast.replication.columns import RecordColumns, joined
 from standfast.replication.embedded_db import Database, Transaction
 from standfast.replication.embedded_rows import (
     SELECT_HEADERS,
@@ -15,10 +16,9 @@ from standfast.replication.embedded_rows import (
     first_id,
     header_records,
     plain_records,
-    record_bytes,
 )
 from standfast.replication.embedded_topics import PartitionRow, find_topic, partition_by_id, partition_by_name
-from standfast.replication.log import Fetched, Record
+from standfast.replication.log import Fetched
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
@@ -44,11 +44,11 @@ class _Slot:
 class _Taken:
     """What the fetch in progress has of one partition."""
 
-    __slots__ = ("at_end", "position", "records")
+    __slots__ = ("at_end", "pieces", "position")
 
     def __init__(self, position: int) -> None:
         self.position = position
-        self.records: list[Record] = []
+        self.pieces: list[RecordColumns] = []
         self.at_end = False
 
 
@@ -183,12 +183,13 @@ class EmbeddedReader:
             return None
         slot.position = piece.position
         slot.told_end = piece.at_end
-        return Fetched(source, piece.records, piece.position, piece.at_end)
+        records = joined(piece.pieces) if piece.pieces else []
+        return Fetched(source, records, piece.position, piece.at_end)
 
     def _read(
         self, source: TopicPartition, partition_id: int, piece: _Taken, want: int, bytes_max: int
     ) -> tuple[int, int]:
-        """Read one chunk into `piece`; returns records and bytes, the latter counted only where they could matter."""
+        """Read one chunk into `piece`; returns records and bytes of their keys and values."""
         with self._db.read() as run:
             row = partition_by_id(run, partition_id)
             if row is None:
@@ -203,11 +204,11 @@ class EmbeddedReader:
             limit = max(1, min(want, CHUNK_RECORDS, fitting))
             select, convert = (SELECT_HEADERS, header_records) if row.has_headers else (SELECT_PLAIN, plain_records)
             records = convert(run.execute(select, (first_id(partition_id), position, row.end, limit)))
-        piece.position = row.end if len(records) < limit else records[-1].offset + 1
+        piece.position = row.end if len(records) < limit else records.offsets[-1] + 1
         piece.at_end = piece.position == row.end
-        piece.records += records
-        matters = row.widest_bytes * CHUNK_RECORDS > FETCH_BYTES_MAX // 8
-        return len(records), record_bytes(records) if matters else 0
+        if records:
+            piece.pieces.append(records)
+        return len(records), records.payload_bytes
 
     def _lost(self, run: Transaction, source: TopicPartition) -> Exception:
         if find_topic(run, source.topic) is not None:

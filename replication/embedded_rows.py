@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
-from itertools import chain, repeat
-from operator import add
-from typing import Any, NamedTuple, cast
+from functools import cache
+from itertools import chain
+from typing import Any, NamedTuple
 
-from standfast.replication.log import Headers, Outgoing, Record
+from standfast.replication.columns import RecordColumns, gapless
+from standfast.replication.log import Headers, Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import Corruption, InvalidRequest
 
@@ -40,10 +40,6 @@ SELECT_FIRST_AT = (
     "SELECT id - ?1 FROM records WHERE id >= ?1 + ?2 AND id < ?1 + ?3 AND timestamp >= ?4 ORDER BY id LIMIT 1"
 )
 SELECT_HEADERS = SELECT_PLAIN.replace("value FROM", "value, headers FROM")
-
-# Record(*row) costs a Python-level call per row; this does not.
-_make = cast("Callable[[tuple[Any, ...]], Record]", partial(tuple.__new__, Record))
-_NO_HEADERS: tuple[Headers] = ((),)
 
 
 class Prepared(NamedTuple):
@@ -110,22 +106,23 @@ def _insert_statement(rows: int, width: int) -> str:
     return f"INSERT INTO records ({columns}) VALUES {','.join(places)}"  # noqa: S608  names of this file only
 
 
-def plain_records(rows: Iterable[tuple[Any, ...]]) -> list[Record]:
-    """Rows of SELECT_PLAIN as records."""
-    return list(map(_make, map(add, rows, repeat(_NO_HEADERS))))
+def plain_records(rows: Iterable[tuple[Any, ...]]) -> RecordColumns:
+    """Rows of SELECT_PLAIN by column: measured, a Record each would cost a fifth of the reading."""
+    columns = list(zip(*rows, strict=True))
+    if not columns:
+        return RecordColumns((), (), (), (), None, 0)
+    offsets, timestamps, keys, values = columns
+    return RecordColumns(gapless(offsets), timestamps, keys, values)
 
 
-def header_records(rows: Iterable[tuple[Any, ...]]) -> list[Record]:
-    """Rows of SELECT_HEADERS as records."""
-    return [
-        _make((offset, timestamp, key, value, unpack_headers(packed) if packed else ()))
-        for offset, timestamp, key, value, packed in rows
-    ]
-
-
-def record_bytes(records: Iterable[Record]) -> int:
-    """Bytes of keys and values."""
-    return sum(len(record.key or b"") + len(record.value or b"") for record in records)
+def header_records(rows: Iterable[tuple[Any, ...]]) -> RecordColumns:
+    """Rows of SELECT_HEADERS by column."""
+    columns = list(zip(*rows, strict=True))
+    if not columns:
+        return RecordColumns((), (), (), (), None, 0)
+    offsets, timestamps, keys, values, packed = columns
+    headers = [unpack_headers(one) if one else () for one in packed]
+    return RecordColumns(gapless(offsets), timestamps, keys, values, headers)
 
 
 def pack_headers(headers: Headers) -> bytes | None:

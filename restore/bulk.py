@@ -6,7 +6,8 @@
 
 Rules of this file: a shell driven by one thread through `poll_once`, which waits for nothing but an ingest; what is
 loaded and how it is split is decided by `standfast.restore.bulk_plan`. A position moves only with a run that is in, so
-that a restore which was cut short goes on from there. Stores that are tailed never come here.
+that a restore which was cut short goes on from there (of a window or session store: begins again). Stores that are
+tailed never come here.
 
 What goes wrong with a worker is no reason to fail: it is killed, dies, writes a damaged file or cannot start, and its
 range is given out again; after `ATTEMPTS_MAX` times the changelog is given back, and batches restore the rest. So they
@@ -26,7 +27,7 @@ from standfast.replication.applier import ChangelogApplier
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.bulk_plan import BulkSettings, Choice, choose, needs_compaction, parts_of
-from standfast.restore.manifest import Manifest
+from standfast.restore.manifest import Manifest, ManifestPartition
 from standfast.restore.manifest_files import check_files
 from standfast.restore.worker_pool import Answer, Died, WorkerPool
 from standfast.restore.worker_protocol import Done, Failed, Job, Progress, Ready, Run, Surveyed
@@ -34,10 +35,26 @@ from standfast.store.cut import StoreTimes
 from standfast.store.errors import StandfastError, StateLost, Unavailable
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
+from standfast.store.state_dir import BULK_FOLDER
 
 ATTEMPTS_MAX = 3
-FOLDER = ".bulk"  # beside the tasks' directories: files are moved into a database, not copied
 LEVEL0_PROPERTY = "num-files-at-level0"
+
+
+@dataclass(frozen=True, slots=True)
+class BulkStatistics:
+    """Counts since the start: runs and files taken in, workers that failed, changelogs given back to batches.
+
+    worker_peak_rss_bytes   largest resident size that a worker has told of
+    """
+
+    workers_now: int = 0
+    workers_max: int = 0
+    runs: int = 0
+    files: int = 0
+    failures: int = 0
+    given_back: int = 0
+    worker_peak_rss_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +136,24 @@ class BulkLoader:
         self._pool = WorkerPool(settings.workers)
         self._loads: dict[TopicPartition, _Load] = {}
         self._next_job = 0
-        self.runs_total = 0
-        self.files_total = 0
+        self._runs = self._files = self._failures = self._given_back = 0
 
     @property
     def workers(self) -> list[int]:
         """Ids of the worker processes that run now."""
         return self._pool.pids
 
-    @property
-    def peak_rss_bytes(self) -> int:
-        """Largest resident size that a worker has told of so far."""
-        return self._pool.peak_rss_bytes
+    def statistics(self) -> BulkStatistics:
+        """What was done so far."""
+        return BulkStatistics(
+            workers_now=len(self._pool.pids),
+            workers_max=self._settings.workers,
+            runs=self._runs,
+            files=self._files,
+            failures=self._failures,
+            given_back=self._given_back,
+            worker_peak_rss_bytes=self._pool.peak_rss_bytes,
+        )
 
     def choice(self, applier: ChangelogApplier, changelog: TopicPartition, position: int, end: int) -> Choice:
         """Whether this changelog is to be loaded in bulk."""
@@ -147,7 +170,7 @@ class BulkLoader:
     def add(self, applier: ChangelogApplier, changelog: TopicPartition, position: int, end: int) -> None:
         """Load a changelog from position to end; the work begins with the next round."""
         spec = applier.stores.specs[applier.store_of[changelog]]
-        folder = applier.stores.directory.parent / FOLDER / str(applier.task) / spec.name
+        folder = applier.stores.directory.parent / BULK_FOLDER / str(applier.task) / spec.name
         self._loads[changelog] = _Load(
             applier=applier,
             changelog=changelog,
@@ -174,7 +197,9 @@ class BulkLoader:
             steps += self._take(answer)
         for load in list(self._loads.values()):
             steps += self._advance(load)
-        for died in self._pool.hand_out():
+        # A survey is short: who builds what it finds starts meanwhile, which takes as long.
+        surveys = sum(load.surveying is not None for load in self._loads.values())
+        for died in self._pool.hand_out(surveys * (self._parts - 1)):
             steps += self._take(died)
         return steps
 
@@ -272,6 +297,7 @@ class BulkLoader:
         else:
             what, passing = f"died ({answer.how})", True
         one.attempts += 1
+        self._failures += 1
         if not passing or one.attempts >= ATTEMPTS_MAX:
             yield self._end(load, given_back=f"a worker {what}")
             return
@@ -312,24 +338,37 @@ class BulkLoader:
             yield self._step(load)
 
     def _ingest(self, load: _Load) -> None:
-        """Take in the runs that are next in offset order."""
+        """Take in the runs that are next in offset order.
+
+        Rows of segments were left out by a stream time from the end of the log, so that the store is right there and
+        nowhere before: it takes all runs at once.
+        """
         assert load.ranges is not None
+        at_once = load.spec.kind != "keyvalue"
+        if at_once and any(one.built < one.end for one in load.ranges):
+            return
+        ready: list[ManifestPartition] = []
         for one in load.ranges:
-            while one.runs:
-                run = one.runs[0].partitions[0]
-                try:
-                    paths = check_files(load.folder, run.files)
-                except StandfastError as error:
-                    raise _Spoilt from error
-                files = [(file.family, path) for file, path in zip(run.files, paths, strict=True)]
-                load.applier.ingest(load.changelog, files, run.end, StoreTimes(run.observed_ms, run.sequence))
-                one.runs.popleft()
-                load.position = run.end
-                load.records += run.records
-                self.runs_total += 1
-                self.files_total += len(files)
-            if load.position < one.end:
+            ready += [run.partitions[0] for run in one.runs]
+            one.runs.clear()
+            if one.built < one.end:
                 break
+        for runs in [ready] if at_once and ready else [[run] for run in ready]:
+            files = [file for run in runs for file in run.files]
+            try:
+                paths = check_files(load.folder, files)
+            except StandfastError as error:
+                raise _Spoilt from error
+            load.applier.ingest(
+                load.changelog,
+                [(file.family, path) for file, path in zip(files, paths, strict=True)],
+                runs[-1].end,
+                StoreTimes(max(run.observed_ms for run in runs), max(run.sequence for run in runs)),
+            )
+            load.position = runs[-1].end
+            load.records += sum(run.records for run in runs)
+            self._runs += len(runs)
+            self._files += len(files)
 
     def _step(self, load: _Load, *, done: bool = False, **ending: object) -> Step:
         step = Step(
@@ -348,6 +387,7 @@ class BulkLoader:
 
     def _end(self, load: _Load, *, given_back: str | None = None, error: StandfastError | None = None) -> Step:
         self._drop(load)
+        self._given_back += given_back is not None
         return self._step(load, done=given_back is None and error is None, given_back=given_back, error=error)
 
     def _drop(self, load: _Load) -> None:

@@ -20,7 +20,7 @@ from standfast.replication.columns import payload_bytes
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Log, LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.restore.bulk import BulkLoader
+from standfast.restore.bulk import BulkLoader, BulkStatistics
 from standfast.restore.bulk_plan import BulkSettings
 from standfast.restore.progress import ProgressMeter, RestoreProgress
 from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable, UnknownStore
@@ -152,6 +152,10 @@ class Restorer:
             for restoring in self.tasks.values()
             for changelog in restoring.changelogs.values()
         )
+
+    def bulk_statistics(self) -> BulkStatistics:
+        """What workers have done."""
+        return self.bulk.statistics() if self.bulk is not None else BulkStatistics()
 
     def close(self) -> None:
         """Release the reader, and end the workers."""

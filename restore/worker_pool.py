@@ -68,8 +68,11 @@ class WorkerPool:
         self._ending = [worker for worker in self._ending if not worker.reaped()]
         return [answer for worker in list(self._workers) for answer in self._hear(worker)]
 
-    def hand_out(self) -> list[Died]:
-        """Give the jobs that wait to workers, as many as may be; a worker without work ends."""
+    def hand_out(self, expected: int = 0) -> list[Died]:
+        """Give the jobs that wait to workers, as many as may be; a worker without work ends.
+
+        So many more jobs are `expected` soon: workers for them are started, and kept.
+        """
         failed: list[Died] = []
         idle = [worker for worker in self._workers if worker.job is None]
         while self._queue and (idle or len(self._workers) < self._limit):
@@ -79,7 +82,12 @@ class WorkerPool:
                 worker.give(job)
             except OSError as error:
                 failed.append(Died(job.number, f"it could not be started: {error}"))
-        for worker in idle:
+        try:
+            while len(idle) < expected and len(self._workers) < self._limit:
+                idle.append(self._start())
+        except OSError:
+            pass  # said as soon as there is a job for it
+        for worker in idle[expected:]:
             self._workers.remove(worker)
             worker.end()
             self._ending.append(worker)

@@ -4,6 +4,7 @@
                       INSTANCE       stable instance id, kept over restarts
                       0_3/           one task: its RocksDB and STANDFAST, the format marker
                       .aside/        directories set aside, until the task that replaces them is whole
+                      .bulk/         files of a bulk restore that are not taken in yet; of no use to another process
 
 Rules of this file: directories and markers only; it never opens a database. Nothing is deleted that was not set
 aside by this library, and only once the caller says that its replacement is whole.
@@ -23,6 +24,7 @@ from standfast.store.names import check_name
 
 MARKER = "STANDFAST"
 MARKER_FORMAT = 1
+BULK_FOLDER = ".bulk"
 
 
 class StateDir:
@@ -35,6 +37,7 @@ class StateDir:
         check_marker(self.path, app, task=None)  # before the lock file: a foreign database has one of the same name
         self._lock = self._acquire()
         try:
+            shutil.rmtree(self.path / BULK_FOLDER, ignore_errors=True)  # of a process that was killed
             write_marker(self.path, app, task=None)
             self.instance_id = self._instance_id()
         except BaseException:

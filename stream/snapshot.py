@@ -30,6 +30,7 @@ def session_statistics(
         tasks=tuple(_task(task, instance, reader) for _, task in sorted(instance.tasks.items())),
         restores=_restores(instance, now_ms),
         counters=instance.counters.copy(),
+        bulk=instance.restorer.bulk_statistics(),
     )
 
 

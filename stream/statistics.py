@@ -11,6 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from standfast.restore.bulk import BulkStatistics
+
 COMMIT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 RESTORE_BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 
@@ -151,3 +153,4 @@ class SessionStatistics:
     tasks: tuple[TaskStatistics, ...]
     restores: tuple[RestoreStatistics, ...]
     counters: SessionCounters
+    bulk: BulkStatistics

@@ -2,12 +2,14 @@
 
     writer     active for all partitions: operations, commits with source offsets, now and then a reopen
     restorer   restores all partitions in small batches, then waits
+    loader     restores all partitions in bulk, by two workers in small runs, then waits
     opener     opens the database of one task with key-value stores of some `names`, and ends
     standby    stands by for all partitions; after `promote_ms`, if given, takes them and goes on as a writer
 
     stdout     ready                  it has its tasks (a writer: the gate is open)
                ack PARTITION OFFSET   a commit with this source offset has returned
                lost TASK REASON       state was set aside: never right here
+               whole N                a loader has restored everything, N changelogs of it by batches in the end
     exit       0 reached `stop_after`, 75 fenced, anything else is a failure (the reason is on stderr)
 
 Rules of this file: started by `crash_run.py` with its settings as JSON; it remembers nothing between lives. What it
@@ -28,6 +30,7 @@ from typing import Any, NoReturn
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore import restorer
+from standfast.restore.bulk_plan import BulkSettings
 from standfast.store import serde
 from standfast.store.errors import Fenced, InvalidRequest
 from standfast.store.rocks import RocksShared
@@ -35,6 +38,7 @@ from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, Versio
 from standfast.store.task_stores import TaskStores
 from standfast.stream import session as session_module
 from standfast.stream.session import Session
+from standfast.stream.settings import SessionSettings
 from standfast.stream.task import Task, TaskState
 
 APP = "crash"
@@ -47,6 +51,7 @@ LIFE_MAX_S = 60  # an orphan ends by itself
 LEASE_MS = 60_000  # far longer than a run: the lease of a killed process never helps its successor
 RESTORE_BATCH_RECORDS = 40  # so that a kill finds a restore under way
 EXIT_FENCED = 75
+BULK = BulkSettings(2, 8_000, cold_records=1, warm_records=1, range_records=20, fetch_records=20)
 
 KEPT: tuple[StoreSpec, ...] = (
     KeyValueStore("counts", serde.string, serde.int64),
@@ -193,6 +198,17 @@ def run_restorer(settings: dict[str, Any]) -> None:
     watch(session)
 
 
+def run_loader(settings: dict[str, Any]) -> None:
+    """Bulk, with ranges and budgets so small that a few hundred records make several runs."""
+    SessionSettings.bulk = lambda _: BULK  # type: ignore[method-assign]
+    session = open_session(settings, LossTeller())
+    session.assign(active=range(PARTITIONS))
+    say("ready")
+    session.wait_ready(LIFE_MAX_S)
+    say(f"whole {session.statistics().bulk.given_back}")
+    watch(session)
+
+
 def run_standby(settings: dict[str, Any], random: Random) -> None:
     session = open_session(settings, LossTeller())
     session.assign(standby=range(PARTITIONS))
@@ -234,6 +250,8 @@ def main() -> None:
         run_writer(settings, random)
     elif settings["role"] == "restorer":
         run_restorer(settings)
+    elif settings["role"] == "loader":
+        run_loader(settings)
     else:
         run_standby(settings, random)
 

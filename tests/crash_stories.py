@@ -2,6 +2,7 @@
 
     writer      killed at a place between two steps, then at a random time
     restorer    killed in the middle of a restore of what a writer left
+    loader      the same of a bulk restore; workers reach the place, too, where it is one of theirs
     standby     killed while it follows a live writer, and as it takes over from it, dead or alive
 
 Rules of this file: a story drives one `Crash` and gives the directories that are left; which log it is on is the
@@ -27,6 +28,14 @@ STRIKES = (
     ("restorer", "stores.dropped"),
     ("standby", "standby.apply"),
     ("standby", "stores.dropped"),
+)
+
+BULK_STRIKES = (
+    ("loader", "ingest.marked"),
+    ("loader", "ingest.family"),
+    ("loader", "ingest.positioned"),
+    ("loader", "engine.written"),
+    ("loader", "worker.run"),
 )
 
 
@@ -59,7 +68,17 @@ def kill_standby(crash: Crash, failpoint: str) -> list[str]:
     return ["a", "b"]
 
 
-KILL = {"writer": kill_writer, "restorer": kill_restorer, "standby": kill_standby}
+def kill_loader(crash: Crash, failpoint: str) -> list[str]:
+    with crash.life("writer", "a", stop_after=crash.random.randrange(60, 160)) as writer:
+        assert writer.process.wait(PATIENCE_S) == 0, writer.err.read_text()
+    crash.check_left("a")
+    crash.kill_once("loader", "b", failpoint)
+    crash.kill_once("loader", "b")
+    crash.kill_once("loader", "b")
+    return ["a", "b"]
+
+
+KILL = {"writer": kill_writer, "restorer": kill_restorer, "loader": kill_loader, "standby": kill_standby}
 
 
 def run(crash: Crash, number: int, places: tuple[tuple[str, str], ...] = STRIKES, most: int = 25) -> None:

@@ -50,6 +50,8 @@ def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.Cap
         "versions": 4,
         "runs": 2,
         "memory_bytes": 16 << 20,
+        "restore_memory_bytes": 256 << 20,
+        "workers": [],
     }
     assert set(document["versions"]) == {"standfast", "python", "rocksdict", "sqlite", "platform", "cores"}
     assert [one["name"] for one in document["measures"]] == MEASURES[what]
@@ -78,6 +80,34 @@ def check_restores(document: dict[str, Any]) -> None:
         assert 0 < ratio["min"] <= ratio["max"] and ratio["value"] > 0 and ratio["what"]
         assert len(ratio["rounds"]) == document["settings"]["runs"]
         assert ratio["goal"] is None and ratio["goal_met"] is None
+
+
+@slow
+def test_bench_restore_stands_bulk_beside_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--json", "--versions", "1", "--workers", "0,1", "--restore-memory", "64MiB", "--records", "201000")
+    assert main([*tiny("restore", tmp_path, "--runs", "1"), *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["settings"]["workers"] == [0, 1]
+    batches, bulk, log = document["measures"]
+    assert [one["name"] for one in (batches, bulk, log)] == [
+        "restore_distinct_workers_0",
+        "restore_distinct_workers_1",
+        "restore_distinct_log",
+    ]
+    assert batches["runs"][0]["runs_ingested"] == 0 and bulk["runs"][0]["runs_ingested"] > 0
+    assert batches["peak_rss_bound_bytes"] == (256 + 200) << 20
+    assert bulk["peak_rss_bound_bytes"] == (256 + 64 + 200) << 20
+    assert bulk["peak_rss_within_bound"] is True
+    assert [ratio["name"] for ratio in document["ratios"]][-1] == (
+        "restore_distinct_workers_1 / restore_distinct_workers_0"
+    )
+
+
+def test_bench_refuses_workers_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--workers", "two", "--restore-memory", "1MiB")
+    assert main([*tiny("restore", tmp_path), *options]) == 2
+    shown = capsys.readouterr().err
+    assert "--workers is 'two'" in shown and "--restore-memory is '1MiB': give 16MiB or more" in shown
 
 
 def topics_of(address: str) -> list[str]:

@@ -90,7 +90,7 @@ def test_bulk_and_batches_restore_what_the_live_store_holds(bench: Bench, many_r
     session = restored(bench, "bulk", listeners=[told], **BULK)
     assert digests(session) == expected
     assert session.task(0).stores.cut.stores == times
-    assert loader(session).runs_total >= 10
+    assert loader(session).statistics().runs >= 10
     for name, batches in told.batches.items():
         assert batches == sorted(batches)
         assert sum(records for _, records in batches) == told.ended[name]
@@ -130,7 +130,7 @@ def test_few_records_are_restored_by_batches(bench: Bench) -> None:
     found = session._instance.restorer.tasks[TaskId(0, 0)].changelogs
     assert not any(one.in_bulk for one in found.values())
     drive(session)
-    assert not loader(session).runs_total
+    assert not loader(session).statistics().runs
 
 
 def test_warm_store_takes_the_rest_over_its_rows(bench: Bench, many_runs: None) -> None:
@@ -142,7 +142,7 @@ def test_warm_store_takes_the_rest_over_its_rows(bench: Bench, many_runs: None) 
     expected = digests(first)
     first.close()
     session = restored(bench, "warm", **BULK)
-    assert loader(session).runs_total > 0
+    assert loader(session).statistics().runs > 0
     assert digests(session) == expected
 
 
@@ -163,7 +163,7 @@ def test_several_partitions_share_the_workers(bench: Bench, many_runs: None) -> 
     session.assign(active=[0, 1])
     drive(session)
     assert digests(session, (0, 1)) == expected
-    assert loader(session).runs_total >= 4
+    assert loader(session).statistics().runs >= 4
 
 
 def test_store_goes_on_after_a_bulk_restore(bench: Bench, many_runs: None) -> None:
@@ -304,7 +304,7 @@ def test_damaged_file_is_noticed_and_batches_do_it(
     monkeypatch.setattr(BulkLoader, "_ingest", spoil)
     session = restored(bench, "bulk", **BULK)
     assert digests(session) == expected
-    assert loader(session).runs_total == 0
+    assert loader(session).statistics().runs == 0
 
 
 def test_revoked_in_the_middle_and_assigned_again_goes_on(bench: Bench, many_runs: None) -> None:
