@@ -14,13 +14,13 @@ A run is what of its range a worker had in memory when its budget was reached: s
 deletes as deletes. Where two runs have the same key the later one wins, so that they are ingested in offset order and
 nobody merges them in Python.
 
-**Expired records.** Rows of window and session stores live and die with their segment, by their own time (window start,
-session end). The tail of the log tells a stream time that the store will have observed in the end, whatever comes
-before it; rows that are dead at that time need not be written. Whole stretches are skipped by the timestamps of their
-records, as the log can be asked for the first one that is late enough: a row is not ahead of the timestamp of its
-record by more than a lead (a window by its size: an aggregate's timestamp is that of its newest input; a session by the
-retention: a late record may be put into a session that ends later). Where the tail itself has a row that is further
-ahead, the timestamps of that log do not say so much, and nothing is skipped.
+**Expired records.** Rows of window and session stores live and die with their segment, by their own time (window
+start, session end). The tail of the log tells a stream time that the store will have observed in the end, whatever
+comes before it; rows that are dead at that time need not be written. Of a window store, whole stretches need not even
+be read: a window does not start later than the timestamp of its record, which is an input that falls into it or the
+newest of several, and the log can be asked for the first record that is late enough. A lead of one window's size is
+allowed for; where the tail itself has a row that is further ahead, the timestamps of that log do not say so much, and
+all is read. A session is read whole: its last update may be a late record, long before the session's end.
 
 Rules of this file: pure; counts of records are differences of offsets, so upper bounds.
 """
@@ -128,13 +128,8 @@ def parts_of(partitions: int, workers: int) -> int:
     return max(-(-workers // max(partitions, 1)), 1)
 
 
-def lead_allowed_ms(kind: str, *, window_size_ms: int, retention_ms: int) -> int:
-    """How far a row's time may be ahead of the timestamp of its record."""
-    return window_size_ms if kind == "window" else retention_ms
-
-
 def skip_before_ms(tail: Tail | None, *, retention_ms: int, lead_ms: int) -> int | None:
-    """Records with timestamps below this are all expired; None where nothing can be skipped."""
+    """Records of a window store with timestamps below this are all expired; None where nothing can be skipped."""
     if tail is None or tail.observed_ms < 0 or tail.lead_ms > lead_ms:
         return None
     interval_ms = segment_interval_ms(retention_ms)

@@ -34,7 +34,6 @@ from standfast.replication.open_log import open_log
 from standfast.restore.bulk_plan import (
     TAIL_RECORDS,
     Tail,
-    lead_allowed_ms,
     skip_before_ms,
     split,
 )
@@ -164,10 +163,8 @@ def survey(job: Job, log: Log, reader: LogReader, clock: SystemClock) -> Surveye
     """Where to begin, and into which ranges the rest falls."""
     spec, source, start = definition_spec(job.store, job.definition), _source(job), job.start
     tail = read_tail(spec, reader, source, start, job.end, clock)
-    if isinstance(spec, WindowStore | SessionStore):
-        size_ms = spec.window_size_ms if isinstance(spec, WindowStore) else 0
-        lead_ms = lead_allowed_ms(spec.kind, window_size_ms=size_ms, retention_ms=spec.retention_ms)
-        before_ms = skip_before_ms(tail, retention_ms=spec.retention_ms, lead_ms=lead_ms)
+    if isinstance(spec, WindowStore):
+        before_ms = skip_before_ms(tail, retention_ms=spec.retention_ms, lead_ms=spec.window_size_ms)
         if before_ms is not None:
             start = min(max(log.admin.first_offsets({source: before_ms})[source], start), job.end)
     samples = [(start, 1.0)] if job.parts == 1 else list(sample(reader, source, start, job.end, clock))
