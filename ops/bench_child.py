@@ -17,6 +17,7 @@ same data.
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import sys
@@ -209,7 +210,7 @@ def _of_workers(session: Session) -> Measured:
     """What the worker processes of a bulk restore took; they end by themselves once it is done."""
     clock = SystemClock()
     deadline_ms = clock.monotonic_ms() + WORKERS_END_MS
-    while session.statistics().bulk.workers_now and clock.monotonic_ms() < deadline_ms:
+    while _children() and clock.monotonic_ms() < deadline_ms:
         clock.sleep_ms(5)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     bulk = session.statistics().bulk
@@ -219,6 +220,15 @@ def _of_workers(session: Session) -> Measured:
         "workers_cpu_ms": round((used.ru_utime + used.ru_stime) * 1_000),
         "worker_peak_rss_bytes": bulk.worker_peak_rss_bytes,
     }
+
+
+def _children() -> bool:
+    """Whether a process of ours still lives, or has not been waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def main(arguments: list[str]) -> int:

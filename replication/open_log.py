@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -22,6 +23,8 @@ from standfast.store.errors import BadConfig
 _SQLITE = "sqlite"
 _KAFKA = "kafka"
 _SCHEMES = (_SQLITE, _KAFKA)
+QUEUE_SETTING = "queued.max.messages.kbytes"
+NARROW_QUEUE_KIB = "16384"
 _OPTIONS = {"synchronous": ("full", "normal")}
 _EXAMPLE = "write sqlite:///./log (relative), sqlite:////var/lib/app/log (absolute) or kafka://host:9092"
 
@@ -77,6 +80,17 @@ def open_log(address: str, *, clock: Clock | None = None) -> Log:
     from standfast.replication.embedded import EmbeddedLog
 
     return EmbeddedLog(where.path, synchronous=where.synchronous, clock=clock)
+
+
+def narrow_address(address: str) -> str:
+    """The address for one of several readers of a machine: it fetches less ahead, unless the address says how much.
+
+    Measured: the client holds 400 bytes with a record of 116, so that the default would take 250 MB in each reader.
+    """
+    where = parse_address(address)
+    if not isinstance(where, KafkaAddress) or QUEUE_SETTING in where.options:
+        return address
+    return str(replace(where, options={**where.options, QUEUE_SETTING: NARROW_QUEUE_KIB}))
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

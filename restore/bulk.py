@@ -190,7 +190,7 @@ class BulkLoader:
 
     def poll_once(self) -> list[Step]:
         """Hear the workers, take in what is next in order, give out work; one step for each changelog that moved."""
-        if not self._loads and not self._pool.pids:
+        if not self._loads and self._pool.quiet:
             return []
         steps = self._plan()
         for answer in self._pool.poll():

@@ -30,7 +30,7 @@ from standfast._version import __version__
 from standfast.replication.columns import payload_bytes
 from standfast.replication.log import Log, LogReader, Record
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.open_log import narrow_address, open_log
 from standfast.restore.bulk_plan import (
     TAIL_RECORDS,
     Tail,
@@ -75,6 +75,7 @@ class Worker:
     def __init__(self, say: Say) -> None:
         self._say = say
         self._log: Log | None = None
+        self._address = ""
         self._clock = SystemClock()
 
     def do(self, job: Job) -> None:
@@ -131,11 +132,12 @@ class Worker:
         self._say(Run(job.number, manifest))
 
     def _open(self, address: str) -> Log:
-        if self._log is not None and self._log.address != address:
+        address = narrow_address(address)
+        if self._log is not None and self._address != address:
             self._log.close()
             self._log = None
         if self._log is None:
-            self._log = open_log(address)
+            self._log, self._address = open_log(address), address
         return self._log
 
 

@@ -51,6 +51,11 @@ class WorkerPool:
         """Processes that run now."""
         return [worker.pid for worker in self._workers]
 
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing to hear of and nobody to wait for."""
+        return not (self._workers or self._ending or self._queue)
+
     def submit(self, job: Job) -> None:
         """Have a job done; jobs begin in the order in which they come."""
         self._queue.append(job)
