@@ -24,7 +24,7 @@ _SQLITE = "sqlite"
 _KAFKA = "kafka"
 _SCHEMES = (_SQLITE, _KAFKA)
 QUEUE_SETTING = "queued.max.messages.kbytes"
-NARROW_QUEUE_KIB = "16384"
+NARROW_QUEUE_KIB = "8192"
 _OPTIONS = {"synchronous": ("full", "normal")}
 _EXAMPLE = "write sqlite:///./log (relative), sqlite:////var/lib/app/log (absolute) or kafka://host:9092"
 

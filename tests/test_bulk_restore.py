@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from typing import Any
 
@@ -20,8 +21,10 @@ from standfast.replication.listeners import Listener
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.bulk import BulkLoader
+from standfast.restore.bulk_plan import LEVEL0_FILES_MAX
 from standfast.store import window_key
 from standfast.store.errors import Corruption
+from standfast.store.rocks import RocksEngine
 
 pytestmark = pytest.mark.slow
 
@@ -176,6 +179,53 @@ def test_store_goes_on_after_a_bulk_restore(bench: Bench, many_runs: None) -> No
     assert digests(again) == {**expected, ("mem", 0): digests(again)["mem", 0]}
     other = restored(bench, "other", **BULK)
     assert digests(other) == digests(again)
+
+
+def test_files_are_in_shape_before_the_gate_opens(bench: Bench, many_runs: None) -> None:
+    text = sf.serde.string
+    stores = [sf.KeyValueStore("kv", text, text)]
+    first = bench.active("live", stores=stores)
+    for number in range(1_500):
+        first.task(0).store("kv").put(f"k{number % 400}", f"v{number}", number)
+    first.task(0).commit()
+    for number in range(1_500):
+        first.task(0).store("kv").put(f"k{number % 400}", f"w{number}", number)
+    first.task(0).commit()
+    expected = digests(first)
+    first.close()
+    session = restored(bench, "bulk", stores=stores, **BULK)
+    assert loader(session).statistics().runs > LEVEL0_FILES_MAX + 1
+    engine = session.task(0).stores.engine
+    assert engine.statistics("kv").properties["num-files-at-level0"] <= LEVEL0_FILES_MAX
+    assert digests(session) == expected
+
+
+def test_session_may_be_closed_while_files_are_put_in_shape(
+    bench: Bench, many_runs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(bench, 4).close()
+    begun, go_on = threading.Event(), threading.Event()
+    real = RocksEngine.compact
+
+    def slow(self: RocksEngine, family: str) -> None:
+        begun.set()
+        go_on.wait(30)
+        real(self, family)
+
+    monkeypatch.setattr(RocksEngine, "compact", slow)
+    monkeypatch.setattr("standfast.restore.bulk_plan.LEVEL0_FILES_MAX", -1)
+    session = bench.session("bulk", stores=all_kinds(), **BULK)
+    session.assign(active=[0])
+    deadline = time.monotonic() + 60
+    while not begun.is_set():
+        session.poll_once()
+        assert time.monotonic() < deadline
+    assert session.missing(), "the gate is shut meanwhile"
+    session.close()
+    go_on.set()
+    monkeypatch.undo()
+    again = restored(bench, "bulk", **BATCHES)
+    assert digests(again) == digests(restored(bench, "batches", **BATCHES))
 
 
 # -- what is skipped --------------------------------------------------------------------------------------------------

@@ -29,7 +29,13 @@ WIN = WindowStore("win", serde.string, serde.string, window_size_ms=60_000, rete
 
 def build(folder: Path, spec: StoreSpec, records: list[Record], **how: Any) -> list[ManifestPartition]:
     """Runs of these records, given in pieces of ten."""
-    settings: dict[str, Any] = {"folder": folder, "prefix": "p", "partition": 0, "start": 0, "budget_bytes": 1 << 20} | how
+    settings: dict[str, Any] = {
+        "folder": folder,
+        "prefix": "p",
+        "partition": 0,
+        "start": 0,
+        "budget_bytes": 1 << 20,
+    } | how
     builder = RunBuilder(spec, **settings)
     runs = []
     for first in range(0, len(records), 10):
