@@ -84,7 +84,8 @@ class RangesReader(DataSourceReader):
         """Longest first, so that the last task to end is not the longest one."""
         ranges: dict[str, list[int]] = json.loads(self._job)["ranges"]
         found = [RangePartition(int(number), begin, end) for number, (begin, end) in ranges.items()]
-        return sorted(found, key=lambda one: one.begin - one.end)
+        found.sort(key=lambda one: one.begin - one.end)
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Batches of one partition, its facts last."""
