@@ -49,7 +49,7 @@ from standfast.store.task_stores import TaskStores
 from standfast.stream.session import Session
 
 CHILD = Path(__file__).with_name("crash_child.py")
-PATIENCE_S = 30.0
+PATIENCE_S = 55.0  # below LIFE_MAX_S of the child; a machine may be busy with many others
 FAILPOINT_S = 5.0
 
 VISIBLE_S = 10.0
