@@ -37,7 +37,11 @@ settings.load_profile(os.environ.get("STANDFAST_HYPOTHESIS_PROFILE", "default"))
 
 
 # Tests that share something dear (a broker, a Spark session, a built wheel) go to the same process of `make test`.
-SHARED = ("kafka", "spark", "packaging")
+SHARED = (
+    "spark",
+    "kafka",
+    "packaging",
+)  # who shares two: by the first, since a session of Spark costs more than a broker
 BROKERS = 2  # tests on a broker wait more than they compute: two of them at a time, whole files
 
 
