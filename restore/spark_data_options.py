@@ -1,0 +1,249 @@
+"""Options of `spark.read.format("standfast")` and of writing: text, as Spark passes it, to checked values.
+
+    kind        store (default) | changelog | changes | metadata           what is read
+    path        a state directory, one of its tasks, or a folder with a manifest; `state` where SQL keeps `path`
+    log, topic  the log, and the changelog (or app and storeName, which name it)
+
+Rules of this file: pure; it reads no file and asks no log. An option that is not known is refused and never passed
+over: Spark itself would ignore a misspelt one. Every problem is said at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from standfast.store import serde as serdes
+from standfast.store.errors import BadConfig, InvalidRequest, StandfastError
+from standfast.store.kinds import KINDS, definition_spec
+from standfast.store.serde import Serde
+from standfast.store.specs import StoreSpec
+
+PLACE = ("path", "state", "app", "storeName", "partitions")
+COLUMNS = ("keySerde", "valueSerde", "keySchema", "valueSchema", "decode", "limit")
+FILTERS = ("keyFrom", "keyTo", "keyPrefix", "timeFrom", "timeTo", "asOf")
+STORE = ("definition", "storeKind", "timestamped", "windowSizeMs", "retentionMs", "historyRetentionMs", "duplicates")
+LOG = ("log", "topic", "app", "storeName", "partitions", "startOffsets", "endOffsets")
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "store": ("kind", *PLACE, *COLUMNS, *FILTERS),
+    "changelog": ("kind", *LOG, *COLUMNS, *STORE),
+    "changes": ("kind", *LOG, *COLUMNS, *STORE, "oldValues"),
+    "metadata": ("kind", "path", "state", "app"),
+    "write": ("path", "state", "app", "storeName", "partitions", "log", "keySerde", "valueSerde", "memoryMb", *STORE),
+}
+FLAGS = ("decode", "timestamped", "duplicates", "oldValues")
+NUMBERS = (*("limit", "timeFrom", "timeTo", "asOf", "windowSizeMs", "retentionMs", "historyRetentionMs", "memoryMb"),)
+SERDES = ("bytes", "string", "int64", "float64", "json", "msgpack")
+# A reader of a changelog has no use for a retention, and a definition must have one.
+RETENTION_UNKNOWN_MS = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which rows of a store are read; keys are raw. None: no bound. Key bounds and time bounds are both included."""
+
+    key_from: bytes | None = None
+    key_to: bytes | None = None
+    key_prefix: bytes | None = None
+    time_from: int | None = None
+    time_to: int | None = None
+    as_of: int | None = None
+    limit: int | None = None
+
+    def takes(self, key: bytes) -> bool:
+        """Whether rows of a key are wanted."""
+        return (
+            (self.key_from is None or key >= self.key_from)
+            and (self.key_to is None or key <= self.key_to)
+            and (self.key_prefix is None or key.startswith(self.key_prefix))
+        )
+
+    @property
+    def by_key(self) -> bool:
+        """Whether any key is left out."""
+        return not (self.key_from is None and self.key_to is None and self.key_prefix is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Checked options. `values` by the names of OPTIONS: text, a bool for flags, an int for numbers."""
+
+    kind: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def text(self, name: str) -> str | None:
+        """A text, None if it was not given."""
+        return self.values.get(name)
+
+    def number(self, name: str) -> int | None:
+        """A number, None if it was not given."""
+        return self.values.get(name)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A flag."""
+        found: bool = self.values.get(name, default)
+        return found
+
+    @property
+    def place(self) -> str:
+        """Where files are. Raises BadConfig if nothing says so."""
+        found = self.text("state") or self.text("path")
+        if found is None:
+            what = "to write to" if self.kind == "write" else "of the state directory, or of one with a manifest"
+            raise BadConfig([f'which folder? name the one {what}: .load("/var/lib/delays") or option("path", ...)'])
+        return found
+
+    def need(self, name: str, example: str) -> str:
+        """A text that must be there. Raises BadConfig."""
+        found = self.text(name)
+        if found is None:
+            raise BadConfig([f'option("{name}", ...) is needed here, as in {example}'])
+        return found
+
+    def serde(self, part: str) -> Serde[Any] | None:
+        """The serde that was named for "key" or "value", None if there was none."""
+        name = self.text(f"{part}Serde")
+        return None if name is None else serdes.by_name(name)
+
+    def partitions(self) -> list[int] | None:
+        """Wanted partitions, ascending; None: all."""
+        text = self.text("partitions")
+        return None if text is None else sorted({int(one) for one in text.split(",")})
+
+    def offsets(self, name: str) -> dict[int, int] | int | None:
+        """Offsets by partition, one for all, or None for the log's own bound."""
+        text = self.text(name)
+        if text is None or text in ("earliest", "latest"):
+            return None
+        found = json.loads(text)
+        return {int(number): offset for number, offset in found.items()} if isinstance(found, dict) else int(found)
+
+
+def parse(kind: str | None, options: Mapping[str, str]) -> Given:
+    """Check options for reading `options["kind"]`, or for `kind` "write". Raises BadConfig with every problem."""
+    lower = {name.lower(): value for name, value in options.items()}
+    kind = kind or lower.get("kind", "store").lower()
+    known = OPTIONS.get(kind)
+    if known is None or (kind == "write" and "kind" in lower):
+        kinds = ", ".join(name for name in OPTIONS if name != "write")
+        raise BadConfig([f"kind is {lower.get('kind')!r}, there are {kinds} to read; writing takes no kind"])
+    names = {name.lower(): name for name in known}
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    for low, text in lower.items():
+        name = names.get(low)
+        if name is None:
+            problems.append(f"{low!r} is no option of kind {kind!r}{_nearest(low, known)}")
+        elif name != "kind":
+            try:
+                values[name] = _value(name, text)
+            except ValueError as error:
+                problems.append(f"{name} is {text!r}: {error}")
+    if problems:
+        raise BadConfig(problems)
+    return Given(kind, values)
+
+
+def described_store(given: Given, name: str) -> StoreSpec:
+    """The store that options describe: its kept `definition`, or kind and settings one by one. Raises BadConfig."""
+    if "definition" in given.values:
+        several = [one for one in STORE[1:] if one in given.values]
+        if several:
+            raise BadConfig([f"definition says all of a store: leave {', '.join(several)} out"])
+        kept = dict(json.loads(given.values["definition"]))
+    else:
+        kept = _definition(given)
+    for part in ("key", "value"):
+        serde = given.serde(part)
+        if serde is not None:
+            kept[part] = serde.name
+    try:
+        return definition_spec(name, kept)
+    except InvalidRequest as error:
+        raise BadConfig([str(error)]) from error
+
+
+def _definition(given: Given) -> dict[str, Any]:
+    kind = given.text("storeKind") or "keyvalue"
+    reading = given.kind != "write"
+    wanted = {
+        "keyvalue": {"timestamped": "timestamped"},
+        "window": {
+            "timestamped": "timestamped",
+            "windowSizeMs": "window_size_ms",
+            "retentionMs": "retention_ms",
+            "duplicates": "retain_duplicates",
+        },
+        "session": {"retentionMs": "retention_ms"},
+        "versioned": {"historyRetentionMs": "history_retention_ms"},
+    }[kind]
+    problems = [f"a {kind} store has no {one}" for one in STORE[2:] if one in given.values and one not in wanted]
+    kept: dict[str, Any] = {"kind": kind, "key": "bytes", "value": "bytes", "timestamped": kind != "session"}
+    for option, setting in wanted.items():
+        found = given.values.get(option)
+        if found is None and setting.endswith("_ms"):
+            if not reading:
+                problems.append(f"a {kind} store needs {option}, in milliseconds")
+            found = 1 if setting == "window_size_ms" else RETENTION_UNKNOWN_MS
+        if found is not None:
+            kept[setting] = found
+    if problems:
+        raise BadConfig(problems)
+    return kept
+
+
+def _value(name: str, text: str) -> Any:
+    if name in FLAGS:
+        if text.lower() not in ("true", "false"):
+            raise ValueError("give true or false")
+        return text.lower() == "true"
+    if name in NUMBERS:
+        if not text.isdecimal():
+            raise ValueError("give a whole number of at least 0")
+        return int(text)
+    if name == "partitions" and not all(one.strip().isdecimal() for one in text.split(",")):
+        raise ValueError("give numbers with commas in between, as 0,3")
+    if name in ("keySerde", "valueSerde") and text not in SERDES:
+        raise ValueError(f"there are {', '.join(SERDES)}; the application's own serdes are not known here: take bytes")
+    if name == "storeKind":
+        kinds = [spec.kind for spec in KINDS]
+        if text not in kinds:
+            raise ValueError(f"there are {', '.join(kinds)}")
+    if name in ("startOffsets", "endOffsets"):
+        _check_offsets(text)
+    if name == "definition":
+        _check_definition(text)
+    if not text:
+        raise ValueError("it is empty")
+    return text
+
+
+def _check_offsets(text: str) -> None:
+    if text in ("earliest", "latest"):
+        return
+    wrong = 'give {"0": 120, "1": 80} by partition, one number for all, earliest or latest'
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(wrong) from error
+    offsets = list(found.values()) if isinstance(found, dict) else [found]
+    numbers = [number.isdecimal() for number in found] if isinstance(found, dict) else []
+    if not all(numbers) or any(type(one) is not int or one < 0 for one in offsets):
+        raise ValueError(wrong)
+
+
+def _check_definition(text: str) -> None:
+    try:
+        found = json.loads(text)
+        definition_spec("store", found)
+    except (ValueError, TypeError, AttributeError, StandfastError) as error:
+        raise ValueError(f"give a definition as metadata shows it, in JSON ({error})") from error
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    by_low = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name, list(by_low), 1, 0.6)
+    return f", did you mean {by_low[near[0]]!r}?" if near else f", there are {', '.join(sorted(known))}"
