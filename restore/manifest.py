@@ -1,4 +1,4 @@
-"""One manifest for everything that is "SST files + a position": runs of a bulk restore, rebuilds, snapshots.
+"""One manifest for everything that is "SST files + a position": runs of a bulk restore, rebuilds, snapshots, tables.
 
     folder/manifest.json       written last: without it the files beside it are nothing
     folder/<name>.sst          each named in the manifest with its bytes, entries, key span and sha256
@@ -37,7 +37,7 @@ FORMAT_VERSION = 1
 FORMAT = f"{FORMAT_NAME}/{FORMAT_VERSION}"
 FILE_NAME = "manifest.json"
 
-How: TypeAlias = Literal["run", "rebuild", "snapshot"]
+How: TypeAlias = Literal["run", "rebuild", "snapshot", "table"]
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,250}"
 _NAME = re.compile(rf"{_PART}(?:/{_PART}){{0,7}}")

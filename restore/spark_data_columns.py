@@ -163,7 +163,7 @@ class Shaper:
         for key, raw in zip(keys, raws, strict=True):
             try:
                 decoded([raw], serde, kind, as_text=name in self._text)
-            except Exception as found:
+            except Exception as found:  # noqa: BLE001  whatever the serde or the library raises
                 return Corruption(
                     f"{self._what}: the {part} of key {shown(key)} is no {serde.name} that reads as {kind} "
                     f"({type(found).__name__}: {found}): read it as binary, or correct serde or schema"
@@ -171,27 +171,27 @@ class Shaper:
         return Corruption(f"{self._what}: {error}")
 
 
-def listed(cells: Sequence[Any] | pa.Array) -> list[Any]:
-    """Cells as Python values."""
+def listed(cells: Any) -> list[Any]:
+    """Cells, a sequence or an array, as Python values."""
     return cells.to_pylist() if isinstance(cells, pa.Array) else list(cells)
 
 
-def decoded(cells: Sequence[bytes | None] | pa.Array, serde: Serde[Any], kind: Any, *, as_text: bool) -> pa.Array:
-    """Cells of one column; None stays null. Raises what the serde or the library raises."""
+def decoded(cells: Any, serde: Serde[Any], kind: Any, *, as_text: bool) -> pa.Array:
+    """Raw cells, a sequence or an array, as one column; None stays null. Raises what serde and library raise."""
     name = serde.name
     if name == "string" or (name == "json" and as_text):
         raw = cells if isinstance(cells, pa.Array) else pa.array(cells, pa.binary())
         return raw.cast(pa.string()).cast(kind)
     raws = listed(cells)
     if name == "int64" and all(raw is not None and len(raw) == 8 for raw in raws):
-        return pa.array(np.frombuffer(b"".join(raws), ">i8").astype(np.int64))  # type: ignore[arg-type]
+        return pa.array(np.frombuffer(b"".join(raws), ">i8").astype(np.int64))
     if name == "float64" and all(raw is not None and len(raw) == 8 for raw in raws):
-        return pa.array(np.frombuffer(b"".join(raws), ">f8").astype(np.float64))  # type: ignore[arg-type]
+        return pa.array(np.frombuffer(b"".join(raws), ">f8").astype(np.float64))
     read = serde.deserialize
     values = [None if raw is None else read(raw) for raw in raws]
     if as_text:
-        values = [None if value is None and raw is None else json.dumps(value, ensure_ascii=False)
-                  for value, raw in zip(values, raws, strict=True)]  # fmt: skip
+        texts = (json.dumps(value, ensure_ascii=False) for value in values)
+        values = [None if raw is None else text for raw, text in zip(raws, texts, strict=True)]
     return pa.array(values, kind)
 
 
@@ -220,7 +220,7 @@ def plain(kind: DataType) -> bool:
         return plain(kind.elementType)
     if isinstance(kind, MapType):
         return isinstance(kind.keyType, StringType) and plain(kind.valueType)
-    return isinstance(kind, StringType | BooleanType | DoubleType | FloatType | WHOLE)  # type: ignore[arg-type]
+    return isinstance(kind, (StringType, BooleanType, DoubleType, FloatType, *WHOLE))
 
 
 def shown(key: bytes | None) -> str:

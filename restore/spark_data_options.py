@@ -23,6 +23,7 @@ from standfast.store.serde import Serde
 from standfast.store.specs import StoreSpec
 
 PLACE = ("path", "state", "app", "storeName", "partitions")
+TARGET = ("path", "state", "app", "storeName", "partitionCount")
 COLUMNS = ("keySerde", "valueSerde", "keySchema", "valueSchema", "decode", "limit")
 FILTERS = ("keyFrom", "keyTo", "keyPrefix", "timeFrom", "timeTo", "asOf")
 STORE = ("definition", "storeKind", "timestamped", "windowSizeMs", "retentionMs", "historyRetentionMs", "duplicates")
@@ -32,7 +33,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "changelog": ("kind", *LOG, *COLUMNS, *STORE),
     "changes": ("kind", *LOG, *COLUMNS, *STORE, "oldValues"),
     "metadata": ("kind", "path", "state", "app"),
-    "write": ("path", "state", "app", "storeName", "partitions", "log", "keySerde", "valueSerde", "memoryMb", *STORE),
+    "write": (*TARGET, "log", "keySerde", "valueSerde", "memoryMb", *STORE),
 }
 FLAGS = ("decode", "timestamped", "duplicates", "oldValues")
 NUMBERS = (*("limit", "timeFrom", "timeTo", "asOf", "windowSizeMs", "retentionMs", "historyRetentionMs", "memoryMb"),)
@@ -164,6 +165,14 @@ def described_store(given: Given, name: str) -> StoreSpec:
         return definition_spec(name, kept)
     except InvalidRequest as error:
         raise BadConfig([str(error)]) from error
+
+
+def kept_definition(given: Given, spec: StoreSpec) -> dict[str, Any]:
+    """What is kept of a store that options describe: serdes of the application's own by their names."""
+    if "definition" not in given.values:
+        return spec.definition()
+    kept = {name: one for name, one in json.loads(given.values["definition"]).items() if name != "engine"}
+    return kept | {part: getattr(spec, part).name for part in ("key", "value") if given.serde(part) is not None}
 
 
 def _definition(given: Given) -> dict[str, Any]:

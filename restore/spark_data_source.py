@@ -5,8 +5,8 @@
     .option("kind", "metadata").load("/var/lib/board")
     df.write.format("standfast").mode("append").options(...).save("/data/delays")
 
-Spark finds it by itself through the module `pyspark_standfast`, which it imports in every session that asks for a format
-of Python.
+Spark finds it by itself through the module `pyspark_standfast`, which it imports in every session that asks for such a
+format.
 
 Rules of this file: which reader is for which kind, and nothing else. It imports little: everything that a read needs
 is imported when there is one.
