@@ -190,7 +190,7 @@ def decoded(cells: Any, serde: Serde[Any], kind: Any, *, as_text: bool) -> pa.Ar
     read = serde.deserialize
     values = [None if raw is None else read(raw) for raw in raws]
     if as_text:
-        texts = (json.dumps(value, ensure_ascii=False) for value in values)
+        texts = (json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values)
         values = [None if raw is None else text for raw, text in zip(raws, texts, strict=True)]
     return pa.array(values, kind)
 

@@ -80,7 +80,7 @@ def test_wheel_holds_exactly_the_modules_on_disk(
         for name in repo_files
         if name.partition("/")[0] in folders and (name.endswith((".py", "py.typed")) or name.startswith("ops/data/"))
     }
-    assert {name for name in wheel_names if ".dist-info/" not in name} == wanted
+    assert {name for name in wheel_names if ".dist-info/" not in name} == wanted | {"pyspark_standfast.py"}
 
 
 def test_wheel_holds_types_data_and_licence_and_no_tests(packages: list[str], wheel_names: list[str]) -> None:
@@ -122,10 +122,24 @@ def test_every_package_and_public_name_imports_from_the_wheel(
 
 
 def test_every_module_of_the_wheel_imports(installed: Path, archives: Path, wheel_names: list[str]) -> None:
-    optional = ("standfast.restore.spark_",)  # needs an extra
+    optional = ("standfast.restore.spark_", "pyspark_")  # needs an extra
     names = [name.removesuffix(".py").replace("/", ".") for name in wheel_names if name.endswith(".py")]
     modules = sorted({name.removesuffix(".__init__") for name in names if not name.startswith(optional)})
     run([installed, "-c", f"import importlib\nfor name in {modules!r}: importlib.import_module(name)"], archives)
+
+
+def test_spark_finds_the_data_source_of_the_wheel(installed: Path, archives: Path) -> None:
+    """As Spark looks for it: it imports every top-level module whose name begins with `pyspark_`."""
+    script = (
+        "import importlib, pkgutil, sys\n"
+        "(name,) = [one.name for one in pkgutil.iter_modules() if one.name.startswith('pyspark_')]\n"
+        "from pyspark.sql.datasource import DataSource\n"
+        "before = set(sys.modules)\n"
+        "source = importlib.import_module(name).DefaultSource\n"
+        "imported = {one.partition('.')[0] for one in set(sys.modules) - before}\n"
+        "print(source.name(), issubclass(source, DataSource), *sorted(imported))"
+    )
+    assert run([installed, "-c", script], archives).strip() == "standfast True pyspark_standfast standfast"
 
 
 def test_sample_data_is_readable_from_the_wheel(installed: Path, archives: Path) -> None:

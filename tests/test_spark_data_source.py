@@ -93,7 +93,7 @@ def table(spark: Any, path: str | None = None, schema: str | None = None, **opti
     return reader.load(path) if path is not None else reader.load()
 
 
-def tuples(frame: Any, *columns: str) -> set[tuple[Any, ...]]:
+def tuples(frame: Any, *columns: Any) -> set[tuple[Any, ...]]:
     rows = [tuple(row) for row in frame.select(*columns).collect()]
     assert len(set(rows)) == len(rows)
     return set(rows)
@@ -158,8 +158,13 @@ def test_versions_as_of_a_time_are_what_the_store_gives(spark: Any, filled: Fill
 
 
 def test_changelog_holds_every_record_with_its_offset(spark: Any, filled: Filled) -> None:
-    log = {"kind": "changelog", "log": filled.bench.address, "app": "app", "storeName": "win"}
-    store = {"storeKind": "window", "windowSizeMs": HOUR_MS, "keySerde": "string", "valueSerde": "string"}
+    log: dict[str, Any] = {"kind": "changelog", "log": filled.bench.address, "app": "app", "storeName": "win"}
+    store: dict[str, Any] = {
+        "storeKind": "window",
+        "windowSizeMs": HOUR_MS,
+        "keySerde": "string",
+        "valueSerde": "string",
+    }
     rows = table(spark, **log, **store).collect()
     last: dict[tuple[Any, ...], Any] = {}
     for row in sorted(rows, key=lambda one: one.offset):
@@ -172,7 +177,13 @@ def test_changelog_holds_every_record_with_its_offset(spark: Any, filled: Filled
 
 
 def test_changes_between_offsets_are_what_a_model_says(spark: Any, filled: Filled) -> None:
-    log = {"log": filled.bench.address, "app": "app", "storeName": "kv", "keySerde": "string", "valueSerde": "string"}
+    log: dict[str, Any] = {
+        "log": filled.bench.address,
+        "app": "app",
+        "storeName": "kv",
+        "keySerde": "string",
+        "valueSerde": "string",
+    }
     records = sorted(table(spark, kind="changelog", partitions="0", **log).collect(), key=lambda one: one.offset)
     held: dict[str, Any] = {}
     expected = []
@@ -185,7 +196,7 @@ def test_changes_between_offsets_are_what_a_model_says(spark: Any, filled: Fille
         expected.append((row.offset, row.key, change, row.value, *reversed(before or (None, None))))
     wanted = ("offset", "key", "change", "value", "old_value", "old_timestamp")
     for start, end in ((0, len(records)), (100, 180)):
-        options = {"startOffsets": start, "endOffsets": end, "partitions": "0", "oldValues": True}
+        options: dict[str, Any] = {"startOffsets": start, "endOffsets": end, "partitions": "0", "oldValues": True}
         frame = table(spark, kind="changes", **log, **options)
         assert tuples(frame, *wanted) == {row for row in expected if start <= row[0] < end}
     plain = table(spark, kind="changes", **log, startOffsets=100, endOffsets=180, partitions="0")
@@ -200,7 +211,13 @@ def test_change_whose_past_was_removed_from_the_log_is_called_written(spark: Any
     writer.append({at: [Outgoing(b"%d" % (number % 5), b"v%d" % number, number) for number in range(20)]})
     writer.append({at: [Outgoing(b"new", b"v", 20), Outgoing(b"0", None, 21)]})
     bench.log.admin.delete_records({at: 10})
-    options = {"kind": "changes", "log": bench.address, "topic": at.topic, "keySerde": "string", "oldValues": True}
+    options: dict[str, Any] = {
+        "kind": "changes",
+        "log": bench.address,
+        "topic": at.topic,
+        "keySerde": "string",
+        "oldValues": True,
+    }
     frame = table(spark, **options, startOffsets='{"0": 18}')
     assert tuples(frame, "offset", "key", "change", "old_timestamp") == {
         (18, "3", "updated", 13),
@@ -220,7 +237,13 @@ def test_metadata_says_position_definition_and_sizes_of_every_task(spark: Any, f
     assert all(row.rows > 0 and row.bytes > 0 and row.made is None for row in rows)
     # What it says of a store is what a changelog's reader needs to be told.
     win = next(row for row in rows if row.store == "win")
-    log = {"kind": "changelog", "log": filled.bench.address, "app": "app", "storeName": "win", "decode": True}
+    log: dict[str, Any] = {
+        "kind": "changelog",
+        "log": filled.bench.address,
+        "app": "app",
+        "storeName": "win",
+        "decode": True,
+    }
     assert "window_end" in table(spark, **log, definition=win.definition).columns
 
 
@@ -241,11 +264,11 @@ def test_values_take_the_shape_of_the_schema(spark: Any, bench: Bench) -> None:
     path = str(bench.root / "a")
     shape = "airport string, delays array<int>, more map<string, double>"
     frame = table(spark, path, storeName="js", decode=True, valueSchema=shape)
-    assert tuples(frame, "key", "value.airport", F.size("value.delays"), "value.more.x") == {
+    assert tuples(frame, "key", "value.airport", F.element_at("value.delays", 2), "value.more.x") == {
         (-7, "JFK", 2, 1.5),
-        (8, None, -1, None),
-    } or tuples(frame, "key", "value.airport", "value.more.x") == {(-7, "JFK", 1.5), (8, None, None)}
-    text = table(spark, path, storeName="js", decode=True, keyFrom="0")
+        (8, None, None, None),
+    }
+    text = table(spark, path, storeName="js", decode=True, keyFrom="8", keyTo="8")
     assert tuples(text, "key", "value", "timestamp") == {(8, '{"airport":null}', 6)}
     # A schema of Spark's own says the same, and which columns are wanted.
     own = table(spark, path, "value struct<delay: bigint, flights: int>, window_start bigint", storeName="mp")
@@ -253,27 +276,25 @@ def test_values_take_the_shape_of_the_schema(spark: Any, bench: Bench) -> None:
         {"value": {"delay": 40, "flights": 3}, "window_start": 0}
     ]
     keys = table(spark, path, storeName="mp", decode=True, keySchema="array<string>", valueSchema="map<string,int>")
-    assert "[\"a\", 1]" in table(spark, path, storeName="mp", decode=True).first().key
+    assert table(spark, path, storeName="mp", decode=True).first().key == '["a",1]'
     with pytest.raises(PySparkException, match=r"the key of key .* is no json that reads as list"):
         keys.collect()  # 1 is no string
     plain = table(spark, path, storeName="fl", decode=True)
     assert [tuple(row) for row in plain.collect()] == [(0, 2.5, "x")]
-    with pytest.raises(PySparkException, match="the value of key .* is no string"):
-        bad = table(spark, path, storeName="js", valueSerde="int64")
-        bad.collect()
+    with pytest.raises(PySparkException, match=r"the value of key 0{15}8 is no int64"):
+        table(spark, path, storeName="js", valueSerde="int64").collect()
 
 
 def test_sql_reads_it_as_a_view(spark: Any, filled: Filled) -> None:
     register(spark)
-    spark.sql(
-        f"CREATE OR REPLACE TEMPORARY VIEW kv USING standfast OPTIONS (path '{filled.path}', storeName 'kv', decode 'true')"
-    )
+    options = f"path '{filled.path}', storeName 'kv', decode 'true'"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW kv USING standfast OPTIONS ({options})")
     (row,) = spark.sql("SELECT count(*) AS n, max(timestamp) AS t FROM kv WHERE key LIKE 'k%'").collect()
     assert (row.n, row.t) == (len(filled.rows["kv"]), max(one[2] for one in filled.rows["kv"]))
 
 
 def test_bad_options_are_refused_by_name(spark: Any, filled: Filled, bench: Bench, tmp_path: Path) -> None:
-    log = {"kind": "changelog", "log": filled.bench.address}
+    log: dict[str, Any] = {"kind": "changelog", "log": filled.bench.address}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"path": filled.path, "storname": "kv"}, "did you mean 'storeName'"),
         ({"path": filled.path}, "has several stores, name one of storeName: kv, ses, ver, win"),
