@@ -36,7 +36,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "write": (*TARGET, "log", "keySerde", "valueSerde", "memoryMb", *STORE),
 }
 FLAGS = ("decode", "timestamped", "duplicates", "oldValues")
-NUMBERS = (*("limit", "timeFrom", "timeTo", "asOf", "windowSizeMs", "retentionMs", "historyRetentionMs", "memoryMb"),)
+TIMES = ("timeFrom", "timeTo", "asOf", "windowSizeMs", "retentionMs", "historyRetentionMs")
+NUMBERS = (*TIMES, "limit", "memoryMb", "partitionCount")
 SERDES = ("bytes", "string", "int64", "float64", "json", "msgpack")
 # A reader of a changelog has no use for a retention, and a definition must have one.
 RETENTION_UNKNOWN_MS = 2**62

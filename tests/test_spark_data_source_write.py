@@ -213,7 +213,7 @@ VERSIONS = st.dictionaries(
 
 
 @given(VERSIONS)
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_versions_written_are_versions_read(tmp_path_factory: pytest.TempPathFactory, given_: dict[bytes, Any]) -> None:
     """Histories with gaps and open ends come back as they were, but for what has left the history."""
     folder = tmp_path_factory.mktemp("versions")
