@@ -11,12 +11,15 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 from test_spark_data_source import register, table
 from test_spark_rebuild import live_digests, operate
 
@@ -26,8 +29,9 @@ from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.manifest_files import read_manifest
 from standfast.restore.spark_data_encode import Encoded
 from standfast.restore.spark_data_runs import VersionsBuilder, builder_of, merged
+from standfast.restore.spark_data_source import StandfastSource
 from standfast.restore.take_in import take_in
-from standfast.store.errors import InvalidRequest
+from standfast.store.errors import InvalidRequest, StandfastError
 from standfast.stream.sinks import partition_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -100,8 +104,7 @@ def test_structs_become_json_and_read_back(spark: Any, tmp_path: Path) -> None:
     write(spark, frame, tmp_path / "out", **options)
     back = table(spark, str(tmp_path / "out"), decode=True).first()
     assert back.value == '{"flights":3,"delays":[1.5]}'
-    write(spark, spark.createDataFrame([("JFK", back.value, 5)], "key string, value string, timestamp bigint"),
-          tmp_path / "text", **options)  # fmt: skip
+    direct(spark, tmp_path / "text", "key string, value string, timestamp bigint", [("JFK", back.value, 5)], **options)
     digests = [read_manifest(tmp_path / name).partition(0).digest for name in ("out", "text")]
     assert digests[0] == digests[1]
 
@@ -126,54 +129,68 @@ def test_windows_past_retention_are_left_out_as_a_restore_leaves_them_out(spark:
     assert taken.digest.hex() == part.digest
 
 
-def frame_of(spark: Any, rows: list[tuple[Any, ...]], schema: str, tasks: int = 1) -> Any:
-    return spark.createDataFrame(rows, schema).repartition(tasks)
+PLAIN = "key string, value bigint, timestamp bigint"
+WINDOW = {"storeKind": "window", "windowSizeMs": HOUR_MS, "retentionMs": DAY_MS}
+VERSIONED = {"storeKind": "versioned", "historyRetentionMs": DAY_MS}
 
 
-SCHEMA = "key string, value bigint, timestamp bigint"
+def direct(spark: Any, path: Path, schema: str, rows: list[tuple[Any, ...]], **options: Any) -> None:
+    """What Spark does with a table of one task, in this process."""
+    given = {name: str(value) for name, value in options.items()}
+    columns: Any = StructType.fromDDL(schema)
+    writer = StandfastSource({"path": str(path), **given}).writer(columns, overwrite=False)
+    cells = dict(zip(columns.fieldNames(), zip(*rows, strict=True), strict=True))
+    writer.commit([writer.write(iter([pa.RecordBatch.from_pydict(cells, schema=to_arrow_schema(columns))]))])
 
 
-def test_refused_writes_say_why_and_leave_nothing(spark: Any, bench: Bench, tmp_path: Path) -> None:
+def test_what_cannot_be_a_store_is_refused_and_leaves_nothing(spark: Any, bench: Bench, tmp_path: Path) -> None:
     bench.active(partitions=(0,)).close()
-    good = frame_of(spark, [("a", 1, 1)], SCHEMA)
+    good = [("a", 1, 1)]
+    spans, windows = "key string, value bigint, valid_from bigint, valid_to bigint", f"{PLAIN}, window_start bigint"
+    cases: list[tuple[str, list[tuple[Any, ...]], dict[str, Any], str]] = [
+        (PLAIN, [("a", 1, 1), ("b", 2, 1), ("a", 3, 1)], {}, "two rows have the key 'a'"),
+        (PLAIN, [("a", None, 1)], {}, "a row has no value"),
+        (PLAIN, [("a", 1, -5)], {}, "a row has the time -5"),
+        (PLAIN, good, {"valueSerde": "string"}, "its value is bigint, and the store's is string: cast it to string"),
+        (f"{PLAIN}, more int", [("a", 1, 1, 1)], {}, "no place for the column 'more'"),
+        ("key string, value bigint", [("a", 1)], {}, "lacks the column 'timestamp'"),
+        ("key string, value bigint, timestamp string", [("a", 1, "x")], {}, "timestamp is string, not bigint"),
+        (f"{PLAIN}, partition int", [("a", 1, 1, 4)], {}, "a row has partition 4, of 4"),
+        (PLAIN, good, WINDOW, "lacks the column 'window_start'"),
+        (windows, [("a", 1, 1, -1)], WINDOW, "window start -1"),
+        (windows, [("a", 1, 1, 0)] * 2, WINDOW, "two rows have the key 'a', window start 0"),
+        (PLAIN, good, {"storeKind": "window"}, "a window store needs windowSizeMs"),
+        (PLAIN, good, {"retentionMs": 5}, "a keyvalue store has no retentionMs"),
+        (PLAIN, good, {"partitionCount": 0}, "partitionCount is needed"),
+        (PLAIN, good, {"app": "no/name"}, "no/name"),
+        (PLAIN, good, {"valueSerd": "json"}, "did you mean 'valueSerde'"),
+        (PLAIN, good, {"kind": "store"}, "writing takes no kind"),
+        (PLAIN, good, {"log": bench.address}, "has no topic app-totals-changelog"),
+        (PLAIN, good, {"log": bench.address, "storeName": "kv"}, "has 2 partitions, partitionCount is 4"),
+        ("key string, value binary, timestamp bigint", [("a", b"x", 1)], {}, "the value of key 'a' is no int64"),
+        ("key string, value binary, timestamp bigint", [("a", b"x" * 2_000_000, 1)], {"valueSerde": "bytes"}, "limit"),
+        (spans, [("a", 1, 5, 9), ("a", 2, 7, None)], VERSIONED, "overlaps the next (7)"),
+        (spans, [("a", 1, 5, 5)], VERSIONED, "which is no time"),
+        (spans, [("a", 1, 5, 9), ("a", 2, 5, None)], VERSIONED, "two rows have the key 'a', valid from 5"),
+    ]
+    for schema, rows, options, said in cases:
+        with pytest.raises(StandfastError) as caught:
+            direct(spark, tmp_path / "out", schema, rows, **(TOTALS | options))
+        assert said in str(caught.value), said
+        assert not (tmp_path / "out").exists(), said
+
+
+def test_spark_says_what_was_refused_and_removes_what_tasks_wrote(spark: Any, tmp_path: Path) -> None:
+    register(spark)
+    same = spark.range(0, 4, 1, 4).selectExpr("'same' key", "id value", "1L timestamp")
+    with pytest.raises(PySparkException, match="two rows have the key 'same'"):
+        write(spark, same, tmp_path / "out", **TOTALS)  # each of four tasks wrote one
+    assert not (tmp_path / "out").exists()
+    good = spark.sql("SELECT 'a' key, 1L value, 1L timestamp")
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "precious").write_text("mine")
-    window: dict[str, Any] = {"storeKind": "window", "windowSizeMs": HOUR_MS, "retentionMs": DAY_MS}
-    ver: dict[str, Any] = {"storeKind": "versioned", "historyRetentionMs": DAY_MS}
-    spans = "key string, value bigint, valid_from bigint, valid_to bigint"
-    twice = [("a", 1, 1), ("b", 2, 1), ("a", 3, 1)]
-    same = spark.range(0, 4, 1, 4).selectExpr("'same' key", "id value", "1L timestamp")
-    raw = good.select("key", F.lit(b"x").alias("value"), "timestamp")
-    cases: list[tuple[Any, dict[str, Any], str]] = [
-        (frame_of(spark, twice, SCHEMA), {}, "two rows have the key 'a'"),
-        (same, {}, "two rows have the key 'same'"),
-        (frame_of(spark, [("a", None, 1)], SCHEMA), {}, "a row has no value"),
-        (frame_of(spark, [("a", 1, -5)], SCHEMA), {}, "a row has the time -5"),
-        (good, {"valueSerde": "string"}, "its value is bigint, and the store's is string: cast it to string"),
-        (good.withColumn("more", F.lit(1)), {}, "no place for the column 'more'"),
-        (good.drop("timestamp"), {}, "lacks the column 'timestamp'"),
-        (good.withColumn("timestamp", F.lit("x")), {}, "timestamp is string, not bigint"),
-        (good.withColumn("partition", F.lit(4)), {}, "a row has partition 4, of 4"),
-        (good, {**window}, "lacks the column 'window_start'"),
-        (good.withColumn("window_start", F.lit(-1).cast("bigint")), {**window}, "window start -1"),
-        (good, {"storeKind": "window"}, "a window store needs windowSizeMs"),
-        (good, {"retentionMs": 5}, "a keyvalue store has no retentionMs"),
-        (good, {"partitionCount": 0}, "partitionCount is needed"),
-        (good, {"app": "no/name"}, "no/name"),
-        (good, {"valueSerd": "json"}, "did you mean 'valueSerde'"),
-        (good, {"log": bench.address}, "has no topic app-totals-changelog"),
-        (good, {"log": bench.address, "storeName": "kv"}, "has 2 partitions, partitionCount is 4"),
-        (raw, {}, "the value of key 'a' is no int64"),
-        (frame_of(spark, [("a", 1, 5, 9), ("a", 2, 7, None)], spans), ver, "overlaps the next (7)"),
-        (frame_of(spark, [("a", 1, 5, 9), ("a", 2, 5, None)], spans), ver, "two rows have the key 'a', valid from 5"),
-    ]
-    for number, (frame, options, said) in enumerate(cases):
-        with pytest.raises(PySparkException) as caught:
-            write(spark, frame, tmp_path / "out", **(TOTALS | options))
-        assert said in str(caught.value), (number, said)
-        assert not (tmp_path / "out").exists(), said
-    with pytest.raises(PySparkException, match="is not empty \\(it holds precious\\)"):
+    with pytest.raises(PySparkException, match=r"is not empty \(it holds precious\)"):
         write(spark, good, taken, **TOTALS)
     with pytest.raises(PySparkException, match="overwrites no folder"):
         good.write.format("standfast").mode("overwrite").options(**TOTALS).save(str(tmp_path / "out"))
@@ -239,20 +256,15 @@ def test_versions_written_are_versions_read(tmp_path_factory: pytest.TempPathFac
 
 def test_definitions_of_all_kinds_are_those_of_the_stores(spark: Any, tmp_path: Path) -> None:
     """What options describe is what an application declares, so that it opens the files."""
-    described: dict[str, dict[str, Any]] = {
-        "kv": {},
-        "win": {"storeKind": "window", "windowSizeMs": HOUR_MS, "retentionMs": DAY_MS},
-        "ses": {"storeKind": "session", "retentionMs": DAY_MS},
-        "ver": {"storeKind": "versioned", "historyRetentionMs": DAY_MS},
-    }
-    columns = {
-        "kv": "1L timestamp",
-        "win": "0L window_start, 1L timestamp",
-        "ses": "0L session_start, 5L session_end",
-        "ver": "1L valid_from",
+    described: dict[str, tuple[dict[str, Any], str, tuple[int, ...]]] = {
+        "kv": ({}, "timestamp bigint", (1,)),
+        "win": (WINDOW, "window_start bigint, timestamp bigint", (0, 1)),
+        "ses": ({"storeKind": "session", "retentionMs": DAY_MS}, "session_start bigint, session_end bigint", (0, 5)),
+        "ver": (VERSIONED, "valid_from bigint", (1,)),
     }
     for spec in four_stores():
-        frame = spark.sql(f"SELECT 'k' key, 'v' value, {columns[spec.name]}")
-        options = TOTALS | described[spec.name] | {"storeName": spec.name, "valueSerde": "string", "partitionCount": 1}
-        write(spark, frame, tmp_path / spec.name, **options)
+        given_, columns, times = described[spec.name]
+        options = TOTALS | given_ | {"storeName": spec.name, "valueSerde": "string", "partitionCount": 1}
+        schema = f"key string, value string, {columns}"
+        direct(spark, tmp_path / spec.name, schema, [("k", "v", *times)], **options)
         assert read_manifest(tmp_path / spec.name).definition == spec.definition()
