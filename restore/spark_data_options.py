@@ -138,7 +138,7 @@ def parse(kind: str | None, options: Mapping[str, str]) -> Given:
     for low, text in lower.items():
         name = names.get(low)
         if name is None:
-            problems.append(f"{low!r} is no option of kind {kind!r}{_nearest(low, known)}")
+            problems.append(f"{low!r} is no option of kind {kind!r}{_elsewhere(low) or _nearest(low, known)}")
         elif name != "kind":
             try:
                 values[name] = _value(name, text)
@@ -251,6 +251,11 @@ def _check_definition(text: str) -> None:
         definition_spec("store", found)
     except (ValueError, TypeError, AttributeError, StandfastError) as error:
         raise ValueError(f"give a definition as metadata shows it, in JSON ({error})") from error
+
+
+def _elsewhere(name: str) -> str:
+    kinds = [kind for kind, known in OPTIONS.items() if name in {one.lower() for one in known}]
+    return f", it is one of {', '.join(kinds)}" if kinds else ""
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

@@ -81,7 +81,7 @@ def test_changelog_and_changes_hold_what_was_committed(spark: Any, log: KafkaLog
     with pytest.raises(PySparkException, match=r"has no topic absent"):
         table(spark, kind="changelog", log=log.address, topic="absent").collect()
     with pytest.raises(PySparkException, match=r"cannot be read, the log holds 0 to"):
-        table(spark, **where, endOffsets='{"1": 1000}').collect()
+        table(spark, kind="changelog", **where, endOffsets='{"1": 1000}').collect()
 
 
 def test_table_written_at_the_end_of_a_changelog_is_tailed_on_from(
