@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow.compute import SliceOptions
+from pyarrow.compute import call_function as _call
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -47,10 +49,12 @@ from standfast.store.errors import BadConfig, Corruption, InvalidRequest
 from standfast.store.serde import Serde
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
 
-Cells = Mapping[str, Sequence[Any]]
+Cells = Mapping[str, Any]  # sequences or arrays
 
 PARTITION = "int"
 TIME = "bigint"
+TIME_BYTES = 8
+SLICE_END = 1 << 30  # without an end the library counts wrong
 WHOLE = (LongType, IntegerType, ShortType, ByteType)
 _SIMPLE = re.compile(r"(struct|array|map)\s*<.*>|\w+(\(.*\))?", re.IGNORECASE | re.DOTALL)
 
@@ -195,6 +199,18 @@ def decoded(cells: Any, serde: Serde[Any], kind: Any, *, as_text: bool) -> pa.Ar
     return pa.array(values, kind)
 
 
+def split_times(rows: pa.Array, store: str) -> tuple[pa.Array, pa.Array]:
+    """Timestamps and values of rows, which begin with 8 bytes of timestamp. Raises Corruption for a shorter one."""
+    _, places, raw = rows.buffers()
+    ends = np.frombuffer(places, np.int32, len(rows) + 1, rows.offset * 4)
+    if len(rows) and int(np.diff(ends).min()) < TIME_BYTES:
+        raise Corruption(f"store {store!r}: a row is too short to begin with a timestamp: restore the store")
+    data = np.frombuffer(raw, np.uint8)
+    times = data[ends[:-1].astype(np.int64)[:, None] + np.arange(TIME_BYTES)]
+    stamps = np.ascontiguousarray(times).view(">i8").reshape(-1).astype(np.int64)
+    return pa.array(stamps), _call("binary_slice", [rows], SliceOptions(TIME_BYTES, SLICE_END))
+
+
 def fits(serde: Serde[Any], kind: DataType) -> bool:
     """Whether a serde's values may be a column of this type."""
     if isinstance(kind, BinaryType):
@@ -249,6 +265,11 @@ def filter_key(text: str, serde: Serde[Any], option: str) -> bytes:
     except Exception as error:
         form = "hex" if serde.name == "bytes" else "JSON"
         raise BadConfig([f"{option} is {text!r}: keys are {serde.name}, give one as {form} ({error})"]) from error
+
+
+def turned(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Rows, at least one, as columns. zip(*rows) has thousands of arguments, and takes ten times as long."""
+    return [[row[at] for row in rows] for at in range(len(rows[0]))]
 
 
 def chunks(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:

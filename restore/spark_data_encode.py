@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
@@ -36,6 +37,10 @@ class Encoded(NamedTuple):
     timestamp: int
     value: bytes
     ends: int | None = None
+
+
+# Encoded(*row) costs a Python-level call per row; this does not.
+_make = cast("Callable[[tuple[Any, ...]], Encoded]", partial(tuple.__new__, Encoded))
 
 
 class Encoder:
@@ -85,7 +90,7 @@ class Encoder:
             stamps, ends = cells["valid_from"], cells.get("valid_to", ends)
         if spec.timestamped and min(stamps) < 0:
             raise InvalidRequest(f"store {spec.name!r}: a row has the time {min(stamps)}: times are from 0 on")
-        return list(map(Encoded, partitions, row_keys, stamps, values, ends))
+        return list(map(_make, zip(partitions, row_keys, stamps, values, ends, strict=True)))
 
     def _encoded(
         self, part: str, write: Callable[[Any], bytes], cells: Sequence[Any], keys: Sequence[Any]

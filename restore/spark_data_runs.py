@@ -20,7 +20,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 
-from standfast.replication.log import Record
+from standfast.replication.columns import RecordColumns
 from standfast.restore.at_rest import MEMORY_BYTES, view
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.manifest import ManifestFile
@@ -73,14 +73,13 @@ class PartBuilder:
         keys = [row.row_key for row in rows]
         fresh = set(keys)
         if len(fresh) < len(keys):
-            keys.sort()
-            raise _two_rows(self._spec, next(one for one, other in pairwise(keys) if one == other))
+            raise _two_rows(self._spec, next(one for one, other in pairwise(sorted(keys)) if one == other))
         if not self._seen.isdisjoint(fresh):
             raise _two_rows(self._spec, min(self._seen & fresh))
         self._seen |= fresh
         self._records += len(rows)
-        payload = sum(len(row.row_key) + len(row.value) for row in rows)
-        self._builder.add([Record(0, row.timestamp, row.row_key, row.value) for row in rows], payload)
+        records = RecordColumns(range(len(rows)), [row.timestamp for row in rows], keys, [row.value for row in rows])
+        self._builder.add(records, records.payload_bytes)
         if self._builder.full:
             self._run()
 

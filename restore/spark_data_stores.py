@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from standfast.restore.at_rest import StoreAtRest
-from standfast.restore.spark_data_columns import Cells, Shaper, chunks, filter_key, store_columns
+from standfast.restore.spark_data_columns import Cells, Shaper, chunks, filter_key, split_times, store_columns, turned
 from standfast.restore.spark_data_options import Filters, Given
 from standfast.restore.spark_data_places import Stored, chosen, find_store
 from standfast.restore.spark_places import Place, open_place
@@ -84,7 +85,7 @@ class StoreReader(DataSourceReader):
         with open_place(place, self._stored.name) as at_rest:
             _refuse_ingesting(at_rest, place, self._stored.name)
             for count, cells in read_rows(at_rest, self._spec, self._filters):
-                batch = shaper.batch({"partition": [place.task.partition] * count, **cells}, count)
+                batch = shaper.batch({"partition": np.full(count, place.task.partition, np.int32), **cells}, count)
                 if left is not None:
                     batch = batch.slice(0, left)
                     left -= batch.num_rows
@@ -149,12 +150,13 @@ def _plain(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
     for rows in _scan(at_rest, [spec.name], low, high):
         if timed:
             rows = [row for row in rows if first <= TIMESTAMP.unpack_from(row[1])[0] <= last]
-        keys, raws = [key for key, _ in rows], [row for _, row in rows]
-        cells: dict[str, Sequence[Any]] = {"key": keys, "value": [row[skip:] for row in raws] if skip else raws}
+        if not rows:
+            continue
+        keys, raws = turned(rows)
+        cells: dict[str, Sequence[Any]] = {"key": pa.array(keys, pa.binary()), "value": pa.array(raws, pa.binary())}
         if skip:
-            cells["timestamp"] = [TIMESTAMP.unpack_from(row)[0] for row in raws]
-        if keys:
-            yield len(keys), cells
+            cells["timestamp"], cells["value"] = split_times(cells["value"], spec.name)
+        yield len(keys), cells
 
 
 def _windows(at_rest: StoreAtRest, spec: WindowStore, filters: Filters) -> Found:
@@ -173,16 +175,16 @@ def _windows(at_rest: StoreAtRest, spec: WindowStore, filters: Filters) -> Found
         ]
         if not found:
             continue
-        keys, starts, sequences, raws = zip(*found, strict=True)
+        keys, starts, sequences, raws = turned(found)
         cells: dict[str, Sequence[Any]] = {
             "key": keys,
             "window_start": starts,
             "window_end": [start + spec.window_size_ms for start in starts],
             "sequence": sequences,
-            "value": [row[skip:] for row in raws],
+            "value": raws,
         }
         if skip:
-            cells["timestamp"] = [TIMESTAMP.unpack_from(row)[0] for row in raws]
+            cells["timestamp"], cells["value"] = split_times(pa.array(raws, pa.binary()), spec.name)
         yield len(keys), cells
 
 
@@ -200,7 +202,7 @@ def _sessions(at_rest: StoreAtRest, spec: SessionStore, filters: Filters) -> Fou
             if (taken := session_key.unpack(row_key))[2] >= first and taken[1] <= last and filters.takes(taken[0])
         ]
         if found:
-            keys, starts, ends, raws = zip(*found, strict=True)
+            keys, starts, ends, raws = turned(found)
             yield len(keys), {"key": keys, "session_start": starts, "session_end": ends, "value": raws}
 
 
@@ -223,7 +225,7 @@ def _versions(at_rest: StoreAtRest, spec: VersionedStore, filters: Filters) -> F
             and (valid_to is None or (valid_to > kept_after and valid_to > first))
         ]
         if found:
-            keys, froms, tos, values = zip(*found, strict=True)
+            keys, froms, tos, values = turned(found)
             yield len(keys), {"key": keys, "valid_from": froms, "valid_to": tos, "value": values}
 
 

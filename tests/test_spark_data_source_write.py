@@ -30,6 +30,8 @@ from standfast.restore.manifest_files import read_manifest
 from standfast.restore.spark_data_encode import Encoded
 from standfast.restore.spark_data_runs import VersionsBuilder, builder_of, merged
 from standfast.restore.spark_data_source import StandfastSource
+from standfast.restore.spark_folder import Folder
+from standfast.restore.spark_rebuild import orphans
 from standfast.restore.take_in import take_in
 from standfast.store.errors import InvalidRequest, StandfastError
 from standfast.stream.sinks import partition_of
@@ -200,6 +202,18 @@ def test_spark_says_what_was_refused_and_removes_what_tasks_wrote(spark: Any, tm
         write(spark, good, tmp_path / "out", **TOTALS)
     assert {one: one.stat().st_mtime_ns for one in (tmp_path / "out").iterdir()} == before
     assert [one.name for one in taken.iterdir()] == ["precious"]
+
+
+def test_what_a_killed_write_left_is_an_orphan_and_in_nobodys_way(spark: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    columns: Any = StructType.fromDDL(PLAIN)
+    options = {name: str(value) for name, value in TOTALS.items()} | {"path": str(out)}
+    killed = StandfastSource(options).writer(columns, overwrite=False)
+    killed.write(iter([pa.RecordBatch.from_pydict({"key": ["a"], "value": [1], "timestamp": [1]})]))
+    (left,) = orphans(Folder(str(out)))  # the driver never came to write a manifest
+    direct(spark, out, PLAIN, [("b", 2, 2)], **TOTALS)
+    assert sum(one.entries for one in read_manifest(out).partitions) == 1
+    assert orphans(Folder(str(out))) == [left]
 
 
 def test_runs_within_a_small_budget_are_one_store(tmp_path: Path) -> None:
