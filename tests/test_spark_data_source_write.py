@@ -20,6 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
+from test_spark_data_source import direct as rows_of
 from test_spark_data_source import register, table
 from test_spark_rebuild import live_digests, operate
 
@@ -61,7 +62,7 @@ def test_rows_of_every_kind_go_to_a_table_and_back_into_an_instance(spark: Any, 
         live = {name: live[name] + digest for name, digest in live_digests(session.task(number)).items()}
     session.close()
     state = str(bench.root / "a")
-    definitions = {row.store: row.definition for row in table(spark, state, kind="metadata").collect()}
+    definitions = {row.store: row.definition for row in rows_of(spark, path=state, kind="metadata")}
     for name in KINDS:
         frame = table(spark, state, storeName=name, decode=name != "kv")
         # Spread over tasks, so that several of them hold rows of one partition; versions stay with their key.
@@ -104,7 +105,7 @@ def test_structs_become_json_and_read_back(spark: Any, tmp_path: Path) -> None:
     frame = spark.sql("SELECT 'JFK' AS key, struct(3 AS flights, array(1.5D) AS delays) AS value, 5L AS timestamp")
     options = TOTALS | {"valueSerde": "json", "partitionCount": 1}
     write(spark, frame, tmp_path / "out", **options)
-    back = table(spark, str(tmp_path / "out"), decode=True).first()
+    (back,) = rows_of(spark, path=tmp_path / "out", decode=True)
     assert back.value == '{"flights":3,"delays":[1.5]}'
     direct(spark, tmp_path / "text", "key string, value string, timestamp bigint", [("JFK", back.value, 5)], **options)
     digests = [read_manifest(tmp_path / name).partition(0).digest for name in ("out", "text")]
@@ -125,7 +126,7 @@ def test_windows_past_retention_are_left_out_as_a_restore_leaves_them_out(spark:
     assert (part.records, part.entries + part.expired, part.observed_ms) == (100, 100, 99 * HOUR_MS)
     assert part.expired > 50
     assert {one.name for one in (tmp_path / "out").glob("*.sst")} == {file.name for file in part.files}
-    rows = table(spark, str(tmp_path / "out"), decode=True).collect()
+    rows = rows_of(spark, path=tmp_path / "out", decode=True)
     assert sorted(row.value for row in rows) == list(range(76, 100))
     (taken,) = take_in(tmp_path / "state", [tmp_path / "out"])
     assert taken.digest.hex() == part.digest
