@@ -1,0 +1,200 @@
+"""The comparison: how long standfast, Kafka Streams and Quix Streams take until they can process again.
+
+    make bench-compare                                        everything
+    python benchmarks/compare.py --records 100000 --rounds 1 --scenarios cold-1,lost-rows --systems standfast,quix
+
+Each system writes its own changelog from the same records, through its own runtime, to one broker that is started for
+the purpose. Then, in rounds in which every system has its turn:
+
+    cold-1, cold-4      an empty directory; one partition, four partitions
+    tail-clean          the directory of a clean stop, and a tenth of the log beyond it
+    tail-kill           the directory of a process that was killed with SIGKILL behind its last commit, at least once
+    tail-kill-eos       the same, exactly once
+    window-expired      an empty directory and a window store of whose records 95 % are past retention
+    standby             the active is killed with SIGKILL and a standby without lag takes over
+    lost-rows           a window store is killed after its segment rolled: how many of its rows are there afterwards
+
+The clock runs from the start of the restore until every partition has processed its first record and no compaction is
+left to do. The broker compacts nothing meanwhile, so that every run reads the same log. Every result is compared with
+the rows that must be there. Written are benchmarks/results/compare.json and pictures.
+
+Rules of this file: arguments and the order of the runs; what is measured is in compare_runs.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from compare_data import Shape
+from compare_figures import document
+from compare_runs import CLEAN, KILLED, Ground, Place, lost, prepare, restore, standby
+from compare_sides import SYSTEMS, Sides, ensure_environment
+
+from standfast._version import __version__
+from standfast.ops.broker import Broker
+from standfast.replication.open_log import open_log
+
+HERE = Path(__file__).resolve().parent
+# Scenario: ground and directory that a restore begins with, or None for what is more than a restore.
+RESTORES: dict[str, tuple[str, str | None]] = {
+    "cold-1": ("kv-1", None),
+    "cold-4": ("kv-4", None),
+    "tail-clean": ("kv-1", CLEAN),
+    "tail-kill": ("kv-1", KILLED),
+    "tail-kill-eos": ("kv-1-eos", KILLED),
+    "window-expired": ("window-1", None),
+}
+SCENARIOS = (*RESTORES, "standby", "lost-rows")
+# Quix Streams has neither standbys nor stores of windows with a retention.
+NOT_THERE = {("quix", name) for name in ("window-expired", "standby", "lost-rows")}
+BROKER = {"log.cleaner.enable": "false"}
+HOUR_MS = 3_600_000
+
+
+def main() -> None:
+    """Run it."""
+    args = arguments()
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    sides = Sides(args.systems, say)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="standfast-compare-", dir=args.dir) as name:
+        folder = Path(name)
+        with Broker(folder / "broker", settings=BROKER, say=say) as broker:
+            log = open_log(f"kafka://{broker.address}")
+            try:
+                place = Place(broker.address, log, folder, sides, say)
+                runs, grounds = measure(place, args)
+            finally:
+                log.close()
+            versions = about() | {"kafka": broker.running.version} | sides.versions
+    settings = {name: getattr(args, name) for name in ("records", "keys", "rounds", "seed", "systems", "scenarios")}
+    settings["command"] = " ".join(["python", "benchmarks/compare.py", *sys.argv[1:]])
+    settings["elapsed_s"] = round(time.monotonic() - started)
+    found = document(settings, versions, grounds, runs)
+    target = out / "compare.json"
+    target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    say(f"written: {target}")
+    if not args.no_plots:
+        python = ensure_environment("plots", say)
+        subprocess.run([str(python), "-P", str(HERE / "compare_plots.py"), str(target)], check=True)
+    subprocess.run([sys.executable, "-P", str(HERE / "compare_report.py"), str(target)], check=True)
+
+
+def measure(place: Place, args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Ground]]:
+    """Every run, in rounds; in every other round the systems come the other way round."""
+    shape = Shape("keyvalue", args.records, args.keys, 1, args.seed, time.time_ns() // 1_000_000)
+    grounds = {(one.system, one.name): one for one in grounds_of(shape, args.systems, args.scenarios)}
+    for ground in grounds.values():
+        prepare(place, ground)
+    runs = []
+    for number in range(args.rounds):
+        order = args.systems if number % 2 == 0 else args.systems[::-1]
+        for scenario in args.scenarios:
+            for system in order:
+                if (system, scenario) in NOT_THERE:
+                    continue
+                if scenario == "lost-rows":
+                    found = lost(place, system, shape, number)
+                elif scenario == "standby":
+                    found = standby(place, grounds[system, "kv-1"])
+                else:
+                    name, state = RESTORES[scenario]
+                    found = restore(place, grounds[system, name], state)
+                runs.append({"scenario": scenario, "system": system, "round": number} | found)
+                say(line_of(runs[-1]))
+    return runs, list(grounds.values())
+
+
+def grounds_of(shape: Shape, systems: list[str], scenarios: list[str]) -> Iterator[Ground]:
+    """What the scenarios need."""
+    for system in systems:
+        wanted = [one for one in scenarios if (system, one) not in NOT_THERE]
+        names = {RESTORES[one][0] for one in wanted if one in RESTORES} | ({"kv-1"} if "standby" in wanted else set())
+        for name in sorted(names):
+            kind, partitions, *guarantee = name.split("-")
+            made = Shape(
+                "window" if kind == "window" else "keyvalue",
+                shape.records,
+                shape.keys,
+                int(partitions),
+                shape.seed,
+                shape.now_ms,
+                retention_ms=HOUR_MS,
+            )
+            yield Ground(system, name, made, "exactly_once" if guarantee else "at_least_once")
+
+
+def line_of(run: dict[str, Any]) -> str:
+    """A run for people."""
+    lost = f", {run['lost']} rows lost" if "lost" in run else ""
+    return (
+        f"round {run['round'] + 1} {run['scenario']:<14} {run['system']:<20} {run['elapsed_ms']:>9,.0f} ms, "
+        f"{run['restored']:,} restored, {run['cpu_s']:.2f} s of processor time, {run['peak_bytes'] >> 20} MiB, "
+        f"{run['written_bytes'] >> 20} MiB written{lost}{'' if run['correct'] else ', NOT THE RIGHT ROWS'}"
+    )
+
+
+def about() -> dict[str, str]:
+    """What the figures were taken with."""
+    models = [one for one in Path("/proc/cpuinfo").read_text().splitlines() if one.startswith("model name")]
+    return {
+        "standfast": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": models[0].partition(": ")[2] if models else platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+    }
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--records", type=int, default=2_000_000, metavar="N", help="records of 112 bytes of each source (2,000,000)")
+    add("--keys", type=int, metavar="N", help="different keys (a quarter of the records)")
+    add("--rounds", type=int, default=5, metavar="N", help="(5)")
+    add("--seed", type=int, default=1, metavar="N", help="of keys and values (1)")
+    add("--systems", type=names_of(SYSTEMS), default=list(SYSTEMS), metavar="LIST", help=", ".join(SYSTEMS))
+    add("--scenarios", type=names_of(SCENARIOS), default=list(SCENARIOS), metavar="LIST", help=", ".join(SCENARIOS))
+    add("--dir", metavar="D", help="work below this folder (default: the system's temporary one)")
+    add("--out", default=str(HERE / "results"), metavar="D", help="where results go (benchmarks/results)")
+    add("--no-plots", action="store_true", help="no pictures")
+    args = parser.parse_args()
+    if args.records < 100 or args.rounds < 1:
+        parser.error("--records must be 100 or more, --rounds 1 or more")
+    args.keys = args.keys or args.records // 4
+    if not 1 <= args.keys <= args.records:
+        parser.error(f"--keys must be 1 to {args.records}")
+    return args
+
+
+def names_of(known: tuple[str, ...]) -> Any:
+    """Reads a list of names."""
+
+    def read(text: str) -> list[str]:
+        given = text.split(",")
+        if strange := [one for one in given if one not in known]:
+            raise argparse.ArgumentTypeError(f"{', '.join(strange)}: choose from {', '.join(known)}")
+        return [one for one in known if one in given]
+
+    return read
+
+
+def say(text: str) -> None:
+    """To people."""
+    print(f"==> {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The table of the newest comparison, as Markdown, from its JSON.
+
+    python benchmarks/compare_report.py benchmarks/results/compare.json                       prints it
+    python benchmarks/compare_report.py benchmarks/results/compare.json --into README.md      puts it between the marks
+
+Rules of this file: it says what is in the file, wins and losses alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Json: TypeAlias = dict[str, Any]
+BEGIN, END = "<!-- benchmarks/compare_report.py: begin -->", "<!-- benchmarks/compare_report.py: end -->"
+NAMES = {
+    "standfast": "standfast",
+    "kafka-streams": "Kafka Streams",
+    "kafka-streams-tuned": "Kafka Streams, tuned",
+    "quix": "Quix Streams",
+}
+WHAT = {
+    "cold-1": "cold, 1 partition",
+    "cold-4": "cold, 4 partitions",
+    "tail-clean": "tail after a clean stop",
+    "tail-kill": "after SIGKILL, at least once",
+    "tail-kill-eos": "after SIGKILL, exactly once",
+    "window-expired": "window store, 95 % expired",
+    "standby": "standby takes over",
+    "lost-rows": "window store, killed after its segment rolled",
+}
+
+
+def table(found: Json) -> Iterator[str]:
+    """Lines of Markdown."""
+    settings, versions = found["settings"], found["versions"]
+    yield (
+        f"`{settings['command']}` took {settings['elapsed_s'] / 60:.0f} minutes: {settings['records']:,} records of 112 bytes, "
+        f"{settings['keys']:,} keys, {settings['rounds']} rounds; {versions['processor']}, {versions['cores']} cores, "
+        f"Python {versions['python']}, Kafka {versions['kafka']}"
+        + "".join(f", {label} {versions[key]}" for key, label in LABELS if key in versions)
+        + ". Medians, with the fastest and the slowest round."
+    )
+    yield ""
+    yield "| | system | seconds | × standfast | processor s | peak MiB | written MiB | restored | rows |"
+    yield "|---|---|--:|--:|--:|--:|--:|--:|---|"
+    ratios = {(one["scenario"], one["system"]): one for one in found["ratios"] if one["measure"] == "elapsed_ms"}
+    before = ""
+    for one in found["results"]:
+        scenario = one["scenario"]
+        ratio = ratios.get((scenario, one["system"]))
+        yield (
+            f"| {WHAT[scenario] if scenario != before else ''} | {NAMES[one['system']]} | {spread(one['elapsed_ms'], 1_000)} | "
+            f"{'' if ratio is None else format(ratio['median'], '.1f')} | {spread(one['cpu_s'])} | "
+            f"{one['peak_bytes']['median'] / 2**20:,.0f} | {one['written_bytes']['median'] / 2**20:,.0f} | "
+            f"{one['restored']['median']:,.0f} | {rows(one)} |"
+        )
+        before = scenario
+    goals = [one for one in found["ratios"] if one["goal"] is not None]
+    if goals:
+        yield ""
+    for one in goals:
+        what = "time" if one["measure"] == "elapsed_ms" else "processor time"
+        yield (
+            f"- {WHAT[one['scenario']]}, {what} of {NAMES[one['system']]} ÷ ours: {one['median']:.2f} "
+            f"({one['min']:.2f}-{one['max']:.2f}); goal {one['goal']:g}: {'met' if one['goal_met'] else '**not met**'}."
+        )
+
+
+LABELS = (("kafka-streams", "Kafka Streams"), ("java", "Java"), ("quixstreams", "Quix Streams"))
+
+
+def spread(measure: Json, divisor: float = 1) -> str:
+    """Median (least-most)."""
+    middle, least, most = (measure[name] / divisor for name in ("median", "min", "max"))
+    return f"{middle:.2f} ({least:.2f}-{most:.2f})"
+
+
+def rows(one: Json) -> str:
+    """Whether the rows are right."""
+    if "lost" in one and one["lost"]["max"]:
+        return f"**{one['lost']['median']:,.0f} lost**"
+    return "right" if one["correct"] else "**wrong**"
+
+
+def main() -> None:
+    """Print it, or put it into a file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("json", type=Path)
+    parser.add_argument("--into", type=Path, metavar="FILE", help="replace what stands between the marks there")
+    args = parser.parse_args()
+    text = "\n".join(table(json.loads(args.json.read_text(encoding="utf-8"))))
+    if args.into is None:
+        print(text)
+        return
+    before, mark, rest = args.into.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise SystemExit(f"{args.into} has no {BEGIN} ... {END}")
+    args.into.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""The runs of the comparison: how a system's own log and state come about, and what is measured on them.
+
+    ground      a system's own application over a source of its own: it processed every record, so that the changelog
+                was written by its own runtime; `clean` and `killed` are copies of its state directory
+                  kv-1, kv-4, window-1   at least once         kv-1-eos   exactly once
+    restore     start on an empty directory, or on a copy of one of those; a record a partition waits in the source
+    standby     two instances, one a standby without lag; the active is killed
+    lost        a window store is killed after its segment rolled; which rows does it have afterwards
+
+Rules of this file: a run leaves nothing behind that another one reads, but the records of its probes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from compare_data import NEW_ROWS, OLD_ROWS, Expected, Row, Shape, feed, lost_rows
+from compare_process import POLL_S, WAIT_S, Side, Usage
+from compare_sides import SHARED, Sides
+
+from standfast.replication.log import Log, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+
+CLEAN, KILLED = "clean", "killed"
+CLEAN_SHARE = 0.9  # of the records; the rest is the tail after a clean stop
+AFTER_DEATH_S = SHARED["detect_ms"] / 1_000 + 2  # until nobody takes the dead for alive
+SETTLE_S = 2 * SHARED["commit_ms"] / 1_000
+
+
+@dataclass
+class Ground:
+    """A system's application, its source, and what it left."""
+
+    system: str
+    name: str
+    shape: Shape
+    guarantee: str = "at_least_once"
+    probes: int = 0
+    expected: Expected = field(init=False)
+    changelog: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.expected = Expected(self.shape)
+
+    @property
+    def app(self) -> str:
+        """Name of the application."""
+        return f"{self.system}-{self.name}"
+
+    @property
+    def source(self) -> str:
+        """Its topic."""
+        return f"{self.app}-source"
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        """Of its source."""
+        return [TopicPartition(self.source, number) for number in range(self.shape.partitions)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs take place: the broker's address and log, a folder, and what the systems need."""
+
+    address: str
+    log: Log
+    folder: Path
+    sides: Sides
+    say: Callable[[str], None]
+
+    def start(self, ground: Ground, state: Path, **plan: Any) -> Side:
+        """A side of a ground, on a state directory."""
+        shape = ground.shape
+        fields = {
+            "app": ground.app,
+            "bootstrap": self.address,
+            "state_dir": str(state),
+            "source": ground.source,
+            "partitions": shape.partitions,
+            "kind": shape.kind,
+            "window_ms": shape.window_ms,
+            "retention_ms": shape.retention_ms,
+            "guarantee": ground.guarantee,
+        }
+        return Side(self.sides.command(ground.system, fields | plan), self.folder / f"{ground.app}.errors")
+
+    def saved(self, ground: Ground, state: str) -> Path:
+        """Where a state directory of a ground is kept."""
+        return self.folder / "grounds" / ground.app / state
+
+    def wait_committed(self, ground: Ground) -> None:
+        """Until the group has committed all of the source."""
+        group, reader = self.log.group(ground.app), self.log.reader()
+        ends = {source: bounds.end for source, bounds in reader.bounds(ground.partitions).items()}
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            found = group.committed(ground.partitions)
+            if all(source in found and found[source].offset >= end for source, end in ends.items()):
+                break
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{ground.app} committed {found}, of {ends}")
+            time.sleep(POLL_S)
+        group.close()
+        reader.close()
+
+    def probe(self, ground: Ground) -> None:
+        """One more record in every partition of the source."""
+        ground.probes += 1
+        rows = [ground.shape.probe(number, ground.probes) for number in range(ground.shape.partitions)]
+        feed(self.log, ground.source, rows)
+        for row in rows:
+            ground.expected.add(row)
+
+
+def prepare(place: Place, ground: Ground) -> None:
+    """Have the system process every record; keep its directory as it is after a clean stop and after a SIGKILL."""
+    shape = ground.shape
+    place.say(f"{ground.app}: processing {shape.records:,} records")
+    started = time.monotonic()
+    place.log.admin.create_topic(ground.source, shape.partitions, TopicPolicy())
+    state = place.saved(ground, "live")
+    stop_at = int(shape.records * CLEAN_SHARE)
+    for first, upto, ending in ((0, stop_at, CLEAN), (stop_at, shape.records, KILLED)):
+        feed(place.log, ground.source, shape.rows(first, upto))
+        side = place.start(ground, state)
+        try:
+            side.wait_processed(upto - first)
+            place.wait_committed(ground)
+            if ending == CLEAN:
+                side.stop()
+            else:
+                time.sleep(SETTLE_S)
+                side.kill()
+        finally:
+            side.end()
+        shutil.copytree(state, place.saved(ground, ending))
+    shutil.rmtree(state)
+    time.sleep(AFTER_DEATH_S)
+    ground.changelog = changelog_of(place.log, ground) | {"prepared_s": round(time.monotonic() - started, 1)}
+
+
+def changelog_of(log: Log, ground: Ground) -> dict[str, Any]:
+    """The topic that the system's runtime wrote, and how many offsets it has."""
+    (info,) = [one for one in log.admin.topics() if ground.app in one.name and "changelog" in one.name]
+    reader = log.reader()
+    found = reader.bounds([TopicPartition(info.name, number) for number in range(info.partitions)])
+    reader.close()
+    return {"topic": info.name, "offsets": sum(one.end - one.begin for one in found.values())}
+
+
+def restore(place: Place, ground: Ground, state: str | None) -> dict[str, Any]:
+    """One restore: from a copy of a kept directory, or from nothing."""
+    place.probe(ground)
+    run = place.folder / "run"
+    if state is not None:
+        shutil.copytree(place.saved(ground, state), run)
+    os.sync()  # what earlier runs wrote is not to be written now
+    side = place.start(ground, run)
+    try:
+        side.wait_mark("drained")
+        measured = figures(side)
+        place.wait_committed(ground)  # a store is read as it was committed
+        measured |= checked(side, ground)
+        side.stop()
+    finally:
+        side.end()
+        shutil.rmtree(run, ignore_errors=True)
+    return measured
+
+
+def figures(side: Side) -> dict[str, Any]:
+    """What a side took, from the start of its restore until nothing was left to do."""
+    at = {name: mark["at_ns"] for name, mark in side.marks.items()}
+    used, before = side.usage["drained"], side.usage.get("restore", Usage())
+    return {
+        "elapsed_ms": (at["drained"] - at["restore"]) / 1e6,
+        "processed_ms": (at["processed"] - at["restore"]) / 1e6,
+        "from_start_ms": (at["drained"] - side.started_ns) / 1e6,
+        "restored": side.marks["drained"]["restored"],
+        "cpu_s": used.cpu_s - before.cpu_s,
+        "cpu_from_start_s": used.cpu_s,
+        "written_bytes": used.written_bytes - before.written_bytes,
+        "peak_bytes": max(side.peak_bytes, used.resident_bytes),
+    }
+
+
+def checked(side: Side, ground: Ground) -> dict[str, Any]:
+    """Whether it holds the rows that it must."""
+    found = side.ask("digest")
+    rows, total = ground.expected.digest()
+    correct = (found["rows"], found["sum"]) == (rows, total)
+    return {"rows": found["rows"], "digest": f"{found['rows']}-{found['sum']:x}", "correct": correct} | (
+        {} if correct else {"expected": f"{rows}-{total:x}"}
+    )
+
+
+def standby(place: Place, ground: Ground) -> dict[str, Any]:
+    """Kill the active; the standby takes over. Measured from the kill to the first record that it processed."""
+    one, two = place.folder / "run", place.folder / "run-standby"
+    shutil.copytree(place.saved(ground, CLEAN), one)
+    place.probe(ground)
+    sides = [place.start(ground, one, standbys=1)]
+    try:
+        sides[0].wait_mark("drained")
+        sides.append(place.start(ground, two, standbys=1))
+        sides[1].wait_lag("standby")
+        place.wait_committed(ground)
+        time.sleep(SETTLE_S)
+        killed_ns = time.monotonic_ns()
+        sides[0].kill()
+        place.probe(ground)
+        sides[1].wait_mark("drained")
+        measured = figures(sides[1])
+        measured["elapsed_ms"] = (sides[1].marks["drained"]["at_ns"] - killed_ns) / 1e6
+        measured["noticed_ms"] = (sides[1].marks["restore"]["at_ns"] - killed_ns) / 1e6
+        place.wait_committed(ground)
+        measured |= checked(sides[1], ground)
+        sides[1].stop()
+    finally:
+        for side in sides:
+            side.end()
+        for state in (one, two):
+            shutil.rmtree(state, ignore_errors=True)
+    time.sleep(AFTER_DEATH_S)
+    return measured
+
+
+def lost(place: Place, system: str, shape: Shape, number: int) -> dict[str, Any]:
+    """Rows in one segment, many more in the next, commits, SIGKILL, start again: which rows are there?"""
+    shape = replace(shape, kind="window", partitions=1, window_ms=1_000, retention_ms=600_000)
+    ground = Ground(system, f"lost-{number}", shape)
+    place.log.admin.create_topic(ground.source, 1, TopicPolicy())
+    run = place.folder / "run"
+    fed: list[Row] = []
+    side = place.start(ground, run)
+    try:
+        for old in (True, False):
+            rows = list(lost_rows(shape.seed, shape.now_ms, old=old))
+            fed += rows
+            feed(place.log, ground.source, rows)
+            side.wait_processed(len(fed))
+            place.wait_committed(ground)
+            time.sleep(SETTLE_S)
+        side.kill()
+        time.sleep(AFTER_DEATH_S)
+        feed(place.log, ground.source, [fed[-1]])
+        side = place.start(ground, run)
+        side.wait_mark("drained")
+        place.wait_committed(ground)
+        split_ms = fed[OLD_ROWS].timestamp
+        older, every = side.ask("digest", 0, split_ms), side.ask("digest")
+        measured = figures(side) | {
+            "rows": every["rows"],
+            "lost_older": OLD_ROWS - older["rows"],
+            "lost": OLD_ROWS + NEW_ROWS - every["rows"],
+            "correct": every["rows"] == OLD_ROWS + NEW_ROWS,
+        }
+        side.stop()
+    finally:
+        side.end()
+        shutil.rmtree(run, ignore_errors=True)
+    return measured | {"changelog": changelog_of(place.log, ground)}
