@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint format crash bench pins clean
+.PHONY: help demo check test lint format crash bench bench-compare pins clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -24,8 +24,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
   then echo $$p; break; fi; done)
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; \
-	  do printf '  make %-8s %s\n' "$$name" "$$text"; done
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; \
+	  do printf '  make %-13s %s\n' "$$name" "$$text"; done
 
 $(VENV)/.core: requirements/core.txt pyproject.toml
 	@python="$(PYTHON)"; if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
@@ -70,8 +70,14 @@ crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applicat
 	@STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) STANDFAST_CRASH_KAFKA_RUNS=$(KAFKA_RUNS) \
 	  $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
 
-bench: $(VENV)/.core ## speed of writes, reads and restores; BENCHES="write read restore process"
-	@for bench in $(BENCHES); do echo "==> bench: $$bench"; $(BIN)/standfast bench $$bench $(ARGS); done
+bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore process", compare: bench-compare
+	@for bench in $(BENCHES); do echo "==> bench: $$bench"; \
+	  if [ $$bench = compare ]; then $(BIN)/python benchmarks/compare.py $(ARGS); \
+	  else $(BIN)/standfast bench $$bench $(ARGS); fi; done
+	@if [ "$(BENCHES)" != compare ]; then echo "==> bench: beside Kafka Streams and Quix Streams: make bench-compare"; fi
+
+bench-compare: ## restores beside Kafka Streams and Quix Streams, an hour and more; ARGS="--records 200000 --rounds 2"
+	@$(MAKE) bench BENCHES=compare ARGS='$(ARGS)'
 
 pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	@for set in core dev; do \
@@ -80,6 +86,10 @@ pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \
 	    pyproject.toml requirements/build.in $$extra --output-file requirements/$$set.txt; done
+	@for set in quix plots; do echo "==> pins: benchmarks/$$set.txt"; \
+	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \
+	    benchmarks/$$set.in --output-file benchmarks/$$set.txt; done
 
 clean: ## remove .venv and everything that was built or cached
 	@echo "==> clean: .venv, builds, caches"

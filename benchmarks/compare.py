@@ -37,7 +37,7 @@ from typing import Any
 
 from compare_data import Shape
 from compare_figures import document
-from compare_runs import CLEAN, KILLED, Ground, Place, lost, prepare, restore, standby
+from compare_runs import AFTER_DEATH_S, CLEAN, KILLED, Ground, Place, lost, prepare, restore, standby
 from compare_sides import SYSTEMS, Sides, ensure_environment
 
 from standfast._version import __version__
@@ -87,7 +87,7 @@ def main() -> None:
     say(f"written: {target}")
     if not args.no_plots:
         python = ensure_environment("plots", say)
-        subprocess.run([str(python), "-P", str(HERE / "compare_plots.py"), str(target)], check=True)
+        subprocess.run([str(python), str(HERE / "compare_plots.py"), str(target)], check=True)
     subprocess.run([sys.executable, "-P", str(HERE / "compare_report.py"), str(target)], check=True)
 
 
@@ -97,6 +97,7 @@ def measure(place: Place, args: argparse.Namespace) -> tuple[list[dict[str, Any]
     grounds = {(one.system, one.name): one for one in grounds_of(shape, args.systems, args.scenarios)}
     for ground in grounds.values():
         prepare(place, ground)
+    time.sleep(AFTER_DEATH_S)
     runs = []
     for number in range(args.rounds):
         order = args.systems if number % 2 == 0 else args.systems[::-1]

@@ -50,7 +50,7 @@ def document(settings: Json, versions: Json, grounds: Sequence[Ground], runs: li
             for system in settings["systems"]
             if chosen(scenario, system, runs)
         ],
-        "ratios": [one for one in ratios(settings, runs, comparable=comparable)],
+        "ratios": ratios(settings, runs, comparable=comparable),
         "correct": all(run["correct"] for run in runs if run["scenario"] != "lost-rows"),
         "runs": runs,
     }
@@ -69,9 +69,11 @@ def result(scenario: str, system: str, runs: list[Json]) -> Json:
         for name in MEASURES
         if (values := [run[name] for run in own if name in run])
     }
-    return {"scenario": scenario, "system": system, "rounds": len(own)} | measures | {
-        "correct": all(run["correct"] for run in own)
-    }
+    return (
+        {"scenario": scenario, "system": system, "rounds": len(own)}
+        | measures
+        | {"correct": all(run["correct"] for run in own)}
+    )
 
 
 def ratios(settings: Json, runs: list[Json], *, comparable: bool) -> list[Json]:

@@ -27,6 +27,7 @@ from typing import Any
 SAMPLE_S = 0.02
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 WAIT_S = 3_600.0
+ANSWER_S = 600.0
 POLL_S = 0.1
 MARKS = ("restore", "processed", "drained")
 
@@ -81,7 +82,10 @@ class Side:
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
-        answer = self._answers.get(timeout=WAIT_S)
+        try:
+            answer = self._answers.get(timeout=ANSWER_S)
+        except queue.Empty:
+            answer = None
         if answer is None:
             raise self._failed(f"asked for {words[0]}")
         return answer
@@ -91,7 +95,7 @@ class Side:
         assert self._process.stdin is not None
         self._process.stdin.write("stop\n")
         self._process.stdin.flush()
-        code = self._process.wait(WAIT_S)
+        code = self._process.wait(ANSWER_S)
         if code != 0:
             raise self._failed("told to stop")
         self.end()

@@ -36,38 +36,52 @@ WHAT = {
 
 def table(found: Json) -> Iterator[str]:
     """Lines of Markdown."""
-    settings, versions = found["settings"], found["versions"]
-    yield (
-        f"`{settings['command']}` took {settings['elapsed_s'] / 60:.0f} minutes: {settings['records']:,} records of 112 bytes, "
-        f"{settings['keys']:,} keys, {settings['rounds']} rounds; {versions['processor']}, {versions['cores']} cores, "
-        f"Python {versions['python']}, Kafka {versions['kafka']}"
-        + "".join(f", {label} {versions[key]}" for key, label in LABELS if key in versions)
-        + ". Medians, with the fastest and the slowest round."
-    )
+    yield head(found)
     yield ""
-    yield "| | system | seconds | × standfast | processor s | peak MiB | written MiB | restored | rows |"
+    yield "| | system | seconds | times ours | processor s | peak MiB | written MiB | restored | rows |"
     yield "|---|---|--:|--:|--:|--:|--:|--:|---|"
     ratios = {(one["scenario"], one["system"]): one for one in found["ratios"] if one["measure"] == "elapsed_ms"}
     before = ""
     for one in found["results"]:
-        scenario = one["scenario"]
-        ratio = ratios.get((scenario, one["system"]))
-        yield (
-            f"| {WHAT[scenario] if scenario != before else ''} | {NAMES[one['system']]} | {spread(one['elapsed_ms'], 1_000)} | "
-            f"{'' if ratio is None else format(ratio['median'], '.1f')} | {spread(one['cpu_s'])} | "
-            f"{one['peak_bytes']['median'] / 2**20:,.0f} | {one['written_bytes']['median'] / 2**20:,.0f} | "
-            f"{one['restored']['median']:,.0f} | {rows(one)} |"
-        )
+        scenario, system = one["scenario"], one["system"]
+        ratio = ratios.get((scenario, system))
+        cells = [
+            WHAT[scenario] if scenario != before else "",
+            NAMES[system],
+            spread(one["elapsed_ms"], 1_000),
+            "" if ratio is None else f"{ratio['median']:.1f}",
+            spread(one["cpu_s"]),
+            f"{one['peak_bytes']['median'] / 2**20:,.0f}",
+            f"{one['written_bytes']['median'] / 2**20:,.0f}",
+            f"{one['restored']['median']:,.0f}",
+            rows(one),
+        ]
+        yield f"| {' | '.join(cells)} |"
         before = scenario
-    goals = [one for one in found["ratios"] if one["goal"] is not None]
-    if goals:
+    if goals := [one for one in found["ratios"] if one["goal"] is not None]:
         yield ""
-    for one in goals:
-        what = "time" if one["measure"] == "elapsed_ms" else "processor time"
-        yield (
-            f"- {WHAT[one['scenario']]}, {what} of {NAMES[one['system']]} ÷ ours: {one['median']:.2f} "
-            f"({one['min']:.2f}-{one['max']:.2f}); goal {one['goal']:g}: {'met' if one['goal_met'] else '**not met**'}."
-        )
+        yield from map(goal_line, goals)
+
+
+def head(found: Json) -> str:
+    """What was run, on what."""
+    settings, versions = found["settings"], found["versions"]
+    others = "".join(f", {label} {versions[key]}" for key, label in LABELS if key in versions)
+    return (
+        f"`{settings['command']}` took {settings['elapsed_s'] / 60:.0f} minutes: {settings['records']:,} records of "
+        f"112 bytes, {settings['keys']:,} keys, {settings['rounds']} rounds; {versions['processor']}, "
+        f"{versions['cores']} cores, Python {versions['python']}, Kafka {versions['kafka']}{others}. "
+        "Medians, with the least and the most of the rounds."
+    )
+
+
+def goal_line(one: Json) -> str:
+    """A ratio beside its goal."""
+    what = "time" if one["measure"] == "elapsed_ms" else "processor time"
+    return (
+        f"- {WHAT[one['scenario']]}, {what} of {NAMES[one['system']]} beside ours: {one['median']:.2f} times "
+        f"({one['min']:.2f}-{one['max']:.2f}); goal {one['goal']:g}: {'met' if one['goal_met'] else '**not met**'}."
+    )
 
 
 LABELS = (("kafka-streams", "Kafka Streams"), ("java", "Java"), ("quixstreams", "Quix Streams"))

@@ -119,7 +119,10 @@ class Place:
 
 
 def prepare(place: Place, ground: Ground) -> None:
-    """Have the system process every record; keep its directory as it is after a clean stop and after a SIGKILL."""
+    """Have the system process every record; keep its directory as it is after a clean stop and after a SIGKILL.
+
+    The group takes the killed process for alive for AFTER_DEATH_S from then on.
+    """
     shape = ground.shape
     place.say(f"{ground.app}: processing {shape.records:,} records")
     started = time.monotonic()
@@ -141,7 +144,6 @@ def prepare(place: Place, ground: Ground) -> None:
             side.end()
         shutil.copytree(state, place.saved(ground, ending))
     shutil.rmtree(state)
-    time.sleep(AFTER_DEATH_S)
     ground.changelog = changelog_of(place.log, ground) | {"prepared_s": round(time.monotonic() - started, 1)}
 
 

@@ -18,9 +18,9 @@ import time
 from typing import Any
 from zlib import crc32
 
-from quixstreams import Application
-from quixstreams.state.manager import StateStoreManager
-from quixstreams.state.recovery import RecoveryPartition
+from quixstreams import Application  # pyright: ignore[reportMissingImports]
+from quixstreams.state.manager import StateStoreManager  # pyright: ignore[reportMissingImports]
+from quixstreams.state.recovery import RecoveryPartition  # pyright: ignore[reportMissingImports]
 
 BUSY = (
     *("rocksdb.compaction-pending", "rocksdb.num-running-compactions", "rocksdb.num-running-flushes"),
@@ -69,8 +69,8 @@ def watch() -> None:
         State.restored += self.recovery_consume_position - max(self._initial_offset + 1, 0)
         complete(self)
 
-    StateStoreManager.on_partition_assign = on_partition_assign  # type: ignore[method-assign]
-    RecoveryPartition.complete_recovery = complete_recovery  # type: ignore[method-assign]
+    StateStoreManager.on_partition_assign = on_partition_assign
+    RecoveryPartition.complete_recovery = complete_recovery
 
 
 def put(value: bytes, key: Any, timestamp: int, headers: Any, state: Any) -> None:
@@ -117,12 +117,14 @@ def digest() -> dict[str, Any]:
 
 def listen() -> None:
     """Answer what is asked for."""
-    for line in sys.stdin:
-        command = line.strip()
-        if command == "stop":
-            break
-        say({"answer": command, **(digest() if command == "digest" else {"processed": State.processed})})
-    State.app.stop()
+    try:
+        for line in sys.stdin:
+            command = line.strip()
+            if command == "stop":
+                break
+            say({"answer": command, **(digest() if command == "digest" else {"processed": State.processed})})
+    finally:  # also when a command fails: the end of this process tells of it
+        State.app.stop()
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def answer(command: str, words: list[str]) -> dict[str, Any]:
     if command == "processed":
         return {"processed": State.processed}
     if command == "lag":
-        tasks = session().statistics().tasks
+        tasks = () if State.app.session is None else State.app.session.statistics().tasks
         roles = [task.role for task in tasks]
         lag = max((store.lag for task in tasks for store in task.stores), default=0)
         return {"active": roles.count("active"), "standby": roles.count("standby"), "lag": lag}
@@ -182,12 +182,14 @@ def main() -> None:
     State.app = build()
 
     def listen() -> None:
-        for line in sys.stdin:
-            command, *words = line.split()
-            if command == "stop":
-                break
-            say({"answer": command, **answer(command, words)})
-        State.app.stop()
+        try:
+            for line in sys.stdin:
+                command, *words = line.split()
+                if command == "stop":
+                    break
+                say({"answer": command, **answer(command, words)})
+        finally:  # also when a command fails: the end of this process tells of it
+            State.app.stop()
 
     threading.Thread(target=listen, daemon=True).start()
     State.app.run()

@@ -80,10 +80,11 @@ public final class BenchApp {
             for (String line = stdin.readLine(); line != null && !line.equals("stop"); line = stdin.readLine()) {
                 print(answer(List.of(line.split(" "))));
             }
+        } finally {
+            streams.close(CloseOptions
+                .groupMembershipOperation(CloseOptions.GroupMembershipOperation.LEAVE_GROUP)
+                .withTimeout(Duration.ofSeconds(60)));
         }
-        streams.close(CloseOptions
-            .groupMembershipOperation(CloseOptions.GroupMembershipOperation.LEAVE_GROUP)
-            .withTimeout(Duration.ofSeconds(60)));
     }
 
     static Properties settings() {

@@ -1,0 +1,73 @@
+"""Pictures of a comparison, as SVG beside its JSON.
+
+    <environment of benchmarks/plots.txt>/bin/python benchmarks/compare_plots.py benchmarks/results/compare.json
+
+    compare-time.svg     seconds until everything is processed again, a panel a scenario
+    compare-cpu.svg      processor seconds of the same runs
+    compare-memory.svg   peak resident size
+
+Rules of this file: it runs in an environment of its own, and imports nothing of standfast. A bar is the median of the
+rounds, its line reaches from the least to the most. The same JSON gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl  # pyright: ignore[reportMissingImports]
+
+mpl.use("svg")
+mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "standfast", "font.size": 9, "font.family": "sans-serif"})
+
+from compare_report import NAMES, WHAT  # noqa: E402 - the settings above come first
+from matplotlib import pyplot  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+COLOURS = {"standfast": "#0b6e4f", "kafka-streams": "#c2410c", "kafka-streams-tuned": "#f59e0b", "quix": "#4f46e5"}
+COLUMNS = 2
+PICTURES = {
+    "time": ("elapsed_ms", 1_000, "seconds until the first record is processed and nothing is left to compact"),
+    "cpu": ("cpu_s", 1, "processor seconds meanwhile"),
+    "memory": ("peak_bytes", 2**20, "peak resident size, MiB"),
+}
+
+
+def draw(found: dict[str, Any], measure: str, divisor: float, title: str, target: Path) -> None:
+    """One picture: a panel a scenario, each with its own scale."""
+    scenarios = found["settings"]["scenarios"]
+    rows = -(-len(scenarios) // COLUMNS)
+    figure, panels = pyplot.subplots(rows, COLUMNS, figsize=(9, 0.5 + 1.35 * rows), squeeze=False)
+    for panel, scenario in zip(panels.flat, [*scenarios, *[None] * COLUMNS], strict=False):
+        if scenario is None:
+            panel.set_axis_off()
+            continue
+        results = [one for one in found["results"] if one["scenario"] == scenario][::-1]
+        for at, one in enumerate(results):
+            middle, least, most = (one[measure][name] / divisor for name in ("median", "min", "max"))
+            panel.barh(at, middle, color=COLOURS[one["system"]], height=0.7)
+            panel.plot([least, most], [at, at], color="black", linewidth=1)
+            lost = f", {one['lost']['median']:,.0f} rows lost" if one.get("lost", {}).get("median") else ""
+            panel.text(most, at, f"  {middle:,.2f}{lost}" if divisor != 2**20 else f"  {middle:,.0f}", va="center")
+        panel.set_yticks(range(len(results)), [NAMES[one["system"]] for one in results])
+        panel.set_title(WHAT[scenario], loc="left", fontsize=9, fontweight="bold")
+        panel.margins(x=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+    settings = found["settings"]
+    figure.suptitle(f"{title}\n{settings['records']:,} records, {settings['rounds']} rounds", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(target, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Draw all."""
+    source = Path(sys.argv[1])
+    found = json.loads(source.read_text(encoding="utf-8"))
+    for name, (measure, divisor, title) in PICTURES.items():
+        draw(found, measure, divisor, title, source.with_name(f"{source.stem}-{name}.svg"))
+
+
+if __name__ == "__main__":
+    main()
