@@ -45,7 +45,7 @@ from standfast.ops.broker import Broker
 from standfast.replication.open_log import open_log
 
 HERE = Path(__file__).resolve().parent
-# Scenario: ground and directory that a restore begins with, or None for what is more than a restore.
+# Scenario: ground, and directory that the restore begins with; None: an empty one.
 RESTORES: dict[str, tuple[str, str | None]] = {
     "cold-1": ("kv-1", None),
     "cold-4": ("kv-4", None),
@@ -54,7 +54,8 @@ RESTORES: dict[str, tuple[str, str | None]] = {
     "tail-kill-eos": ("kv-1-eos", KILLED),
     "window-expired": ("window-1", None),
 }
-SCENARIOS = (*RESTORES, "standby", "lost-rows")
+GROUNDS = RESTORES | {"standby": ("kv-1", CLEAN)}
+SCENARIOS = (*GROUNDS, "lost-rows")
 # Quix Streams has neither standbys nor stores of windows with a retention.
 NOT_THERE = {("quix", name) for name in ("window-expired", "standby", "lost-rows")}
 BROKER = {"log.cleaner.enable": "false"}
@@ -97,7 +98,8 @@ def measure(place: Place, args: argparse.Namespace) -> tuple[list[dict[str, Any]
     grounds = {(one.system, one.name): one for one in grounds_of(shape, args.systems, args.scenarios)}
     for ground in grounds.values():
         prepare(place, ground)
-    time.sleep(AFTER_DEATH_S)
+    if any(KILLED in ground.keep for ground in grounds.values()):
+        time.sleep(AFTER_DEATH_S)
     runs = []
     for number in range(args.rounds):
         order = args.systems if number % 2 == 0 else args.systems[::-1]
@@ -120,9 +122,12 @@ def measure(place: Place, args: argparse.Namespace) -> tuple[list[dict[str, Any]
 def grounds_of(shape: Shape, systems: list[str], scenarios: list[str]) -> Iterator[Ground]:
     """What the scenarios need."""
     for system in systems:
-        wanted = [one for one in scenarios if (system, one) not in NOT_THERE]
-        names = {RESTORES[one][0] for one in wanted if one in RESTORES} | ({"kv-1"} if "standby" in wanted else set())
-        for name in sorted(names):
+        keep: dict[str, set[str]] = {}
+        for scenario in scenarios:
+            if scenario in GROUNDS and (system, scenario) not in NOT_THERE:
+                name, state = GROUNDS[scenario]
+                keep.setdefault(name, set()).update([state] if state else [])
+        for name, states in sorted(keep.items()):
             kind, partitions, *guarantee = name.split("-")
             made = Shape(
                 "window" if kind == "window" else "keyvalue",
@@ -133,7 +138,7 @@ def grounds_of(shape: Shape, systems: list[str], scenarios: list[str]) -> Iterat
                 shape.now_ms,
                 retention_ms=HOUR_MS,
             )
-            yield Ground(system, name, made, "exactly_once" if guarantee else "at_least_once")
+            yield Ground(system, name, made, "exactly_once" if guarantee else "at_least_once", frozenset(states))
 
 
 def line_of(run: dict[str, Any]) -> str:

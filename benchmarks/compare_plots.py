@@ -49,13 +49,14 @@ def draw(found: dict[str, Any], measure: str, divisor: float, title: str, target
             panel.barh(at, middle, color=COLOURS[one["system"]], height=0.7)
             panel.plot([least, most], [at, at], color="black", linewidth=1)
             lost = f", {one['lost']['median']:,.0f} rows lost" if one.get("lost", {}).get("median") else ""
-            panel.text(most, at, f"  {middle:,.2f}{lost}" if divisor != 2**20 else f"  {middle:,.0f}", va="center")
+            text = f"{middle:,.0f}" if divisor == 2**20 else f"{middle:,.2f}{lost}"
+            panel.annotate(text, (most, at), xytext=(4, 0), textcoords="offset points", va="center")
         panel.set_yticks(range(len(results)), [NAMES[one["system"]] for one in results])
         panel.set_title(WHAT[scenario], loc="left", fontsize=9, fontweight="bold")
         panel.margins(x=0.25)
         panel.spines[["top", "right"]].set_visible(False)
     settings = found["settings"]
-    figure.suptitle(f"{title}\n{settings['records']:,} records, {settings['rounds']} rounds", fontsize=10)
+    figure.suptitle(f"{title}\n{settings['records']:,} records, medians of {settings['rounds']} rounds", fontsize=10)
     figure.tight_layout()
     figure.savefig(target, metadata={"Date": None})
     pyplot.close(figure)

@@ -41,6 +41,7 @@ class Ground:
     name: str
     shape: Shape
     guarantee: str = "at_least_once"
+    keep: frozenset[str] = frozenset()  # which of its directories are asked for
     probes: int = 0
     expected: Expected = field(init=False)
     changelog: dict[str, Any] = field(default_factory=dict)
@@ -128,21 +129,24 @@ def prepare(place: Place, ground: Ground) -> None:
     started = time.monotonic()
     place.log.admin.create_topic(ground.source, shape.partitions, TopicPolicy())
     state = place.saved(ground, "live")
-    stop_at = int(shape.records * CLEAN_SHARE)
+    stop_at = int(shape.records * CLEAN_SHARE) if CLEAN in ground.keep else 0
     for first, upto, ending in ((0, stop_at, CLEAN), (stop_at, shape.records, KILLED)):
+        if first == upto:
+            continue
         feed(place.log, ground.source, shape.rows(first, upto))
         side = place.start(ground, state)
         try:
             side.wait_processed(upto - first)
             place.wait_committed(ground)
-            if ending == CLEAN:
-                side.stop()
-            else:
+            if ending == KILLED and KILLED in ground.keep:
                 time.sleep(SETTLE_S)
                 side.kill()
+            else:
+                side.stop()
         finally:
             side.end()
-        shutil.copytree(state, place.saved(ground, ending))
+        if ending in ground.keep:
+            shutil.copytree(state, place.saved(ground, ending))
     shutil.rmtree(state)
     ground.changelog = changelog_of(place.log, ground) | {"prepared_s": round(time.monotonic() - started, 1)}
 
