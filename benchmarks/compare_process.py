@@ -2,7 +2,7 @@
 
     plan        JSON for the child: app, bootstrap, state_dir, source, partitions, kind, window_ms, retention_ms,
                 guarantee, tuned, standbys, commit_ms, detect_ms (how long a dead member goes unnoticed)
-    events      restore     a task was given to it, and its restore begins
+    events      restore     the replay of its first task begins
                 processed   every partition has processed its first record
                 drained     and no compaction or flush runs or is due
     usage       of the process and its descendants, from /proc: processor time, bytes written to the disk, resident size

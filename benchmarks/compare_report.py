@@ -38,8 +38,8 @@ def table(found: Json) -> Iterator[str]:
     """Lines of Markdown."""
     yield head(found)
     yield ""
-    yield "| | system | seconds | times ours | processor s | peak MiB | written MiB | restored | rows |"
-    yield "|---|---|--:|--:|--:|--:|--:|--:|---|"
+    yield "| | system | seconds | times ours | since process start | processor s | peak MiB | written MiB | restored | rows |"
+    yield "|---|---|--:|--:|--:|--:|--:|--:|--:|---|"
     ratios = {(one["scenario"], one["system"]): one for one in found["ratios"] if one["measure"] == "elapsed_ms"}
     before = ""
     for one in found["results"]:
@@ -50,6 +50,7 @@ def table(found: Json) -> Iterator[str]:
             NAMES[system],
             spread(one["elapsed_ms"], 1_000),
             "" if ratio is None else f"{ratio['median']:.1f}",
+            "" if scenario == "standby" else f"{one['from_start_ms']['median'] / 1_000:.2f}",
             spread(one["cpu_s"]),
             f"{one['peak_bytes']['median'] / 2**20:,.0f}",
             f"{one['written_bytes']['median'] / 2**20:,.0f}",

@@ -55,7 +55,7 @@ def event(name: str) -> None:
 
 
 class Watcher(sf.Listener):
-    """Tells when the first task is given to this instance: before its plan, and before its previous owner is fenced."""
+    """Tells when the first task begins to restore: its database is open, its plan is made, nothing is replayed."""
 
     def on_state_changed(self, task: Any, role: str, state: str) -> None:
         if role == "active" and not State.restoring:
