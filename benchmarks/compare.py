@@ -69,38 +69,45 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     sides = Sides(args.systems, say)
     started = time.monotonic()
+    runs: list[dict[str, Any]] = []
+    grounds: list[Ground] = []
+    failure = None
     with tempfile.TemporaryDirectory(prefix="standfast-compare-", dir=args.dir) as name:
         folder = Path(name)
         with Broker(folder / "broker", settings=BROKER, say=say) as broker:
             log = open_log(f"kafka://{broker.address}")
             try:
                 place = Place(broker.address, log, folder, sides, say)
-                runs, grounds = measure(place, args)
+                measure(place, args, grounds, runs)
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - an hour's results are kept, and it is told
+                failure = f"{type(error).__name__}: {error}"
             finally:
                 log.close()
             versions = about() | {"kafka": broker.running.version} | sides.versions
     settings = {name: getattr(args, name) for name in ("records", "keys", "rounds", "seed", "systems", "scenarios")}
     settings["command"] = " ".join(["python", "benchmarks/compare.py", *sys.argv[1:]])
     settings["elapsed_s"] = round(time.monotonic() - started)
-    found = document(settings, versions, grounds, runs)
+    found = document(settings, versions, grounds, runs, failure)
     target = out / "compare.json"
     target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     say(f"written: {target}")
+    if failure is not None:
+        raise SystemExit(f"ended early: {failure}")
     if not args.no_plots:
         python = ensure_environment("plots", say)
         subprocess.run([str(python), str(HERE / "compare_plots.py"), str(target)], check=True)
     subprocess.run([sys.executable, "-P", str(HERE / "compare_report.py"), str(target)], check=True)
 
 
-def measure(place: Place, args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Ground]]:
-    """Every run, in rounds; in every other round the systems come the other way round."""
+def measure(place: Place, args: argparse.Namespace, grounds: list[Ground], runs: list[dict[str, Any]]) -> None:
+    """Every run, in rounds, added to `runs`; in every other round the systems come the other way round."""
     shape = Shape("keyvalue", args.records, args.keys, 1, args.seed, time.time_ns() // 1_000_000)
-    grounds = {(one.system, one.name): one for one in grounds_of(shape, args.systems, args.scenarios)}
-    for ground in grounds.values():
+    grounds += grounds_of(shape, args.systems, args.scenarios)
+    for ground in grounds:
         prepare(place, ground)
-    if any(KILLED in ground.keep for ground in grounds.values()):
+    if any(KILLED in ground.keep for ground in grounds):
         time.sleep(AFTER_DEATH_S)
-    runs = []
+    by_name = {(one.system, one.name): one for one in grounds}
     for number in range(args.rounds):
         order = args.systems if number % 2 == 0 else args.systems[::-1]
         for scenario in args.scenarios:
@@ -110,13 +117,12 @@ def measure(place: Place, args: argparse.Namespace) -> tuple[list[dict[str, Any]
                 if scenario == "lost-rows":
                     found = lost(place, system, shape, number)
                 elif scenario == "standby":
-                    found = standby(place, grounds[system, "kv-1"])
+                    found = standby(place, by_name[system, "kv-1"])
                 else:
                     name, state = RESTORES[scenario]
-                    found = restore(place, grounds[system, name], state)
+                    found = restore(place, by_name[system, name], state)
                 runs.append({"scenario": scenario, "system": system, "round": number} | found)
                 say(line_of(runs[-1]))
-    return runs, list(grounds.values())
 
 
 def grounds_of(shape: Shape, systems: list[str], scenarios: list[str]) -> Iterator[Ground]:

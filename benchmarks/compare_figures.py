@@ -32,17 +32,21 @@ GOALS = {
 }
 
 
-def document(settings: Json, versions: Json, grounds: Sequence[Ground], runs: list[Json]) -> Json:
-    """The whole result."""
+def document(
+    settings: Json, versions: Json, grounds: Sequence[Ground], runs: list[Json], failure: str | None = None
+) -> Json:
+    """The whole result; what there is of it after a failure."""
     comparable = (settings["records"], settings["keys"]) == (GOAL_RECORDS, GOAL_KEYS)
     return {
         "schema": SCHEMA,
+        "failure": failure,
         "settings": settings,
         "versions": versions,
         "changelogs": [
             {"system": one.system, "ground": one.name, "partitions": one.shape.partitions, "guarantee": one.guarantee}
             | one.changelog
             for one in grounds
+            if one.changelog
         ],
         "results": [
             result(scenario, system, runs)
@@ -86,7 +90,7 @@ def ratios(settings: Json, runs: list[Json], *, comparable: bool) -> list[Json]:
             if system == OURS or not ours or not theirs:
                 continue
             for name in ("elapsed_ms", "cpu_s"):
-                rounds = [two[name] / max(one[name], 1e-9) for one, two in zip(ours, theirs, strict=True)]
+                rounds = [two[name] / max(one[name], 1e-9) for one, two in zip(ours, theirs, strict=False)]
                 goal = GOALS.get((scenario, system, name)) if comparable else None
                 found.append(
                     {

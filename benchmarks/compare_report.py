@@ -37,8 +37,10 @@ WHAT = {
 def table(found: Json) -> Iterator[str]:
     """Lines of Markdown."""
     yield head(found)
+    if found.get("failure"):
+        yield f"It ended early: {found['failure']}"
     yield ""
-    yield "| | system | seconds | times ours | since process start | processor s | peak MiB | written MiB | restored | rows |"
+    yield "| | system | seconds | times ours | since start | processor s | peak MiB | written MiB | restored | rows |"
     yield "|---|---|--:|--:|--:|--:|--:|--:|--:|---|"
     ratios = {(one["scenario"], one["system"]): one for one in found["ratios"] if one["measure"] == "elapsed_ms"}
     before = ""
