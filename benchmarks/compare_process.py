@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SAMPLE_S = 0.02
+SAMPLE_S = 0.05
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 WAIT_S = 3_600.0
 ANSWER_S = 600.0

@@ -70,11 +70,12 @@ def head(found: Json) -> str:
     """What was run, on what."""
     settings, versions = found["settings"], found["versions"]
     others = "".join(f", {label} {versions[key]}" for key, label in LABELS if key in versions)
+    many = settings["rounds"] > 1
     return (
         f"`{settings['command']}` took {settings['elapsed_s'] / 60:.0f} minutes: {settings['records']:,} records of "
-        f"112 bytes, {settings['keys']:,} keys, {settings['rounds']} rounds; {versions['processor']}, "
+        f"112 bytes, {settings['keys']:,} keys, {settings['rounds']} round{'s' * many}; {versions['processor']}, "
         f"{versions['cores']} cores, Python {versions['python']}, Kafka {versions['kafka']}{others}. "
-        "Medians, with the least and the most of the rounds."
+        f"{'Medians, with the least and the most of the rounds' if many else 'One run of each'}."
     )
 
 
@@ -91,8 +92,10 @@ LABELS = (("kafka-streams", "Kafka Streams"), ("java", "Java"), ("quixstreams", 
 
 
 def spread(measure: Json, divisor: float = 1) -> str:
-    """Median (least-most)."""
+    """Median (least-most), the median alone where they are alike."""
     middle, least, most = (measure[name] / divisor for name in ("median", "min", "max"))
+    if least == most:
+        return f"{middle:.2f}"
     return f"{middle:.2f} ({least:.2f}-{most:.2f})"
 
 

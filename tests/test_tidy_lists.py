@@ -157,8 +157,8 @@ def test_pinned_lists_hold_hashes_and_agree(texts: dict[str, str]) -> None:
     core, dev = (dict(PINNED.findall(texts[f"requirements/{name}.txt"])) for name in ("core", "dev"))
     assert core
     assert core.items() <= dev.items(), "requirements/dev.txt pins other versions than core.txt; run `make pins`"
-    for name in ("core", "dev"):
-        entries = re.split(r"^(?=[a-z0-9])", texts[f"requirements/{name}.txt"], flags=re.MULTILINE)[1:]
+    for path in ("requirements/core.txt", "requirements/dev.txt", "benchmarks/quix.txt", "benchmarks/plots.txt"):
+        entries = re.split(r"^(?=[a-z0-9])", texts[path], flags=re.MULTILINE)[1:]
         assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
 
 
