@@ -34,6 +34,11 @@ def printing(run: Callable[[argparse.Namespace, Output], int]) -> Callable[[argp
     return handle
 
 
+def is_url(state: Any) -> bool:
+    """Whether `--state-dir` is an address, as s3://bucket/path, and no folder of this machine."""
+    return isinstance(state, str) and "://" in state
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """`--json`."""
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
@@ -66,6 +71,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     from standfast.ops.config import load_settings
 
     state_dir = getattr(args, "state_dir", None)
+    state_dir = None if is_url(state_dir) else state_dir  # who takes one asks for it itself
     flags: dict[str, Any] = {
         "app.name": getattr(args, "app", None),
         "app.log": getattr(args, "log", None),

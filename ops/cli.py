@@ -24,6 +24,7 @@ COMMAND_MODULES = (
     "standfast.ops.commands_verify",
     "standfast.ops.commands_rebuild",
     "standfast.ops.commands_take_in",
+    "standfast.ops.commands_pipeline",
     "standfast.ops.commands_doctor",
     "standfast.ops.commands_topic",
     "standfast.ops.commands_reset",

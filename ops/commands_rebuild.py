@@ -151,13 +151,20 @@ def run_gc(args: argparse.Namespace, out: Output) -> int:
 
 
 def _store(args: argparse.Namespace, log: Log) -> tuple[str, StoreSpec]:
-    from standfast.ops.store_argument import parse_store, store_spec
-    from standfast.store.errors import InvalidRequest, UnknownStore
+    from standfast.store.errors import InvalidRequest
 
     app = settings_of(args).app
     if app is None:
         raise InvalidRequest("which application? name it with --app NAME")
-    argument = parse_store(args.store)
+    return app, declared(log, app, args.store)
+
+
+def declared(log: Log, app: str, text: str) -> StoreSpec:
+    """A store as `--store` declares it, with times from its topic. Raises UnknownStore, BadConfig."""
+    from standfast.ops.store_argument import parse_store, store_spec
+    from standfast.store.errors import UnknownStore
+
+    argument = parse_store(text)
     topic = argument.changelog_of(app)
     info = log.admin.describe_topic(topic)
     if info is None:
@@ -165,7 +172,7 @@ def _store(args: argparse.Namespace, log: Log) -> tuple[str, StoreSpec]:
             f"store {argument.name!r} of {app!r}: the log {log.address} has no topic {topic}: check --app, the store's "
             "name and the log"
         )
-    return app, store_spec(argument, info.policy)
+    return store_spec(argument, info.policy)
 
 
 def _until(text: str) -> tuple[int, int]:

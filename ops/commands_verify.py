@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.ops.arguments import add_config, add_json, is_url, log_of, printing, settings_of
 from standfast.ops.spark_arguments import add_spark
 
 if TYPE_CHECKING:
@@ -41,7 +41,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="Exit codes: 0 equal, 1 different, 3 inconclusive (the log cannot speak for a store).",
     )
     parser.add_argument(
-        "--state-dir", type=Path, metavar="DIR", help="a state directory, an application's, or a task's"
+        "--state-dir",
+        type=state_dir_argument,
+        metavar="DIR",
+        help="a state directory, an application's, or a task's; on Spark also s3://bucket/path and the like",
     )
     parser.add_argument("--app", metavar="NAME", help="application; may be left out if DIR holds only one")
     parser.add_argument("--store", metavar="NAME", help="only this store")
@@ -54,6 +57,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_json(parser)
     add_config(parser)
     parser.set_defaults(handler=printing(run_verify))
+
+
+def state_dir_argument(text: str) -> Path | str:
+    """A folder, or an address, which must not become one."""
+    return text if "://" in text else Path(text)
 
 
 def add_on_spark(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +95,7 @@ def on_spark(args: argparse.Namespace) -> bool:
         or args.digest_only
         or args.sample != 1.0
         or args.source != "native"
+        or is_url(args.state_dir)
     )
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.arguments import log_of, settings_of
+from standfast.ops.arguments import is_url, log_of, settings_of
 from standfast.ops.commands_verify import EXIT_CODES, SCHEMA, overall, show, store_document
 from standfast.ops.spark_arguments import connector_options, session_for, task_progress
 
@@ -47,7 +47,7 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
 
     clock = SystemClock()
     began_ms = clock.monotonic_ms()
-    places = _places(args)
+    places = places_of(args)
     stored = stored_stores(_chosen(places, args), args.store)
     log = log_of(args)
     try:
@@ -62,7 +62,7 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
     summary: dict[str, Any] = {
         "schema": SCHEMA,
         "app": places[0].app,
-        "state_dir": str(args.snapshot or settings_of(args).state_dir),
+        "state_dir": str(args.snapshot or (args.state_dir if is_url(args.state_dir) else settings_of(args).state_dir)),
         "log": settings_of(args).log,
         "source": args.source,
         "sample": args.sample,
@@ -114,19 +114,20 @@ def _verify(
     return done
 
 
-def _places(args: argparse.Namespace) -> list[Place]:
+def places_of(args: argparse.Namespace) -> list[Place]:
+    """What the flags name: a snapshot, or tasks at rest. Raises InvalidRequest for a live owner's."""
     from standfast.restore.spark_places import Place, manifest_places, remote_places
     from standfast.store.errors import InvalidRequest
 
     settings = settings_of(args)
     if args.snapshot is not None:
         return manifest_places(args.snapshot)
+    if is_url(args.state_dir):
+        return remote_places(args.state_dir, settings.app)
     if settings.state_dir is None:
         raise InvalidRequest(
             "which state? name it with --state-dir DIR, or a folder with a manifest with --snapshot FOLDER"
         )
-    if "://" in str(settings.state_dir):
-        return remote_places(str(settings.state_dir), settings.app)
     from pathlib import Path
 
     from standfast.ops.offline import find_tasks

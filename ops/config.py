@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from standfast.replication.open_log import parse_address
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_name
+from standfast.store.state_dir import ADDRESS
 
 ENV_PREFIX = "STANDFAST_"
 _SIZE = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|TiB)?")
@@ -130,7 +131,11 @@ def _log(value: Any) -> str:
 
 
 def _path(value: Any) -> Path:
-    return Path(_text(value)).expanduser()
+    if ADDRESS.match(_text(value)):
+        raise ValueError(
+            "expected a folder of this machine (only verify --spark and pipeline take an address, by --state-dir)"
+        )
+    return Path(value).expanduser()
 
 
 class Setting(NamedTuple):

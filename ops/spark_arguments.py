@@ -48,10 +48,10 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
 
 def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:
     """Where and how to run: Java found or fetched, jars named. Raises InvalidRequest, Unavailable."""
-    from standfast.ops.java import ensure_java
-    from standfast.restore.spark_session import SparkPlace
+    from standfast.ops.spark_java import spark_java
+    from standfast.restore.spark_session import SparkPlace, submitted
 
-    java = ensure_java(out.note)
+    java = None if submitted() else spark_java(out.note)  # spark-submit has started one
     settings = dict(_setting(text) for text in args.conf)
     jars: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
@@ -64,14 +64,15 @@ def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:
         if args.kafka_jars:
             jars = tuple(filter(None, args.kafka_jars.split(",")))
         elif PACKAGES not in os.environ and pinned.version == version("pyspark"):
-            folder = ensure_jars(pinned, java, out.note)
+            folder = ensure_jars(pinned, java or spark_java(out.note), out.note)
             jars = tuple(str(folder / jar.file_name) for jar in pinned.jars)
         else:
             packages = tuple(filter(None, os.environ.get(PACKAGES, default_package()).split(",")))
             excludes = EXCLUDES
     elif args.kafka_jars:
         raise InvalidRequest("--kafka-jars goes with --source connector: the native source needs no jars")
-    return SparkPlace(args.master, java.home, java.major, jars, packages, excludes, settings)
+    home, major = (None, 0) if java is None else (java.home, java.major)
+    return SparkPlace(args.master, home, major, jars, packages, excludes, settings)
 
 
 def connector_options(address: str) -> dict[str, str]:

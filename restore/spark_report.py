@@ -1,4 +1,4 @@
-"""The report of a verify, three files in one folder: for programs, for a closer look, for people.
+"""The report of a verify or a pipeline, three files in one folder: for programs, for a closer look, for people.
 
     summary.json           counts, verdicts, digests, offsets of every partition
     differences.parquet    every difference that was kept, with hashes, offsets, and values where asked for
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyarrow import parquet
 
+from standfast.restore.pipeline_html import pipeline_page
 from standfast.restore.report_html import page
 from standfast.restore.spark_folder import Folder
 from standfast.restore.spark_merge import Found
@@ -42,11 +43,21 @@ COLUMNS = pa.schema(
     ]
 )
 
-Rows = Sequence[tuple[str, int, Found]]
+Rows: TypeAlias = Sequence[tuple[str, int, Found]]
+MakePage: TypeAlias = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], str]
 
 
 def write_report(folder: Folder, summary: Mapping[str, Any], rows: Rows, *, values: bool) -> None:
     """Write all three; files of an earlier report are replaced. `values`: keep values, not only their hashes."""
+    _write(folder, summary, rows, page, values=values)
+
+
+def write_pipeline_report(folder: Folder, summary: Mapping[str, Any], rows: Rows, *, values: bool) -> None:
+    """The same three files of a pipeline, over all its stores."""
+    _write(folder, summary, rows, pipeline_page, values=values)
+
+
+def _write(folder: Folder, summary: Mapping[str, Any], rows: Rows, make_page: MakePage, *, values: bool) -> None:
     folder.make()
     with tempfile.TemporaryDirectory(prefix="standfast-report-") as scratch:
         path = Path(scratch) / DIFFERENCES
@@ -56,7 +67,7 @@ def write_report(folder: Folder, summary: Mapping[str, Any], rows: Rows, *, valu
         {"store": store, "partition": number, "row": one.kind, "key": one.key, "log": one.log, "store_row": one.store}
         for store, number, one in rows[:PAGE_ROWS]
     ]
-    folder.write(PAGE, page(summary, shown).encode())
+    folder.write(PAGE, make_page(summary, shown).encode())
     folder.write(SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
 
 

@@ -77,8 +77,15 @@ class SparkPlace:
 
     @property
     def local(self) -> bool:
-        """Whether everything runs in this machine's own processes."""
+        """Whether everything runs in this machine's own processes, as far as we know: spark-submit may say else."""
+        if self.master is None and submitted():
+            return False
         return (self.master or MASTER_DEFAULT).startswith("local")
+
+
+def submitted() -> bool:
+    """Whether spark-submit, or an address of Spark Connect, has settled where this runs."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
 
 
 def check_libraries() -> None:
@@ -246,8 +253,7 @@ def _settings(place: SparkPlace, scratch: Path) -> dict[str, str]:
     found = DEFAULTS | (LOCAL if place.local else {}) | dict(place.settings)
     quiet = f"-Dlog4j2.configurationFile=file:{log4j}"
     found["spark.driver.extraJavaOptions"] = f"{quiet} {found.get('spark.driver.extraJavaOptions', '')}".strip()
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
-    if place.master is not None or not submitted:
+    if place.master is not None or not submitted():
         found["spark.master"] = place.master or MASTER_DEFAULT
     if place.local:
         found.setdefault("spark.local.dir", str(scratch))

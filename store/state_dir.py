@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import uuid
 from pathlib import Path
@@ -25,6 +26,7 @@ from standfast.store.names import check_name
 MARKER = "STANDFAST"
 MARKER_FORMAT = 1
 BULK_FOLDER = ".bulk"
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # s3://bucket; with one slash, too: pathlib takes one of two away
 
 
 class StateDir:
@@ -32,6 +34,8 @@ class StateDir:
 
     def __init__(self, root: str | Path, app: str) -> None:
         self.app = check_name("application", app)
+        if ADDRESS.match(str(root)):
+            raise InvalidRequest(f"state_dir {str(root)!r} is an address: state lives in a folder of this machine")
         self.path = Path(root).absolute() / app
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_marker(self.path, app, task=None)  # before the lock file: a foreign database has one of the same name

@@ -53,7 +53,9 @@ PURE = {
     "restore/manifest.py",
     "restore/plan.py",
     "restore/progress.py",
+    "restore/pipeline_html.py",
     "restore/report_html.py",
+    "restore/report_parts.py",
     "restore/worker_protocol.py",
     "stream/control.py",
     "stream/open_windows.py",
@@ -68,8 +70,20 @@ PURE = {
 PLAIN = {"store/errors.py", "store/engine.py", "store/results.py", "replication/log.py"}
 PURE_LIBRARIES = {"xxhash", "msgpack", "sortedcontainers"}
 PURE_STDLIB = {
-    *("__future__", "abc", "base64", "bisect", "collections", "dataclasses", "enum", "fractions", "functools", "html"),
-    *("hashlib", "heapq", "itertools", "json", "math", "operator", "re", "shlex", "statistics", "string"),
+    *(
+        "__future__",
+        "abc",
+        "base64",
+        "bisect",
+        "collections",
+        "dataclasses",
+        "datetime",
+        "enum",
+        "fractions",
+        "functools",
+        "html",
+    ),
+    *("datetime", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "shlex", "statistics", "string"),
     *("struct", "types", "typing", "zlib"),
 }
 IMPURE_BUILTINS = {"open", "input", "print", "breakpoint"}
