@@ -1,6 +1,6 @@
 # Every target makes `.venv` itself, once, from the hash-pinned lists in requirements/.
 #
-#   make demo    needs only Python >= 3.11 and installs only what running needs
+#   make demo    needs only Python >= 3.11; it installs what running needs, and Spark for its last step
 #   make help    lists the targets
 
 SHELL := /bin/bash
@@ -37,13 +37,18 @@ $(VENV)/.core: requirements/core.txt pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
+$(VENV)/.spark: requirements/spark.txt $(VENV)/.core
+	@echo "==> setup: what the demo's last step needs (requirements/spark.txt, 0.8 GB unpacked; ARGS=--no-spark leaves it out)"
+	@$(PIP) install --require-hashes --no-build-isolation -r requirements/spark.txt
+	@touch $@
+
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.core
 	@echo "==> setup: what developing needs (requirements/dev.txt)"
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@
 
-demo: $(VENV)/.core ## the delay board on real flights: kill the active, the standby takes over; LOG=kafka: on a broker
-	@echo "==> demo: two processes, one of them killed on the way"
+demo: $(if $(findstring --no-spark,$(ARGS)),$(VENV)/.core,$(VENV)/.spark) ## the delay board on real flights: kill the active, the standby takes over; LOG=kafka: on a broker
+	@echo "==> demo: two processes, one of them killed on the way; then all of it rebuilt and verified on Spark"
 	@$(BIN)/standfast demo $(if $(LOG),--log '$(LOG)') $(if $(PREFIX),--prefix '$(PREFIX)') $(ARGS)
 
 check: $(VENV)/.dev ## ruff and the quick tests, under 10 s
@@ -80,8 +85,9 @@ bench-compare: ## restores beside Kafka Streams and Quix Streams, an hour and mo
 	@$(MAKE) bench BENCHES=compare ARGS='$(ARGS)'
 
 pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
-	@for set in core dev; do \
-	  extra=""; if [ $$set = dev ]; then extra="--extra dev --extra spark --constraint requirements/core.txt --constraint requirements/spark.in"; fi; \
+	@for set in core spark dev; do \
+	  extra=""; if [ $$set != core ]; then extra="--extra spark --constraint requirements/core.txt --constraint requirements/spark.in"; fi; \
+	  if [ $$set = dev ]; then extra="$$extra --extra dev --constraint requirements/spark.txt"; fi; \
 	  echo "==> pins: requirements/$$set.txt"; \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \

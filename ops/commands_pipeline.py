@@ -29,7 +29,8 @@ from standfast.ops.spark_arguments import add_spark, connector_options, session_
 if TYPE_CHECKING:
     from standfast.ops.output import Output
     from standfast.replication.log import Log
-    from standfast.restore.spark_pipeline import PipelineDone, StoreJob
+    from standfast.restore.spark_folder import Folder
+    from standfast.restore.spark_pipeline import PipelineDone, Reader, Steps, StoreJob
     from standfast.store.specs import StoreSpec
 
 OpenSession: TypeAlias = Callable[..., AbstractContextManager[Any]]
@@ -113,32 +114,45 @@ def _run(
     looked_at: str,
     open_session: OpenSession,
 ) -> tuple[PipelineDone, Json]:
-    from standfast.ops.pipeline_summary import summary_of
     from standfast.restore.spark_folder import Folder
-    from standfast.restore.spark_pipeline import Reader, check_out, run_pipeline
-    from standfast.restore.spark_report import write_pipeline_report
-    from standfast.store.clock import SystemClock
+    from standfast.restore.spark_pipeline import Reader, check_out
 
-    folder, clock = Folder(args.out), SystemClock()
+    folder = Folder(args.out)
     check_out(folder)
     options = connector_options(log.address) if args.source == "connector" else {}
-    reader = Reader(args.source, options, args.file_mb << 20)
-    with open_session(args, out, f"standfast pipeline {jobs[0].app}") as spark, _steps(out) as steps:
-        done = run_pipeline(spark, log, jobs, folder, steps, now_ms=clock.wall_ms, reader=reader)
-        ran_on = {"spark": spark.version, "master": spark.conf.get("spark.master", "")}
     about = {
-        "app": jobs[0].app,
-        "log": log.address,
         "looked_at": looked_at,
         "state": None if looked_at == "log" else str(args.snapshot or state_of(args)),
         "source": args.source,
-        **ran_on,
-        "out": folder.address,
-        "ended_ms": clock.wall_ms(),
     }
-    summary = summary_of(done, about)
+    reader = Reader(args.source, options, args.file_mb << 20)
+    with open_session(args, out, f"standfast pipeline {jobs[0].app}") as spark, _steps(out) as steps:
+        return run_and_report(spark, log, jobs, folder, steps, about, reader=reader, values=args.include_values)
+
+
+def run_and_report(
+    spark: Any,
+    log: Log,
+    jobs: list[StoreJob],
+    folder: Folder,
+    steps: Steps,
+    about: Json,
+    *,
+    reader: Reader | None = None,
+    values: bool = False,
+) -> tuple[PipelineDone, Json]:
+    """All steps, then the report in `folder`; what was found, and its document. `about`: looked_at, state, source."""
+    from standfast.ops.pipeline_summary import summary_of
+    from standfast.restore.spark_pipeline import run_pipeline
+    from standfast.restore.spark_report import write_pipeline_report
+    from standfast.store.clock import SystemClock
+
+    clock = SystemClock()
+    done = run_pipeline(spark, log, jobs, folder, steps, now_ms=clock.wall_ms, reader=reader)
+    ran = {"spark": spark.version, "master": spark.conf.get("spark.master", ""), "ended_ms": clock.wall_ms()}
+    summary = summary_of(done, {"app": jobs[0].app, "log": log.address, "out": folder.address, **about, **ran})
     rows = [row for one in done.stores for row in one.found]
-    write_pipeline_report(folder, summary, rows, values=args.include_values)
+    write_pipeline_report(folder, summary, rows, values=values)
     return done, summary
 
 

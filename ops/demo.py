@@ -3,6 +3,7 @@
     standfast demo [--data sample|full] [--guarantee G] [--dir D] [--metrics-port N] [--json]
     standfast demo --log kafka                                on a real Kafka broker, started and stopped for it
     standfast demo --log kafka://host:9092 --prefix x         on somebody's own; --remove instead: what it left there
+    standfast demo --no-spark                                 without its last step, which needs the extra `spark`
     standfast demo --limit N                                  first N flights, for a quick look and for tests
     standfast demo --scenario NAME [--json]                   a worked example of the time semantics, step by step
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -24,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from standfast.ops.demo_scenarios import SCENARIOS
 from standfast.store.errors import InvalidRequest
@@ -88,6 +90,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--scenario", choices=SCENARIOS, help="play a worked example of the time semantics step by step instead"
     )
+    parser.add_argument(
+        "--no-spark", action="store_true", help="leave out the last step, which rebuilds and verifies all on Spark"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     parser.add_argument("--limit", type=_whole, metavar="N", help=argparse.SUPPRESS)
     parser.set_defaults(handler=start)
@@ -116,7 +121,7 @@ def play_scenario(arguments: argparse.Namespace) -> int:
     """Play a scenario and print it; returns the exit code."""
     names = ("data", "log", "prefix", "guarantee", "lease_ms", "dir", "metrics_port", "limit")
     given = [name for name in names if getattr(arguments, name) is not None]
-    given += [name for name in ("remove", "yes") if getattr(arguments, name)]
+    given += [name for name in ("remove", "yes", "no_spark") if getattr(arguments, name)]
     if given:
         flags = ", ".join("--" + name.replace("_", "-") for name in given)
         raise InvalidRequest(f"--scenario plays on data of its own: leave {flags} out, or leave --scenario out")
@@ -161,7 +166,8 @@ def _run(arguments: argparse.Namespace, folder: Path) -> DemoResult:
 
     data, clock, kept = read_flights(arguments.data, arguments.limit), SystemClock(), arguments.dir is not None
     with (
-        choose_display(sys.stderr) as display,
+        _own_stderr() as stderr,
+        choose_display(stderr) as display,
         place_for(arguments.log, arguments.prefix, folder, display, clock) as used,
         _left_behind(used),
     ):
@@ -175,6 +181,7 @@ def _run(arguments: argparse.Namespace, folder: Path) -> DemoResult:
             lease_ms=arguments.lease_ms,
             kept=kept,
             metrics_port=arguments.metrics_port,
+            spark=not arguments.no_spark,
         )
         return result if kept or result.problems else _cleared(result, display, clock)
 
@@ -188,6 +195,16 @@ def _cleared(result: DemoResult, display: Display, clock: Clock) -> DemoResult:
     used = cleared(result.log, clock)
     display.event(f"removed the {len(used.topics)} topics of {used.prefix}-")
     return replace(result, log=used)
+
+
+@contextmanager
+def _own_stderr() -> Iterator[TextIO]:
+    """On a terminal a handle of the display's own: while Spark starts, the other one leads to a file."""
+    if not sys.stderr.isatty():
+        yield sys.stderr
+        return
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding, buffering=1) as own:
+        yield own
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def verdict(result: DemoResult) -> str:
 def lines(result: DemoResult) -> list[tuple[str, str]]:
     """The card's lines: label and text."""
     found = [("problem", problem) for problem in result.problems]
-    return [*found, ("log", _log(result)), *_course(result), *_checks(result), *_rest(result)]
+    return [*found, ("log", _log(result)), *_course(result), *_checks(result), *_spark(result), *_rest(result)]
 
 
 def _log(result: DemoResult) -> str:
@@ -135,6 +135,20 @@ def _checks(result: DemoResult) -> list[tuple[str, str]]:
     ]
 
 
+def _spark(result: DemoResult) -> list[tuple[str, str]]:
+    run = result.spark
+    if run is None:
+        return []
+    told = (
+        f"{run.stores} stores of {run.records:,} changes inspected, rebuilt and verified in "
+        f"{run.elapsed_ms / 1_000:.1f} s (and {run.started_ms / 1_000:.1f} s to start {run.version}): {run.rows:,} rows equal, "
+        f"{run.differences} differences; "
+    )
+    told += f"{run.same_digest} of {run.rebuilt} rebuilt partitions have the digest of the live rows"
+    report = [] if result.kept_in is None else [("report", run.report)]
+    return [("Spark", told), *report]
+
+
 def _counted(result: DemoResult) -> tuple[str, str]:
     comparison = result.comparison
     counted = f"{comparison.flights_counted:,} flights counted of {result.fed.records:,} fed"
@@ -146,7 +160,7 @@ def _counted(result: DemoResult) -> tuple[str, str]:
 def _rest(result: DemoResult) -> list[tuple[str, str]]:
     found = [("digest", f"{store} {digest}") for store, digest in result.digests.items()]
     found.append(("metrics", f"{result.metrics.address}/metrics served {result.metrics.samples} samples"))
-    found += [("left out", text) for text in left_out(result.fed.data, result.log)]
+    found += [("left out", text) for text in left_out(result)]
     if result.log.shared:
         found.append(("topics", _topics(result)))
     if result.kept_in is not None:

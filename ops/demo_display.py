@@ -49,6 +49,10 @@ class Display(Protocol):
         """Progress, several times a second."""
         ...
 
+    def spark(self, part: float, what: str, *, store: bool) -> None:
+        """How far the run of Spark is, 0.0 to 1.0, and what it does; `store`: it begins with another store."""
+        ...
+
     def __enter__(self) -> Display: ...
 
     def __exit__(
@@ -74,6 +78,11 @@ class PlainDisplay:
             self._boards = quarters
             self.event(f"live board of {now.board.at}: {now.board}")
 
+    def spark(self, part: float, what: str, *, store: bool) -> None:
+        """A line for each store."""
+        if store:
+            self.event(f"Spark, {part:.0%}: {what}")
+
     def __enter__(self) -> Display:
         return self
 
@@ -84,7 +93,7 @@ class PlainDisplay:
 
 
 class BarDisplay:
-    """The live board and four bars that stay at the bottom, events scrolling above them."""
+    """The live board and five bars that stay at the bottom, events scrolling above them."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -106,6 +115,7 @@ class BarDisplay:
                 ("a", "A  active"),
                 ("standby", "B  standing by"),
                 ("b", "B  active"),
+                ("spark", "Spark"),
             )
         }
 
@@ -120,6 +130,12 @@ class BarDisplay:
         self._move("a", now.by_a, now.total, ended="[red]A  killed[/red]" if now.a_ended else None)
         self._move("standby", now.standby, now.standby_total, ended="B  stood by" if now.by_b else None)
         self._move("b", now.by_b, now.by_b_total)
+
+    def spark(self, part: float, what: str, *, store: bool) -> None:
+        """Move the fifth bar."""
+        bar = self._bars["spark"]
+        self._progress.start_task(bar)
+        self._progress.update(bar, completed=part, total=1.0, count=what)
 
     def __enter__(self) -> Display:
         self._live.start()

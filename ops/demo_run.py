@@ -1,6 +1,6 @@
 """The whole demo: settings that fit the data, the course with two processes, the checks after it, the result.
 
-    flights ──> lead, grace, retention ──> Course ──> check ──> DemoResult
+    flights ──> lead, grace, retention ──> Course ──> check ──> Spark ──> DemoResult
 
 Rules of this file: it only puts together.
 """
@@ -18,6 +18,7 @@ from standfast.ops.demo_feeder import Feeder, grace_for
 from standfast.ops.demo_flights import FlightData
 from standfast.ops.demo_log import LogView
 from standfast.ops.demo_result import Board, DemoResult, Fed, LogUsed, Returned
+from standfast.ops.demo_spark import run_spark
 from standfast.replication.open_log import open_log
 from standfast.store.clock import Clock
 from standfast.stream.settings import Guarantee
@@ -40,6 +41,7 @@ def run_demo(
     lease_ms: int = LEASE_MS,
     kept: bool,
     metrics_port: int = 0,
+    spark: bool = False,
 ) -> DemoResult:
     """The whole course in `folder`. Leaves no process behind, whatever happens. Raises StandfastError."""
     started_ms = clock.monotonic_ms()
@@ -63,10 +65,12 @@ def run_demo(
             view.close()
             feeder.close()
         checked = check(folder, log, data, settings, clock, display)
+        ran, left_out = run_spark(folder, log, settings, display, clock) if spark else (None, "leave --no-spark out")
     finally:
         log.close()
     took_ms = clock.monotonic_ms() - started_ms
-    return _result(_fed(data, feeder, settings), course, checked, used, took_ms, str(folder) if kept else None)
+    result = _result(_fed(data, feeder, settings), course, checked, used, took_ms, str(folder) if kept else None)
+    return replace(result, spark=ran, spark_left_out=left_out)
 
 
 def lead_for(flights: int) -> int:

@@ -61,9 +61,9 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _stores(stores: Sequence[Mapping[str, Any]]) -> str:
     columns = [Column("store"), Column("kind"), Column("verdict", "verdict")]
-    heads = ("records", "deletes", "keys, about", "bytes", "rows rebuilt", "files", "matched", "wrong", "indeterminate")
+    heads = ("records", "deletes", "keys, about", "bytes", "rows rebuilt", "files", "matched", "wrong", "untold")
     columns += [Column(head, "number") for head in heads]
-    columns += [Column("rebuilt = stored"), Column("seconds", "number"), Column("digest of the rebuilt rows", "code")]
+    columns += [Column("rebuilt = stored"), Column("seconds", "number")]
     rows = []
     for one in stores:
         made = one["rebuilt"]
@@ -79,7 +79,6 @@ def _stores(stores: Sequence[Mapping[str, Any]]) -> str:
                 one["indeterminate"],
                 _same(one),
                 f"{((made or {}).get('elapsed_ms', 0) + one['verify_ms']) / 1000:.1f}",
-                None if made is None else made["digest"],
             )
         )
     return table(columns, rows)
@@ -90,7 +89,7 @@ def _same(store: Mapping[str, Any]) -> str:
     asked, unequal = len(store["same_position"]), len(store["rebuilt_differs"])
     if not asked:
         return "at other offsets"
-    return f"{asked - unequal} of {asked} partitions"
+    return f"{asked - unequal} of {asked}"
 
 
 def _notes(store: Mapping[str, Any]) -> list[str]:
@@ -125,7 +124,7 @@ def _details(store: Mapping[str, Any]) -> str:
         heads = [Column(name.replace("_", " "), "number") for name in names]
         cells = [[*(one[name] for name in names), one["digest"]] for one in store["rebuilt"]["partitions"]]
         parts += [f"<h3>Rebuilt in {escape(store['rebuilt']['folder'])}</h3>"]
-        parts += [table([*heads, Column("digest", "code")], cells)]
+        parts += [table([*heads, Column("digest", "digest")], cells)]
     parts += ["<h3>Verified</h3>", partitions(store["verified"]), "</details>"]
     return "".join(parts)
 

@@ -45,7 +45,7 @@ def partitions(rows: Sequence[Mapping[str, Any]]) -> str:
     numbers = ("partition", "position", "end", "records", *COUNTS)
     columns = [Column("store"), Column("kind"), Column("verdict", "verdict")]
     columns += [Column(name, "number") for name in numbers]
-    columns += [Column("digest of the log", "code"), Column("of the store", "code")]
+    columns += [Column("digest of the log", "digest"), Column("of the store", "digest")]
     names = ("store", "kind", "verdict", *numbers, "log_digest", "store_digest")
     return table(columns, [[row[name] for name in names] for row in rows])
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 # What may become of a row, in the order in which a bar shows it.
 COUNTS = ("matched", "indeterminate", "missing", "extra", "different", "stale")
 VERDICTS = ("equal", "different", "inconclusive")
-BAR_WIDTH, BAR_HEIGHT, ROW_HEIGHT, LABEL_WIDTH, LABEL_MAX = 520, 16, 26, 220, 30
+BAR_WIDTH, BAR_HEIGHT, ROW_HEIGHT = 560, 16, 26
+LABEL_MAX, LETTER = 30, 7.3  # letters of a label, and how wide one is at most
 BAR_LEAST = 3.0  # pixels of a share that is not zero
 SHOWN_BYTES = 120
 STYLE = """
@@ -23,7 +24,7 @@ STYLE = """
 @media(prefers-color-scheme:dark){:root{--muted:#99a;--equal:#5fcf98;--different:#ff8a80;--inconclusive:#e6b94d;
 --matched:#3f9d6b;--stale:#b5651d}}
 *{box-sizing:border-box}
-body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1.25rem}
+body{font:15px/1.5 system-ui,sans-serif;max-width:84rem;margin:2rem auto;padding:0 1.25rem}
 h1{font-size:1.45rem;margin:0 0 .25rem;display:flex;gap:.75rem;align-items:center;flex-wrap:wrap}
 h2{font-size:1.1rem;margin:2.25rem 0 .5rem} h3{font-size:.95rem;margin:1.25rem 0 .35rem}
 .verdict{padding:.1rem .7rem;border-radius:1rem;font-size:1rem;border:2px solid currentColor}
@@ -35,9 +36,10 @@ h2{font-size:1.1rem;margin:2.25rem 0 .5rem} h3{font-size:.95rem;margin:1.25rem 0
 .tiles span{color:var(--muted);font-size:.8rem}
 .wide{overflow-x:auto} table{border-collapse:collapse;font-size:.85rem}
 th{color:var(--muted);font-weight:600} th,td{padding:.28rem .65rem;border-bottom:1px solid var(--line);text-align:left;
-vertical-align:top} td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-td.v{font-weight:600} code{font-size:.8rem;overflow-wrap:anywhere;white-space:pre-wrap}
-svg{max-width:none} svg text{font:12px system-ui,sans-serif;fill:currentColor}
+vertical-align:top;white-space:nowrap} td.c{min-width:11rem;white-space:normal}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+td.v{font-weight:600} code{font-size:.8rem} td.c code{overflow-wrap:anywhere;white-space:pre-wrap}
+svg{max-width:100%;height:auto} svg text{font:12px system-ui,sans-serif;fill:currentColor}
 .key{font-size:.85rem} .key span{margin-right:1rem;white-space:nowrap}
 .key i{display:inline-block;width:.8em;height:.8em;margin-right:.35em;border-radius:2px}
 details{border:1px solid var(--line);border-radius:.5rem;padding:.4rem .9rem;margin:.5rem 0}
@@ -47,7 +49,7 @@ summary{cursor:pointer;font-weight:600} .note{border-left:3px solid var(--inconc
 
 
 class Column(NamedTuple):
-    """One column of a table: its head, and how its cells are shown: text, number, verdict or code."""
+    """One column of a table: its head, and how its cells are shown: text, number, verdict, digest or code (wrapped)."""
 
     head: str
     shown: str = "text"
@@ -85,16 +87,16 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> str:
 
 def bars(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """A bar for each (label, counts); what is not zero is never thinner than a few pixels."""
-    parts = []
+    parts, names = [], [label if len(label) <= LABEL_MAX else label[: LABEL_MAX - 1] + "…" for label, _ in rows]
+    begin = round(LETTER * max(map(len, names), default=0)) + 10
     for index, (label, counts) in enumerate(rows):
         top = index * ROW_HEIGHT
-        name = label if len(label) <= LABEL_MAX else label[: LABEL_MAX - 1] + "…"
         parts.append(
-            f'<text x="{LABEL_WIDTH - 10}" y="{top + 13}" text-anchor="end">{escape(name)}'
+            f'<text x="{begin - 10}" y="{top + 13}" text-anchor="end">{escape(names[index])}'
             f"<title>{escape(label)}</title></text>"
         )
-        parts += _bar(counts, top)
-    width, height = LABEL_WIDTH + BAR_WIDTH, max(ROW_HEIGHT, len(rows) * ROW_HEIGHT)
+        parts += _bar(counts, begin, top)
+    width, height = begin + BAR_WIDTH, max(ROW_HEIGHT, len(rows) * ROW_HEIGHT)
     key = "".join(f'<span><i style="background:{_colour(name)}"></i>{name}</span>' for name in COUNTS)
     return (
         f'<div class="wide"><svg role="img" aria-label="rows by verdict" width="{width}" height="{height}" '
@@ -142,12 +144,12 @@ def size_text(count: float) -> str:
     return f"{count:,.1f} TB"
 
 
-def _bar(counts: Mapping[str, Any], top: int) -> list[str]:
+def _bar(counts: Mapping[str, Any], begin: int, top: int) -> list[str]:
     total = sum(counts[name] for name in COUNTS)
     if not total:
-        return [f'<text x="{LABEL_WIDTH}" y="{top + 13}">no rows</text>']
+        return [f'<text x="{begin}" y="{top + 13}">no rows</text>']
     widths = {name: max(BAR_LEAST, BAR_WIDTH * counts[name] / total) for name in COUNTS if counts[name]}
-    scale, left, parts = min(BAR_WIDTH / sum(widths.values()), 1.0), float(LABEL_WIDTH), []
+    scale, left, parts = min(BAR_WIDTH / sum(widths.values()), 1.0), float(begin), []
     for name, width in widths.items():
         parts.append(
             f'<rect x="{left:.1f}" y="{top}" width="{width * scale:.1f}" height="{BAR_HEIGHT}" '
@@ -161,12 +163,12 @@ def _cell(column: Column, value: Any) -> str:
     text = "" if value is None else f"{value:,}" if column.shown == "number" and isinstance(value, int) else str(value)
     if column.shown == "verdict":
         return f'<td class="v {_known(text)}">{escape(text)}</td>'
-    inner = f"<code>{escape(text)}</code>" if column.shown == "code" else escape(text)
+    inner = f"<code>{escape(text)}</code>" if column.shown in ("code", "digest") else escape(text)
     return f"<td{_class(column)}>{inner}</td>"
 
 
 def _class(column: Column) -> str:
-    return ' class="n"' if column.shown == "number" else ""
+    return {"number": ' class="n"', "code": ' class="c"'}.get(column.shown, "")
 
 
 def _colour(name: str) -> str:

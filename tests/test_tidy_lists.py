@@ -146,6 +146,7 @@ def test_metric_list_is_the_readme_table(texts: dict[str, str]) -> None:
         ".ci/run",
         "tests/README.md",
         "requirements/core.txt",
+        "requirements/spark.txt",
         "requirements/dev.txt",
     ],
 )
@@ -154,10 +155,12 @@ def test_front_page_is_there(page: str, repo_files: list[str]) -> None:
 
 
 def test_pinned_lists_hold_hashes_and_agree(texts: dict[str, str]) -> None:
-    core, dev = (dict(PINNED.findall(texts[f"requirements/{name}.txt"])) for name in ("core", "dev"))
+    names = ("core", "spark", "dev")
+    core, spark, dev = (dict(PINNED.findall(texts[f"requirements/{name}.txt"])) for name in names)
     assert core
-    assert core.items() <= dev.items(), "requirements/dev.txt pins other versions than core.txt; run `make pins`"
-    for path in ("requirements/core.txt", "requirements/dev.txt", "benchmarks/quix.txt", "benchmarks/plots.txt"):
+    assert core.items() < spark.items(), "requirements/spark.txt pins other versions than core.txt; run `make pins`"
+    assert spark.items() < dev.items(), "requirements/dev.txt pins other versions than spark.txt; run `make pins`"
+    for path in (*(f"requirements/{name}.txt" for name in names), "benchmarks/quix.txt", "benchmarks/plots.txt"):
         entries = re.split(r"^(?=[a-z0-9])", texts[path], flags=re.MULTILINE)[1:]
         assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
 
