@@ -141,8 +141,8 @@ def _spark(result: DemoResult) -> list[tuple[str, str]]:
         return []
     told = (
         f"{run.stores} stores of {run.records:,} changes inspected, rebuilt and verified in "
-        f"{run.elapsed_ms / 1_000:.1f} s (and {run.started_ms / 1_000:.1f} s to start {run.version}): {run.rows:,} rows equal, "
-        f"{run.differences} differences; "
+        f"{run.elapsed_ms / 1_000:.1f} s (and {run.started_ms / 1_000:.1f} s to start {run.version}): "
+        f"{run.rows:,} rows equal, {run.differences} differences; "
     )
     told += f"{run.same_digest} of {run.rebuilt} rebuilt partitions have the digest of the live rows"
     report = [] if result.kept_in is None else [("report", run.report)]

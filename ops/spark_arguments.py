@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from standfast.store.errors import InvalidRequest
@@ -63,6 +64,7 @@ def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:
         pinned = load_jar_set("spark-kafka")
         if args.kafka_jars:
             jars = tuple(filter(None, args.kafka_jars.split(",")))
+            _check_jars(jars)
         elif PACKAGES not in os.environ and pinned.version == version("pyspark"):
             folder = ensure_jars(pinned, java or spark_java(out.note), out.note)
             jars = tuple(str(folder / jar.file_name) for jar in pinned.jars)
@@ -111,6 +113,13 @@ def task_progress(out: Output, what: str) -> Iterator[Callable[[int, int], None]
             state["done"] = max(percent, state["done"])
 
         yield on_tasks
+
+
+def _check_jars(jars: Sequence[str]) -> None:
+    """Spark goes on without a jar that is not there, and fails much later."""
+    absent = [jar for jar in jars if "://" not in jar and not Path(jar).is_file()]
+    if absent:
+        raise InvalidRequest(f"--kafka-jars: {', '.join(absent)} does not exist: check the path")
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from standfast.restore.spark_rows import HASH
 from standfast.restore.spark_session import batch_rows, executor_error, first_line
 from standfast.restore.spark_source import LogRanges, SourceName, empty_frame, native_frame
 from standfast.store import errors
-from standfast.store.errors import StandfastError, StateLost, Unavailable
+from standfast.store.errors import BadConfig, StandfastError, StateLost, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -154,6 +154,13 @@ def job_error(error: Exception) -> StandfastError:
             return StateLost(found[2]) if kind is StateLost else _made(kind, found[2])
     if any(sign in text for sign in _JAVA_LOST):
         return StateLost(f"the log does not hold what was to be read any more: {first_line(error)}", reason="truncated")
+    if "DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source" in text:
+        return BadConfig(
+            [
+                "Spark has no connector for Kafka: name its jars (--kafka-jars a.jar,b.jar) or its coordinate "
+                "(STANDFAST_SPARK_PACKAGES), or read with --source native, which needs no jar"
+            ]
+        )
     if "No module named" in text or "PYTHON_VERSION_MISMATCH" in text:
         return executor_error(error)
     return Unavailable(f"the Spark job failed: {first_line(error)}; run it again")
