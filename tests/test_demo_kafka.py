@@ -36,7 +36,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 def command(*arguments: str) -> list[str]:
     # Longer than a busy machine may hold a process up.
-    return [sys.executable, "-m", "standfast.ops.cli", "demo", *arguments, "--lease-ms", str(LEASE_MS), "--json"]
+    own = ["--lease-ms", str(LEASE_MS), "--no-spark", "--json"]
+    return [sys.executable, "-m", "standfast.ops.cli", "demo", *arguments, *own]
 
 
 def ran(*arguments: str) -> dict[str, Any]:

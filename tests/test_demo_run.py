@@ -35,7 +35,8 @@ LIMIT = 2_500  # three days: aircraft are retired, hours close
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A folder after a run over the first flights, and what the command printed."""
     folder = tmp_path_factory.mktemp("demo") / "kept"
-    command = [sys.executable, "-m", "standfast.ops.cli", "demo", "--limit", str(LIMIT), "--dir", str(folder), "--json"]
+    command = [sys.executable, "-m", "standfast.ops.cli", "demo", "--limit", str(LIMIT), "--dir", str(folder)]
+    command += ["--no-spark", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
     return folder, json.loads(ended.stdout)
