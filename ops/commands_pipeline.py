@@ -114,7 +114,7 @@ def _run(
     looked_at: str,
     open_session: OpenSession,
 ) -> tuple[PipelineDone, Json]:
-    from standfast.restore.spark_folder import Folder
+    from standfast.restore.spark_folder import Folder, shown_address
     from standfast.restore.spark_pipeline import Reader, check_out
 
     folder = Folder(args.out)
@@ -122,7 +122,7 @@ def _run(
     options = connector_options(log.address) if args.source == "connector" else {}
     about = {
         "looked_at": looked_at,
-        "state": None if looked_at == "log" else str(args.snapshot or state_of(args)),
+        "state": None if looked_at == "log" else shown_address(str(args.snapshot or state_of(args))),
         "source": args.source,
     }
     reader = Reader(args.source, options, args.file_mb << 20)
@@ -150,7 +150,7 @@ def run_and_report(
     clock = SystemClock()
     done = run_pipeline(spark, log, jobs, folder, steps, now_ms=clock.wall_ms, reader=reader)
     ran = {"spark": spark.version, "master": spark.conf.get("spark.master", ""), "ended_ms": clock.wall_ms()}
-    summary = summary_of(done, {"app": jobs[0].app, "log": log.address, "out": folder.address, **about, **ran})
+    summary = summary_of(done, {"app": jobs[0].app, "log": log.address, "out": str(folder), **about, **ran})
     rows = [row for one in done.stores for row in one.found]
     write_pipeline_report(folder, summary, rows, values=values)
     return done, summary

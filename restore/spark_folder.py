@@ -11,6 +11,7 @@ place.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from standfast.store.errors import BadConfig, InvalidRequest, Unavailable
 from standfast.store.state_dir import write_atomically
 
 CHUNK_BYTES = 8 << 20
+SECRET = re.compile(r"://[^/?#@]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class Folder:
             self.local = Path(self._root)
 
     def __str__(self) -> str:
-        return self.address
+        """The address as it may be shown: without a password in it."""
+        return shown_address(self.address)
 
     def make(self) -> None:
         """Create it; one that exists is fine."""
@@ -122,7 +125,18 @@ class Folder:
         return f"{self._root.rstrip('/')}/{name}"
 
     def _telling(self, what: str) -> _Telling:
-        return _Telling(f"{what} {self.address}")
+        return _Telling(f"{what} {self}")
+
+
+def shown_address(address: str) -> str:
+    """An address without what stands before its `@`."""
+    return SECRET.sub("://", address)
+
+
+def below(address: str, name: str) -> str:
+    """The address of what lies below another; `?endpoint_override=...` stays at the end."""
+    path, mark, query = address.partition("?") if "://" in address else (address, "", "")
+    return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
 class _Telling:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from standfast.replication.log import Log
 from standfast.restore.manifest import FILE_NAME, Manifest
 from standfast.restore.preflight import Preflight, preflight
-from standfast.restore.spark_folder import Folder
+from standfast.restore.spark_folder import Folder, below
 from standfast.restore.spark_inspect import Inspected, inspect
 from standfast.restore.spark_merge import Found
 from standfast.restore.spark_places import Place, manifest_of, manifest_places
@@ -173,8 +173,7 @@ def snapshot_places(address: str) -> list[Place]:
     inside = sorted(parts[0] for parts in names if len(parts) == 2 and parts[1] == FILE_NAME)
     if not inside:
         raise InvalidRequest(f"{folder} has no {FILE_NAME}, nor has a folder in it: it is no snapshot and no rebuild")
-    root = folder.address.rstrip("/")
-    places = [place for name in inside for place in manifest_places(f"{root}/{name}")]
+    places = [place for name in inside for place in manifest_places(below(folder.address, name))]
     apps = sorted({place.app for place in places})
     if len(apps) > 1:
         raise InvalidRequest(f"{folder} holds stores of several applications ({', '.join(apps)}): name one's folder")
@@ -278,7 +277,7 @@ class _Run:
         return StoreDone(job, inspected, made, kept, seen.verdicts, seen.found, compared, took_ms)
 
     def _target(self, job: StoreJob) -> Folder:
-        return Folder(f"{self.out.address.rstrip('/')}/{REBUILT}/{job.name}")
+        return Folder(below(self.out.address, f"{REBUILT}/{job.name}"))
 
 
 def _finished(target: Folder, job: StoreJob) -> Rebuilt | None:
@@ -294,7 +293,7 @@ def _finished(target: Folder, job: StoreJob) -> Rebuilt | None:
             f"{target} holds a rebuild of something else ({manifest.app}/{manifest.store}, another definition, topic "
             "or other partitions): name a new folder"
         )
-    return Rebuilt(manifest, target.address, 0)
+    return Rebuilt(manifest, str(target), 0)
 
 
 def _compared(manifest: Manifest, verdicts: Sequence[StoreVerdict], plan: StorePlan) -> Compared:

@@ -23,7 +23,7 @@ from standfast.replication.offsets import TaskId
 from standfast.restore.at_rest import MEMORY_BYTES, StoreAtRest, definitions_of, open_task, store_of, view
 from standfast.restore.manifest import FILE_NAME, Manifest, parse_manifest
 from standfast.restore.manifest_files import check_files
-from standfast.restore.spark_folder import Folder
+from standfast.restore.spark_folder import Folder, below
 from standfast.restore.take_in import link_files
 from standfast.store.cut import Position, StoreTimes
 from standfast.store.engine import Engine
@@ -135,16 +135,17 @@ def manifest_places(address: str) -> list[Place]:
 def remote_places(address: str, app: str | None) -> list[Place]:
     """Tasks below <address>/<app>/<task>, or of the application that <address> names. Raises InvalidRequest."""
     found: dict[str, list[Place]] = {}
-    for one in Folder(address).list():
+    folder = Folder(address)
+    for one in folder.list():
         parts = one.name.split("/")
         if parts[-1] != "CURRENT" or len(parts) < 2:
             continue
-        name = parts[-3] if len(parts) > 2 else address.rstrip("/").rpartition("/")[2]
-        where = f"{address.rstrip('/')}/{'/'.join(parts[:-1])}"
+        name = parts[-3] if len(parts) > 2 else address.partition("?")[0].rstrip("/").rpartition("/")[2]
+        where = below(address, "/".join(parts[:-1]))
         found.setdefault(name, []).append(Place(name, TaskId.parse(parts[-2]), where))
     if app is None and len(found) == 1:
         app = next(iter(found))
     if app is None or app not in found:
         have = ", ".join(sorted(found)) or "none"
-        raise InvalidRequest(f"{address} holds no tasks of application {app!r}: it has {have}; name one with --app")
+        raise InvalidRequest(f"{folder} holds no tasks of application {app!r}: it has {have}; name one with --app")
     return sorted(found[app], key=lambda place: place.task)

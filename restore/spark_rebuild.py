@@ -124,7 +124,7 @@ def rebuild(
         made=Made("rebuild", done_ms, __version__, rocksdict_version(), COMPRESSION),
     )
     folder.write(FILE_NAME, dump_manifest(manifest).encode())
-    return Rebuilt(manifest, folder.address, done_ms - began_ms, tuple(_warnings(what, done_ms - began_ms)))
+    return Rebuilt(manifest, str(folder), done_ms - began_ms, tuple(_warnings(what, done_ms - began_ms)))
 
 
 def check_target(folder: Folder) -> None:

@@ -34,7 +34,7 @@ from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.manifest import FILE_NAME
 from standfast.restore.manifest_files import read_manifest
 from standfast.restore.preflight import preflight
-from standfast.restore.spark_folder import Folder
+from standfast.restore.spark_folder import Folder, below
 from standfast.restore.spark_inspect import inspect
 from standfast.restore.spark_pipeline import jobs_of_state, run_pipeline
 from standfast.store.errors import InvalidRequest
@@ -392,3 +392,14 @@ def test_what_is_missing_is_told_with_the_line_that_repairs_it(
         patch.setattr("standfast.ops.commands_pipeline.connector_options", lambda _address: {})
         assert main([*words, *connector]) == 2
     assert "no.jar does not exist" in capsys.readouterr().err
+
+
+def test_address_keeps_its_settings_at_its_end_and_shows_no_secret() -> None:
+    address = "s3://key:secret@bucket/check?scheme=http&endpoint_override=127.0.0.1:9000"
+    assert below(address, "rebuilt/kv") == address.replace("check", "check/rebuilt/kv")
+    assert below("/data/check/", "rebuilt/kv") == "/data/check/rebuilt/kv"
+    assert below("/data/what?", "kv") == "/data/what?/kv"
+    folder = Folder(address)
+    assert folder.local is None
+    assert folder.address == address
+    assert str(folder) == address.replace("key:secret@", "")
