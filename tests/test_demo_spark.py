@@ -13,7 +13,8 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from test_demo import SETTINGS, result  # noqa: F401  a fixture
+import test_demo
+from test_demo import SETTINGS
 
 from standfast.ops.demo import report
 from standfast.ops.demo_card import print_card
@@ -23,6 +24,7 @@ from standfast.ops.demo_spark import run_spark
 from standfast.replication.open_log import open_log
 from standfast.store.clock import SystemClock
 
+result = test_demo.result  # the fixture
 RUN = SparkRun("equal", "Spark 4.0.0", 4, 1_000, 200, 0, 16, 16, 200, 9_000, 4_000, 9_500, "/x/spark/report.html")
 
 
@@ -51,7 +53,7 @@ def card(shown: DemoResult) -> str:
     return out.getvalue()
 
 
-def test_card_tells_of_the_run_and_of_what_turns_it_on(result: DemoResult) -> None:  # noqa: F811
+def test_card_tells_of_the_run_and_of_what_turns_it_on(result: DemoResult) -> None:
     told = card(replace(result, spark=RUN))
     assert "4 stores of 1,000 changes inspected, rebuilt and verified in 9.5 s (and 4.0 s to start Spark 4.0.0)" in told
     assert "16 of 16 rebuilt partitions have the digest of the live rows" in told
@@ -63,7 +65,7 @@ def test_card_tells_of_the_run_and_of_what_turns_it_on(result: DemoResult) -> No
 
 @pytest.mark.parametrize("change", [{"verdict": "different", "differences": 1}, {"same_digest": 15}])
 def test_run_that_finds_anything_wrong_fails_the_demo(
-    result: DemoResult,  # noqa: F811
+    result: DemoResult,
     change: dict[str, object],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
