@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from standfast.ops.output import Output
 
 Json: TypeAlias = dict[str, Any]
+RESTORE_MEMORY = "512MiB"  # as a session has it
 SCHEMA = "standfast.bench/1"
 RECORDS_DEFAULT = {"write": 1_000_000, "read": 500_000, "restore": 1_000_000, "process": 1_000_000}
 WITH_LOG = ("write", "restore")  # what `--log` may be given to
@@ -68,7 +69,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             add_log(command)
         if name == "restore":
             add("--workers", metavar="LIST", help="processes of a bulk restore, 0 for batches, as 0,1,2 (a session's)")
-            add("--restore-memory", default="256MiB", metavar="SIZE", help="what they may hold of rows (256MiB)")
+            add(
+                "--restore-memory",
+                default=RESTORE_MEMORY,
+                metavar="SIZE",
+                help=f"what they may hold of rows ({RESTORE_MEMORY})",
+            )
         add("--memory", default="256MiB", metavar="SIZE", help="memory setting of the session (256MiB)")
         add("--dir", type=Path, metavar="D", help="work below this folder (default: the system's temporary one)")
         add_json(command)
@@ -158,7 +164,7 @@ def _settings(args: argparse.Namespace) -> Json:
     sizes = {}
     least_bytes = {"memory": MEMORY_BYTES_MIN, "restore_memory": RESTORE_MEMORY_MIN_BYTES}
     for name, fewest in least_bytes.items():
-        given, option = getattr(args, name, "256MiB"), f"--{name.replace('_', '-')}"
+        given, option = getattr(args, name, RESTORE_MEMORY), f"--{name.replace('_', '-')}"
         try:
             sizes[f"{name}_bytes"] = parse_size(given)
             if sizes[f"{name}_bytes"] < fewest:

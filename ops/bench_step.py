@@ -27,7 +27,7 @@ FETCH_RECORDS = 5_000
 VALUES = 1_000  # different values; records take them in turn
 NEAR_RECORDS = 10_000  # "near": all versions of a key lie within so many records
 READY_S = 3_600.0
-RESTORE_MEMORY_BYTES = 256 << 20  # as a session has it
+RESTORE_MEMORY_BYTES = 512 << 20  # as a session has it
 START_MS = 1_356_998_400_000
 GETS_MAX = 200_000
 

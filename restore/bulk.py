@@ -197,8 +197,9 @@ class BulkLoader:
             steps += self._take(answer)
         for load in list(self._loads.values()):
             steps += self._advance(load)
-        # A survey is short: who builds what it finds starts meanwhile, which takes as long.
-        surveys = sum(load.surveying is not None for load in self._loads.values())
+        # A survey is short: who builds what it finds starts meanwhile, which takes as long. Of windows it may find that
+        # most have expired.
+        surveys = sum(one.surveying is not None and one.spec.kind != "window" for one in self._loads.values())
         for died in self._pool.hand_out(surveys * (self._parts - 1)):
             steps += self._take(died)
         return steps

@@ -64,6 +64,7 @@ FETCH_WAIT_MS = 200
 RETRY_MS = 500
 PROGRESS_MS = 100
 SAMPLES = 16
+DENSE = 0.9  # a log that still holds so much of its oldest offsets was hardly compacted
 SAMPLE_RECORDS = 200
 
 Say = Callable[[Event], None]
@@ -195,7 +196,10 @@ def read_tail(
 def sample(
     reader: LogReader, source: TopicPartition, start: int, end: int, clock: SystemClock
 ) -> Iterator[tuple[int, float]]:
-    """(offset, records per offset around there) at even distances."""
+    """(offset, records per offset around there) at even distances; one of a log that was not compacted.
+
+    Measured: each costs some 30 ms on Kafka, half a second in all.
+    """
     for number in range(SAMPLES):
         offset = start + (end - start) * number // SAMPLES
         last, count = offset - 1, 0
@@ -210,7 +214,10 @@ def sample(
                 count += len(batch.records)
                 last = batch.next_offset - 1
         # Where the log has a gap of many offsets, the next record stands for all of them.
-        yield offset, count / max(last + 1 - offset, 1)
+        density = count / max(last + 1 - offset, 1)
+        yield offset, density
+        if number == 0 and density >= DENSE:
+            return
 
 
 def main() -> int:

@@ -30,7 +30,9 @@ LEASE_DEFAULT_MS = 3_000
 LEASE_MIN_MS = 100
 DISCOVERY_DEFAULT_MS = 60_000
 RESTORE_WORKERS_MAX = 4
-RESTORE_MEMORY_DEFAULT_BYTES = 256 << 20
+# Measured: 500,000 rows of 112 bytes in two workers fit; with half of it they took four files instead of two, and the
+# compaction that follows more than three: 5.7 s instead of 3.5.
+RESTORE_MEMORY_DEFAULT_BYTES = 512 << 20
 RESTORE_MEMORY_MIN_BYTES = 16 << 20
 
 

@@ -50,7 +50,7 @@ def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.Cap
         "versions": 4,
         "runs": 2,
         "memory_bytes": 16 << 20,
-        "restore_memory_bytes": 256 << 20,
+        "restore_memory_bytes": 512 << 20,
         "workers": [],
     }
     assert set(document["versions"]) == {"standfast", "python", "rocksdict", "sqlite", "platform", "cores"}
