@@ -31,7 +31,7 @@ from standfast.store.errors import Closed, InvalidRequest
 
 METADATA_BYTES_MAX = 4_096
 LEASE_MS_MAX = 24 * 3_600_000
-STABLE_S = 2.0  # how long a transaction that is still open may hold a look at the offsets back
+STABLE_EXTRA_S = 2.0  # how much longer than it may last a transaction holds a look at the offsets back
 _ALIVE = frozenset(
     {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
     | {KafkaError.NON_EMPTY_GROUP, KafkaError.STALE_MEMBER_EPOCH}
@@ -151,8 +151,11 @@ class KafkaGroup:
         return failed is None
 
     def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:
+        # Not less: a broker that was killed writes the markers of what it had committed when it is back. Who took the
+        # offsets before them for the answer processed records twice.
+        stable_s = self._cluster.transaction_ms / 1_000 + STABLE_EXTRA_S
         try:
-            return self._listed(wanted, require_stable=True, timeout_s=min(STABLE_S, self._cluster.timeout_s))
+            return self._listed(wanted, require_stable=True, timeout_s=stable_s)
         except KafkaException as error:
             if error_of(error).code() not in _UNSTABLE:
                 raise
