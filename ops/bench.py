@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from standfast.ops.output import Output
 
 Json: TypeAlias = dict[str, Any]
-RESTORE_MEMORY = "512MiB"  # as a session has it
 SCHEMA = "standfast.bench/1"
 RECORDS_DEFAULT = {"write": 1_000_000, "read": 500_000, "restore": 1_000_000, "process": 1_000_000}
 WITH_LOG = ("write", "restore")  # what `--log` may be given to
@@ -69,12 +68,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             add_log(command)
         if name == "restore":
             add("--workers", metavar="LIST", help="processes of a bulk restore, 0 for batches, as 0,1,2 (a session's)")
-            add(
-                "--restore-memory",
-                default=RESTORE_MEMORY,
-                metavar="SIZE",
-                help=f"what they may hold of rows ({RESTORE_MEMORY})",
-            )
+            add("--restore-memory", metavar="SIZE", help="what they may hold of rows, as 512MiB (a session's)")
         add("--memory", default="256MiB", metavar="SIZE", help="memory setting of the session (256MiB)")
         add("--dir", type=Path, metavar="D", help="work below this folder (default: the system's temporary one)")
         add_json(command)
@@ -149,7 +143,7 @@ def _settings(args: argparse.Namespace) -> Json:
     from standfast.store.errors import InvalidRequest
     from standfast.store.rocks import MEMORY_BYTES_MIN
     from standfast.store.rows import VALUE_MAX_BYTES
-    from standfast.stream.settings import RESTORE_MEMORY_MIN_BYTES
+    from standfast.stream.settings import RESTORE_MEMORY_DEFAULT_BYTES, RESTORE_MEMORY_MIN_BYTES
 
     problems = []
     args.runs = RUNS_DEFAULT[kind_of(_log(args))] if args.runs is None else args.runs
@@ -161,10 +155,12 @@ def _settings(args: argparse.Namespace) -> Json:
         if number < low or (high is not None and number > high):
             upper = "" if high is None else f" to {high}"
             problems.append(f"--{name.replace('_', '-')} is {number}: give {low}{upper or ' or more'}")
-    sizes = {}
+    sizes = {"restore_memory_bytes": RESTORE_MEMORY_DEFAULT_BYTES}
     least_bytes = {"memory": MEMORY_BYTES_MIN, "restore_memory": RESTORE_MEMORY_MIN_BYTES}
     for name, fewest in least_bytes.items():
-        given, option = getattr(args, name, RESTORE_MEMORY), f"--{name.replace('_', '-')}"
+        given, option = getattr(args, name, None), f"--{name.replace('_', '-')}"
+        if given is None:
+            continue
         try:
             sizes[f"{name}_bytes"] = parse_size(given)
             if sizes[f"{name}_bytes"] < fewest:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import SystemClock
 from standfast.store.names import changelog_topic
+from standfast.stream.settings import RESTORE_MEMORY_DEFAULT_BYTES
 
 APP = "bench"
 STORE = "store"
@@ -27,7 +28,6 @@ FETCH_RECORDS = 5_000
 VALUES = 1_000  # different values; records take them in turn
 NEAR_RECORDS = 10_000  # "near": all versions of a key lie within so many records
 READY_S = 3_600.0
-RESTORE_MEMORY_BYTES = 512 << 20  # as a session has it
 START_MS = 1_356_998_400_000
 GETS_MAX = 200_000
 
@@ -52,7 +52,7 @@ class Step:
     log: str = ""  # address of the log; without one, each run has an embedded one in its folder
     app: str = APP  # its topics begin with this
     workers: int | None = None  # processes of a bulk restore, 0 for batches; None: as a session has them
-    restore_memory_bytes: int = RESTORE_MEMORY_BYTES
+    restore_memory_bytes: int = RESTORE_MEMORY_DEFAULT_BYTES
 
     def encode(self) -> str:
         """The process's argument."""

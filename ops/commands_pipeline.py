@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
 from standfast.ops.commands_verify import EXIT_CODES, state_dir_argument
-from standfast.ops.spark_arguments import add_spark, connector_options, session_for
+from standfast.ops.spark_arguments import add_rebuilding, add_spark, connector_options, file_bytes, session_for
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 OpenSession: TypeAlias = Callable[..., AbstractContextManager[Any]]
 Json: TypeAlias = dict[str, Any]
 PLAN_SCHEMA = "standfast.pipeline-plan/1"
-FILE_MB_DEFAULT = 64
 STEP_PARTS = 100  # of the bar
 
 
@@ -73,9 +72,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--include-values", action="store_true", help="values in differences.parquet, not only their hashes"
     )
-    parser.add_argument("--allow-truncated", action="store_true", help="also where records at the head are gone")
-    parser.add_argument("--file-mb", type=int, default=FILE_MB_DEFAULT, metavar="MB", help="size of a file (64)")
-    parser.add_argument("--plan", action="store_true", help="say what would be read, and stop")
+    add_rebuilding(parser)
     add_spark(parser)
     add_json(parser)
     add_config(parser)
@@ -90,8 +87,7 @@ def run_pipeline_command(args: argparse.Namespace, out: Output, open_session: Op
     check_libraries()
     if not (args.out or args.plan):
         raise InvalidRequest("where to? name a new folder with --out FOLDER")
-    if args.file_mb < 1:
-        raise InvalidRequest(f"--file-mb is {args.file_mb}: give 1 or more")
+    file_bytes(args)  # what is wrong is said before anything is opened
     looked_at = _looked_at(args)
     log = log_of(args)
     try:
@@ -125,7 +121,7 @@ def _run(
         "state": None if looked_at == "log" else shown_address(str(args.snapshot or state_of(args))),
         "source": args.source,
     }
-    reader = Reader(args.source, options, args.file_mb << 20)
+    reader = Reader(args.source, options, file_bytes(args))
     with open_session(args, out, f"standfast pipeline {jobs[0].app}") as spark, _steps(out) as steps:
         return run_and_report(spark, log, jobs, folder, steps, about, reader=reader, values=args.include_values)
 

@@ -13,7 +13,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
-from standfast.ops.spark_arguments import add_spark
+from standfast.ops.spark_arguments import add_rebuilding, add_spark, file_bytes
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 SCHEMA = "standfast.rebuild/1"
 PLAN_SCHEMA = "standfast.rebuild-plan/1"
 GC_SCHEMA = "standfast.gc/1"
-FILE_MB_DEFAULT = 64
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,9 +48,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="P=OFFSET",
         help="read partition P up to this offset; repeatable",
     )
-    parser.add_argument("--allow-truncated", action="store_true", help="also where records at the head are gone")
-    parser.add_argument("--file-mb", type=int, default=FILE_MB_DEFAULT, metavar="MB", help="size of a file (64)")
-    parser.add_argument("--plan", action="store_true", help="say what would be read, and stop")
+    add_rebuilding(parser)
     add_spark(parser)
     add_json(parser)
     add_config(parser)
@@ -80,8 +77,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
     target = args.out or ""
     if not (target or args.plan):
         raise InvalidRequest("where to? name an empty folder with --out FOLDER")
-    if args.file_mb < 1:
-        raise InvalidRequest(f"--file-mb is {args.file_mb}: give 1 or more")
+    size = file_bytes(args)
     until = dict(_until(text) for text in args.until)
     log = log_of(args)
     try:
@@ -107,7 +103,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
                 now_ms=SystemClock().wall_ms,
                 source=args.source,
                 connector_options=options,
-                file_bytes=args.file_mb << 20,
+                file_bytes=size,
                 on_tasks=bar,
             )
     finally:
@@ -162,16 +158,10 @@ def _store(args: argparse.Namespace, log: Log) -> tuple[str, StoreSpec]:
 def declared(log: Log, app: str, text: str) -> StoreSpec:
     """A store as `--store` declares it, with times from its topic. Raises UnknownStore, BadConfig."""
     from standfast.ops.store_argument import parse_store, store_spec
-    from standfast.store.errors import UnknownStore
+    from standfast.restore.preflight import topic_of
 
     argument = parse_store(text)
-    topic = argument.changelog_of(app)
-    info = log.admin.describe_topic(topic)
-    if info is None:
-        raise UnknownStore(
-            f"store {argument.name!r} of {app!r}: the log {log.address} has no topic {topic}: check --app, the store's "
-            "name and the log"
-        )
+    info = topic_of(log, app, argument.name, argument.changelog_of(app))
     return store_spec(argument, info.policy)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from standfast.restore.spark_session import SparkPlace
 
 PACKAGES = "STANDFAST_SPARK_PACKAGES"
+FILE_MB_DEFAULT = 64
 
 
 def add_spark(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +46,21 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a setting of Spark; may be given several times",
     )
+
+
+def add_rebuilding(parser: argparse.ArgumentParser) -> None:
+    """Flags of every command that makes files of a changelog."""
+    parser.add_argument("--allow-truncated", action="store_true", help="also where records at the head are gone")
+    parser.add_argument("--file-mb", type=int, default=FILE_MB_DEFAULT, metavar="MB", help="size of a file (64)")
+    parser.add_argument("--plan", action="store_true", help="say what would be read, and stop")
+
+
+def file_bytes(args: argparse.Namespace) -> int:
+    """Size of a file. Raises InvalidRequest."""
+    megabytes: int = args.file_mb
+    if megabytes < 1:
+        raise InvalidRequest(f"--file-mb is {megabytes}: give 1 or more")
+    return megabytes << 20
 
 
 def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:

@@ -17,7 +17,7 @@ from standfast.replication.log import Log, LogReader, Record, TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.source_records import as_logged
 from standfast.store.clock import Clock
-from standfast.store.cut import Position, StoreTimes
+from standfast.store.cut import Cut, Position, StoreTimes
 from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost
 from standfast.store.log import logger
 from standfast.store.task_stores import TaskStores
@@ -69,11 +69,8 @@ class ChangelogApplier:
         name = self._store(changelog)
         if changelog in self.limited:
             records = self._writable(changelog, name, records)
-        position = Position(next_offset, -1, self._topic_ids[name], self._clock.wall_ms())
-        cut = self.stores.cut
-        cut = replace(cut, positions={**cut.positions, name: position})
         try:
-            return self.stores.apply({name: records} if records else {}, cut)
+            return self.stores.apply({name: records} if records else {}, self._cut_at(name, next_offset))
         except Corruption as error:
             raise self._blame(changelog, name, records, error) from error
 
@@ -82,9 +79,7 @@ class ChangelogApplier:
     ) -> None:
         """Take sorted files (family, path) in and move the position to `next_offset`; see `TaskStores.ingest`."""
         name = self._store(changelog)
-        position = Position(next_offset, -1, self._topic_ids[name], self._clock.wall_ms())
-        cut = self.stores.cut
-        self.stores.ingest(name, files, times, replace(cut, positions={**cut.positions, name: position}))
+        self.stores.ingest(name, files, times, self._cut_at(name, next_offset))
 
     def advanced(
         self, acknowledged: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, int], *, marked: bool
@@ -105,6 +100,11 @@ class ChangelogApplier:
             elif own and name in positions:
                 positions[name] = positions[name]._replace(at_ms=now_ms)
         return positions
+
+    def _cut_at(self, name: str, next_offset: int) -> Cut:
+        """The cut with the position of one store moved."""
+        position = Position(next_offset, -1, self._topic_ids[name], self._clock.wall_ms())
+        return replace(self.stores.cut, positions={**self.stores.cut.positions, name: position})
 
     def _writable(self, changelog: TopicPartition, name: str, records: Sequence[Record]) -> Sequence[Record]:
         kept = as_logged(self.stores.specs[name], records)

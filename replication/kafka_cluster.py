@@ -106,7 +106,8 @@ class Cluster:
         self._clock = SystemClock()  # for waiting
         self._mutex = threading.Lock()
         self._complaint: KafkaError | None = None
-        self.admin: AdminClient = self._make(AdminClient, options_of(self._options))
+        self.admin: AdminClient
+        self._renew()
         self._check_settings()
         self.run("connecting", lambda: self.admin.list_topics(topic=INTERNAL, timeout=self.timeout_s))
 

@@ -53,6 +53,17 @@ class Preflight:
         return int(self.records_max * self.average_bytes)
 
 
+def topic_of(log: Log, app: str, store: str, topic: str) -> TopicInfo:
+    """A store's changelog topic. Raises UnknownStore."""
+    info = log.admin.describe_topic(topic)
+    if info is None:
+        raise UnknownStore(
+            f"store {store!r} of {app!r}: the log {log.address} has no topic {topic}: check --app, the store's "
+            "name and the log"
+        )
+    return info
+
+
 def preflight(
     log: Log,
     app: str,
@@ -66,17 +77,11 @@ def preflight(
 
     Raises StateLost (reason "truncated") if records are gone that the store needs, unless `allow_truncated`.
     """
-    topic = spec.changelog_of(app)
-    info = log.admin.describe_topic(topic)
-    if info is None:
-        raise UnknownStore(
-            f"store {spec.name!r} of {app!r}: the log {log.address} has no topic {topic}: check --app, the store's "
-            "name and the log"
-        )
+    info = topic_of(log, app, spec.name, spec.changelog_of(app))
     wanted = _wanted(info, partitions)
     reader = log.reader()
     try:
-        bounds = reader.bounds([TopicPartition(topic, number) for number in wanted])
+        bounds = reader.bounds([TopicPartition(info.name, number) for number in wanted])
         ends = _ends(log, app, spec, {source.partition: span for source, span in bounds.items()})
         ranges = {source.partition: Bounds(span.begin, ends[source.partition]) for source, span in bounds.items()}
         _refuse_outside(info, ranges, bounds, until or {})
@@ -84,7 +89,7 @@ def preflight(
         truncated = tuple(number for number, span in ranges.items() if _head_missing(spec, info, span))
         if truncated and not allow_truncated:
             raise _truncated(info, truncated, ranges)
-        average = _average_bytes(reader, topic, ranges)
+        average = _average_bytes(reader, info.name, ranges)
     finally:
         reader.close()
     log_ends = {source.partition: span.end for source, span in bounds.items()}

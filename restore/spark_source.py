@@ -22,10 +22,10 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from standfast.replication.log import LogReader
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.restore.spans import fetch_span
 from standfast.restore.spark_batches import StoreShape, ddl, prepare, record_batch
-from standfast.store.errors import InternalError, Unavailable
+from standfast.store.errors import InternalError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,8 +34,6 @@ SourceName: TypeAlias = Literal["native", "connector"]
 
 FORMAT = "standfast-ranges"
 FETCH_RECORDS = 10_000
-FETCH_WAIT_MS = 1_000
-IDLE_FETCHES_MAX = 30  # a log that gives nothing below its end for so long does not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,30 +105,14 @@ def read_range(
 
     log = open_log(address)
     try:
-        reader = log.reader()
-        reader.assign({source: span.begin})
-        yield from _read(reader, source, span, rows)
-    finally:
-        log.close()
-
-
-def _read(reader: LogReader, source: TopicPartition, span: Bounds, rows: int) -> Iterator[pa.RecordBatch]:
-    at, idle = span.begin, 0
-    while at < span.end:
-        fetched = reader.fetch(rows, FETCH_WAIT_MS)
-        idle = 0 if fetched else idle + 1
-        if idle == IDLE_FETCHES_MAX:
-            raise Unavailable(
-                f"{source}: nothing came for {idle * FETCH_WAIT_MS // 1_000} s at position {at}, below its end "
-                f"{span.end}: check that the log answers, then run this again"
-            )
-        for batch in fetched:
+        for batch in fetch_span(log.reader(), source, span, rows):
             records = batch.records
             if batch.next_offset > span.end:
                 records = [record for record in records if record.offset < span.end]
-            at = batch.next_offset
             if len(records):
                 yield record_batch(source.partition, records)
+    finally:
+        log.close()
 
 
 def native_frame(spark: SparkSession, what: LogRanges, shape: StoreShape, *, rows: int = FETCH_RECORDS) -> DataFrame:

@@ -23,14 +23,13 @@ from standfast.restore.compare import DIFFERENCES_MAX, Comparison, Difference, c
 from standfast.restore.digest import Digest, LogicalRow, digest_rows
 from standfast.restore.fold import Fold, fold_for
 from standfast.restore.judgement import REASONS, UNSURE, KeyFacts, RowVerdict, Verdict, conclude, deletes_expired, judge
+from standfast.restore.spans import fetch_span
 from standfast.store.cut import Position
-from standfast.store.errors import StateLost, Unavailable, UnknownStore
+from standfast.store.errors import StateLost, UnknownStore
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
 from standfast.store.task_stores import AnyStore, TaskStores
 
 FETCH_RECORDS = 5_000
-FETCH_WAIT_MS = 1_000
-IDLE_FETCHES_MAX = 30  # a log that gives nothing below its end for so long does not answer
 DIGEST_ROWS = 4_096
 ATTEMPTS = 2
 
@@ -310,7 +309,7 @@ def fold_of(spec: StoreSpec) -> Fold:
 def _fold(target: _Target, reader: LogReader, span: Bounds, fold: Fold, on_records: Callable[[int], None]) -> int:
     """Fold the records of a span of offsets; returns how many there were."""
     count = 0
-    for fetched in _batches(reader, target.changelog, span):
+    for fetched in fetch_span(reader, target.changelog, span, FETCH_RECORDS):
         batch = fetched
         if batch.next_offset > span.end:
             batch = batch._replace(records=[record for record in batch.records if record.offset < span.end])
@@ -333,7 +332,7 @@ def _facts(
     position = target.position.offset
     facts = KeyFacts(bounds.begin, compacted)
     above = 0
-    for batch in _batches(reader, target.changelog, bounds):
+    for batch in fetch_span(reader, target.changelog, bounds, FETCH_RECORDS):
         above += sum(position <= record.offset < bounds.end for record in batch.records)
         for record in target.records_of(batch):
             if record.key is not None and record.key in keys:
@@ -342,25 +341,6 @@ def _facts(
     gaps, age_ms = above < bounds.end - position, target.now_ms - target.position.at_ms
     facts.deletes_expired = deletes_expired(target.info.policy, age_ms, compacted=compacted, gaps=gaps)
     return facts
-
-
-def _batches(reader: LogReader, changelog: TopicPartition, span: Bounds) -> Iterator[Fetched]:
-    """Everything from span.begin on until span.end is passed; the last batch may reach beyond it."""
-    at, idle = span.begin, 0
-    if at >= span.end:
-        return
-    reader.assign({changelog: at})
-    while at < span.end:
-        fetched = reader.fetch(FETCH_RECORDS, FETCH_WAIT_MS)
-        idle = 0 if fetched else idle + 1
-        if idle == IDLE_FETCHES_MAX:
-            raise Unavailable(
-                f"{changelog}: nothing came for {idle * FETCH_WAIT_MS // 1_000} s at position {at}, below its end "
-                f"{span.end}: check that the log answers, then verify again"
-            )
-        for batch in fetched:
-            at = batch.next_offset
-            yield batch
 
 
 def _rows_of(store: AnyStore) -> Iterator[LogicalRow]:

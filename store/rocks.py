@@ -3,7 +3,7 @@
     RocksShared(memory_bytes)            one per process: block cache + write-buffer manager charged to it
       RocksEngine(path, shared=...)      one per task: rows, positions and the task's record in one database
 
-Rules of this file: it and rocks_sst.py alone import rocksdict; raw mode always (any other mode unpickles what it
+Rules of this file: one of the three that import rocksdict; raw mode always (any other mode unpickles what it
 reads); every error of the binding leaves as one of ours; no file of the directory is moved or removed here.
 It must not know store types, logs or positions.
 

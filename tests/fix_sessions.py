@@ -6,6 +6,7 @@ when restore, standby and take-over work happens. Leases run on a clock that onl
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from standfast.replication.embedded import EmbeddedLog
 from standfast.replication.log import Log
 from standfast.replication.open_log import open_log
 from standfast.store.clock import ManualClock
+from standfast.stream.task import Task
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+START_MS = 1_357_000_000_000
+KINDS = ("kv", "win", "ses", "ver")
 
 
 def four_stores(**overrides: Any) -> list[Any]:
@@ -31,6 +35,23 @@ def four_stores(**overrides: Any) -> list[Any]:
         sf.SessionStore("ses", text, text, retention_ms=DAY_MS, **overrides),
         sf.VersionedStore("ver", text, text, history_retention_ms=DAY_MS, **overrides),
     ]
+
+
+def operate(task: Task, rng: random.Random, count: int, *, keys: int = 30) -> None:
+    """Random operations on all four stores, with deletes, late rows and commits in between."""
+    kv, win, ses, ver = (task.store(name) for name in KINDS)
+    now_ms = START_MS
+    for number in range(count):
+        now_ms += rng.choice((0, 1_000, HOUR_MS))
+        key, at_ms = f"k{rng.randrange(keys)}", now_ms - rng.randrange(2 * DAY_MS)
+        value = None if rng.random() < 0.2 else f"v{number}"
+        kv.put(key, value, now_ms)
+        win.put(key, value, at_ms - at_ms % HOUR_MS, at_ms)
+        ses.put(key, at_ms, at_ms + rng.randrange(HOUR_MS), value, now_ms)
+        ver.put(key, value, at_ms)
+        if rng.random() < 0.05:
+            task.commit()
+    task.commit()
 
 
 class Bench:

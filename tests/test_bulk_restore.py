@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from fix_bulk import BATCHES, BULK, digests, drive, loader
-from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores
+from fix_sessions import DAY_MS, HOUR_MS, START_MS, Bench, four_stores, operate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_verify import START_MS, operate
 
 import standfast as sf
 from standfast.replication.listeners import Listener

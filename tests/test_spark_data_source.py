@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores
+from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores, operate
 from pyspark.errors import PySparkException
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
-from test_spark_rebuild import operate
 
 import standfast as sf
 from standfast.replication.log import Outgoing

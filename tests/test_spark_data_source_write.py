@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores
+from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores, operate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.errors import PySparkException
@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from test_spark_data_source import direct as rows_of
 from test_spark_data_source import register, table
-from test_spark_rebuild import live_digests, operate
+from test_spark_rebuild import live_digests
 
 import standfast as sf
 from standfast.ops.cli import main

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fix_sessions import HOUR_MS, Bench, four_stores
+from fix_sessions import HOUR_MS, KINDS, START_MS, Bench, four_stores, operate
 from pyarrow import parquet
-from test_spark_verify import KINDS, START_MS, damage, operate, places_of, row
+from test_spark_verify import damage, places_of, row
 
 from standfast.ops.cli import build_parser, main
 from standfast.ops.commands_pipeline import run_pipeline_command

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores
+from fix_sessions import KINDS, START_MS, Bench, four_stores, operate
 from pyspark.sql import functions as F
 
 from standfast.ops.cli import main
@@ -34,26 +34,6 @@ from standfast.store.errors import Corruption, InvalidRequest, StateLost, Unavai
 from standfast.stream.task import Task
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
-
-START_MS = 1_357_000_000_000
-KINDS = ("kv", "win", "ses", "ver")
-
-
-def operate(task: Task, rng: random.Random, count: int) -> None:
-    """Random operations on all four stores, with deletes, late rows and commits in between."""
-    kv, win, ses, ver = (task.store(name) for name in KINDS)
-    now_ms = START_MS
-    for number in range(count):
-        now_ms += rng.choice((0, 1_000, HOUR_MS))
-        key, at_ms = f"k{rng.randrange(30)}", now_ms - rng.randrange(2 * DAY_MS)
-        value = None if rng.random() < 0.2 else f"v{number}"
-        kv.put(key, value, now_ms)
-        win.put(key, value, at_ms - at_ms % HOUR_MS, at_ms)
-        ses.put(key, at_ms, at_ms + rng.randrange(HOUR_MS), value, now_ms)
-        ver.put(key, value, at_ms)
-        if rng.random() < 0.05:
-            task.commit()
-    task.commit()
 
 
 def live_digests(task: Task) -> dict[str, Digest]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fix_sessions import Bench
+from fix_sessions import START_MS, Bench
 from test_spark_rebuild import spark_workers
-from test_spark_verify import START_MS, row, verify
+from test_spark_verify import row, verify
 
 from standfast.ops.cli import build_parser
 from standfast.ops.commands_verify_spark import run_verify_spark

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fix_sessions import DAY_MS, HOUR_MS, Bench
+from fix_sessions import DAY_MS, HOUR_MS, KINDS, START_MS, Bench, operate
 
 import standfast as sf
 from standfast.ops.cli import main
@@ -23,11 +23,8 @@ from standfast.restore.verify import StoreVerdict, committed_views, verify_task
 from standfast.store.kinds import open_store
 from standfast.store.rocks import RocksEngine, RocksShared
 from standfast.store.value_timestamp import TIMESTAMP
-from standfast.stream.task import Task
 
-START_MS = 1_357_000_000_000
 TASK = TaskId(0, 0)
-KINDS = ("kv", "win", "ses", "ver")
 
 
 def verify(bench: Bench, directory: str = "a", **options: Any) -> dict[str, StoreVerdict]:
@@ -40,23 +37,6 @@ def verify(bench: Bench, directory: str = "a", **options: Any) -> dict[str, Stor
             TASK, stores, opened.cut.positions, bench.log, "app", now_ms=bench.clock.wall_ms(), **options
         )
     return {one.store: one for one in found}
-
-
-def operate(task: Task, rng: random.Random, count: int, *, keys: int = 30) -> None:
-    """Random operations on all four stores, with deletes, late rows and commits in between."""
-    kv, win, ses, ver = (task.store(name) for name in KINDS)
-    now_ms = START_MS
-    for number in range(count):
-        now_ms += rng.choice((0, 1_000, HOUR_MS))
-        key, at_ms = f"k{rng.randrange(keys)}", now_ms - rng.randrange(2 * DAY_MS)
-        value = None if rng.random() < 0.2 else f"v{number}"
-        kv.put(key, value, now_ms)
-        win.put(key, value, at_ms - at_ms % HOUR_MS, at_ms)
-        ses.put(key, at_ms, at_ms + rng.randrange(HOUR_MS), value, now_ms)
-        ver.put(key, value, at_ms)
-        if rng.random() < 0.05:
-            task.commit()
-    task.commit()
 
 
 def fill(bench: Bench, count: int = 5) -> sf.Session:
