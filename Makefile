@@ -87,7 +87,7 @@ bench-compare: ## restores beside Kafka Streams and Quix Streams, an hour and mo
 pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	@for set in core spark dev; do \
 	  extra=""; if [ $$set != core ]; then extra="--extra spark --constraint requirements/core.txt --constraint requirements/spark.in"; fi; \
-	  if [ $$set = dev ]; then extra="$$extra --extra dev --constraint requirements/spark.txt"; fi; \
+	  if [ $$set = dev ]; then extra="$$extra --extra serve --extra dev --constraint requirements/spark.txt"; fi; \
 	  echo "==> pins: requirements/$$set.txt"; \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \
