@@ -65,10 +65,9 @@ SOURCE_LOOK_MS = 20
 class Session:
     """Stores of one application on one instance, logged, restored and stood by for.
 
-    `log` is an address (`sqlite:///path`); further settings are those of `SessionSettings`. `groups` is for
-    applications with sub-topologies: stores, partitions and source topics of each, by its number, instead of `stores`
-    and `partitions`; without it all tasks are of group 0. Raises BadConfig with every problem of the settings, Held
-    if another process has the state directory.
+    `log` is an address (`sqlite:///path`); a `StateDir` becomes the session's to close; the rest is `SessionSettings`.
+    `groups` is for sub-topologies: stores, partitions and source topics of each, by its number, instead of `stores` and
+    `partitions` (group 0). Raises BadConfig with every problem, Held if another process has the state directory.
     """
 
     read_only = False  # True: it follows changelogs of another application, and reads its standbys as they are
@@ -78,7 +77,7 @@ class Session:
         app: str,
         *,
         log: str,
-        state_dir: str | Path,
+        state_dir: str | Path | StateDir,
         stores: Sequence[StoreSpec] = (),
         groups: Mapping[int, TaskGroup] | None = None,
         clock: Clock | None = None,
@@ -103,7 +102,7 @@ class Session:
         self._closed = False
         self._threads: list[threading.Thread] = []
         self._pipeline: FetchPipeline | None = None
-        self._state = StateDir(state_dir, app)
+        self._state = state_dir if isinstance(state_dir, StateDir) else StateDir(state_dir, app)
         try:
             self.log = self._open_log(log)
             self._group = self.log.group(app)
@@ -322,6 +321,11 @@ class Session:
         with self._usable():
             self._instance.reopen(self._held(task_id_of(partition)).id)
         self._wake.set()
+
+    @property
+    def failed(self) -> BaseException | None:
+        """What its background work ended with, so that every call is refused; None: all is well."""
+        return self._fatal
 
     def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
         """Commit every active task of group 0, and those of other groups that are given offsets, each with its own.
