@@ -55,6 +55,8 @@ def hidden(default: Any, reader: Reader, text: str) -> Any:
 
 
 def _log_address(value: Any) -> str:
+    if isinstance(value, str) and value.partition("://")[0] not in ("sqlite", "kafka") and "@" in value:
+        raise ValueError("expected sqlite:///PATH or kafka://HOST:PORT, without user and password")
     parse_address(value)
     return str(value)
 

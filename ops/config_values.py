@@ -146,9 +146,15 @@ def one_of(*choices: str) -> Reader:
 
 def named(kind: str) -> Reader:
     """A name that cannot leave the state directory."""
-    return Reader(
-        lambda value: check_name(kind, value), {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"}
-    )
+
+    def parse(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > TEXT_MAX >> 4:  # before the check repeats it
+            raise ValueError(
+                f"expected the name of an {kind}" if kind[0] in "aeiou" else f"expected the name of a {kind}"
+            )
+        return check_name(kind, value)
+
+    return Reader(parse, {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"})
 
 
 def list_of(reader: Reader) -> Reader:
