@@ -15,7 +15,7 @@ from standfast.store.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from standfast.ops.client import Client
-    from standfast.ops.config import Settings
+    from standfast.ops.config import Loaded, Settings
     from standfast.ops.output import Output
     from standfast.replication.log import Log
 
@@ -64,6 +64,31 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offline", type=Path, metavar="DIR", help="read files: a state directory, an application's, or a task's"
     )
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """`--set SECTION.KEY=VALUE`, for any setting."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="set",
+        metavar="SECTION.KEY=VALUE",
+        help="one setting; wins over the file and the environment; may be given again",
+    )
+
+
+def config_of(args: argparse.Namespace) -> Loaded:
+    """All settings of --config, the environment and --set, the later one winning. Raises BadConfig, InvalidRequest."""
+    from standfast.ops.config import load_config
+
+    flags: dict[str, Any] = {}
+    for one in args.set:
+        name, separator, value = one.partition("=")
+        if not separator or "." not in name:
+            raise InvalidRequest("--set wants SECTION.KEY=VALUE, as in --set http.port=8080")
+        flags[name] = value
+    return load_config(args.config, os.environ, flags)
 
 
 def settings_of(args: argparse.Namespace) -> Settings:

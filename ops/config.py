@@ -1,44 +1,41 @@
 """Settings: a TOML file, then STANDFAST_SECTION__KEY from the environment, then flags; the later one wins.
 
-    [app]      name, log, state_dir, guarantee, standby_replicas, partitions, commit_interval, gate,
-               discovery_interval (a time, or "off")
-    [store]    memory, cache, value_max                      sizes: 64KiB, 256MiB, 1GiB, or bytes
-    [group]    lease                                         times: 500ms, 3s, 5m, 1h, 7d
-    [ops]      host, metrics_port                            0 takes a free port
+    file, environment, flags ──config_sources──> values with their places ──here──> Config of config_types, or BadConfig
 
-Rules of this file: knows every setting once (SETTINGS). Every problem of all three sources is reported at once, as
-`file:line: section.key: what is wrong, and the value`; an unknown name comes with the nearest known one. Nothing is
-opened or created. Relative paths are relative to the working directory.
+Rules of this file: puts together and checks; what there is to set stands in `config_types`. Every problem of all three
+sources is reported at once, as `file:line: section.key: what is wrong, and the value`; an unknown name comes with the
+nearest known one; a value that may be a secret is never repeated. Nothing is opened or created. Relative paths are
+relative to the working directory.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from standfast.replication.open_log import parse_address
+from standfast.ops.config_rules import kafka_name, together
+from standfast.ops.config_sources import Given, from_env, from_file, from_flags
+from standfast.ops.config_types import SECTIONS, Config, StoreConfig, settings_of
+from standfast.ops.config_values import parse_duration, parse_size, plain_text
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_name
-from standfast.store.state_dir import ADDRESS
+from standfast.store.specs import StoreSpec
 
-ENV_PREFIX = "STANDFAST_"
-_SIZE = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|TiB)?")
-_SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_TIME = re.compile(r"(\d{1,15})\s*(ms|s|m|h|d)")
-_TIMES_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_SECTION = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?$")
-_KEY = re.compile(r"\s*([A-Za-z0-9_\"'.-]+?)\s*=")
-_TOML_LINE = re.compile(r"\(at line (\d+), column \d+\)")
+__all__ = ["Loaded", "Settings", "load_config", "load_settings", "parse_duration", "parse_size"]
+
+VALUE_SHOWN_MAX = 80
+PROBLEMS_MAX = 100
+STORES = "stores"
+KAFKA = "kafka"
+CHANGELOG = "changelog"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was set; None where nothing was. Sizes in bytes, times in milliseconds."""
+    """What the commands of an instance need, flat. Sizes in bytes, times in milliseconds."""
 
     app: str | None = None
     log: str | None = None
@@ -57,211 +54,182 @@ class Settings:
     metrics_port: int | None = None
 
 
-def parse_size(value: Any) -> int:
-    """Bytes of `256MiB` or 268435456. Raises ValueError that says what is expected."""
-    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is not None:
-        return int(found[1]) * _SIZES[found[2] or "B"]
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    raise ValueError("expected a size such as 256MiB")
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings and where each came from; what is not in `origins` is a default. `texts`: as the file has them."""
+
+    config: Config
+    origins: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def parse_duration(value: Any) -> int:
-    """Milliseconds of `3s`. Raises ValueError: a bare number does not say its unit."""
-    found = _TIME.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
-        raise ValueError("expected a time with its unit, such as 500ms or 3s")
-    return int(found[1]) * _TIMES_MS[found[2]]
-
-
-def _number(least: int, most: int | None = None) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        text = value.strip() if isinstance(value, str) else None
-        number = int(text) if text is not None and text.isascii() and text.isdigit() else value
-        upper = "" if most is None else f" and at most {most}"
-        if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise ValueError(f"expected a whole number of at least {least}{upper}")
-        if most is not None and number > most:
-            raise ValueError(f"expected a whole number of at least {least}{upper}")
-        return number
-
-    return parse
-
-
-def _at_least(parse: Callable[[Any], int], least: int, text: str) -> Callable[[Any], int]:
-    def checked(value: Any) -> int:
-        parsed = parse(value)
-        if parsed < least:
-            raise ValueError(f"expected at least {text}")
-        return parsed
-
-    return checked
-
-
-def _or_off(parse: Callable[[Any], int]) -> Callable[[Any], int | None]:
-    def checked(value: Any) -> int | None:
-        return None if value == "off" else parse(value)
-
-    return checked
-
-
-def _one_of(*choices: str) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        if value not in choices:
-            raise ValueError(f"expected {' | '.join(choices)}")
-        return str(value)
-
-    return parse
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("expected text in quotes")
-    return value
-
-
-def _app(value: Any) -> str:
-    return check_name("application", value)
-
-
-def _log(value: Any) -> str:
-    parse_address(value)
-    return str(value)
-
-
-def _path(value: Any) -> Path:
-    if ADDRESS.match(_text(value)):
-        raise ValueError(
-            "expected a folder of this machine (only verify --spark and pipeline take an address, by --state-dir)"
-        )
-    return Path(value).expanduser()
-
-
-class Setting(NamedTuple):
-    """One setting: `section.key`, its field of Settings, and how its value is read."""
-
-    name: str
-    field: str
-    parse: Callable[[Any], Any]
-
-
-SETTINGS: tuple[Setting, ...] = (
-    Setting("app.name", "app", _app),
-    Setting("app.log", "log", _log),
-    Setting("app.state_dir", "state_dir", _path),
-    Setting("app.guarantee", "guarantee", _one_of("exactly_once", "at_least_once")),
-    Setting("app.standby_replicas", "standby_replicas", _number(0)),
-    Setting("app.partitions", "partitions", _number(1)),
-    Setting("app.commit_interval", "commit_interval_ms", _at_least(parse_duration, 1, "1ms")),
-    Setting("app.gate", "gate", _one_of("all", "task")),
-    Setting("app.discovery_interval", "discovery_interval_ms", _or_off(_at_least(parse_duration, 1, "1ms"))),
-    Setting("store.memory", "memory_bytes", _at_least(parse_size, 1 << 20, "1MiB")),
-    Setting("store.cache", "cache_max_bytes", parse_size),
-    Setting("store.value_max", "value_max_bytes", _at_least(parse_size, 1, "1B")),
-    Setting("group.lease", "lease_ms", _at_least(parse_duration, 100, "100ms")),
-    Setting("ops.host", "host", _text),
-    Setting("ops.metrics_port", "metrics_port", _number(0, 65_535)),
-)
-_BY_NAME = {setting.name: setting for setting in SETTINGS}
-
-
-class _Given(NamedTuple):
-    where: str
-    name: str
-    value: Any
-
-
-def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
+def load_config(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Loaded:
     """Read all sources. `flags` maps `section.key` to a value, None meaning not given.
 
     Raises BadConfig with every problem of the file, the environment and the flags.
     """
-    problems: list[str] = []
-    given = [*_from_file(path, problems), *_from_env(env), *_from_flags(flags or {})]
-    fields: dict[str, Any] = {}
-    for one in given:
-        setting = _BY_NAME.get(one.name)
-        if setting is None:
-            problems.append(f"{one.where}: {one.name}: no such setting{_nearest(one.name)}")
-            continue
-        try:
-            fields[setting.field] = setting.parse(one.value)
-        except BadConfig as error:
-            problems += [f"{one.where}: {one.name}: {problem}" for problem in error.problems]
-        except (ValueError, InvalidRequest) as error:
-            problems.append(f"{one.where}: {one.name}: {error}, got {one.value!r}")
+    reading = _Reading()
+    problems = reading.problems
+    for one in (*from_file(path, env, problems), *from_env(env), *from_flags(flags or {})):
+        reading.take(one)
+    loaded = reading.loaded()
+    if not problems:
+        problems += together(loaded.config, loaded.origins)
     if problems:
-        raise BadConfig(problems)
-    return Settings(**fields)
+        more = len(problems) - PROBLEMS_MAX
+        raise BadConfig(problems[:PROBLEMS_MAX] + ([f"and {more} problems more"] if more > 0 else []))
+    return loaded
 
 
-def _from_file(path: Path | None, problems: list[str]) -> Iterator[_Given]:
-    if path is None:
-        return
-    try:
-        text = path.read_bytes().decode()
-        content = tomllib.loads(text)
-    except OSError as error:
-        problems.append(f"{path}: cannot be read: {error.strerror or error}")
-        return
-    except tomllib.TOMLDecodeError as error:
-        line = _TOML_LINE.search(str(error))
-        where = f"{path}:{line[1]}" if line else str(path)
-        problems.append(f"{where}: not TOML: {_TOML_LINE.sub('', str(error)).strip()}")
-        return
-    except UnicodeDecodeError as error:
-        problems.append(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}")
-        return
-    lines = _lines(text)
-    for section, keys in content.items():
-        if not isinstance(keys, dict):
-            where = f"{path}:{lines.get(section, 1)}"
-            problems.append(f"{where}: {section}: a setting outside a section{_nearest(section)}")
-            continue
-        for key, value in keys.items():
-            name = f"{section}.{key}"
-            yield _Given(f"{path}:{lines.get(name, lines.get(section, 1))}", name, value)
+def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
+    """The same, for commands that talk to an instance, a log or files. Raises BadConfig."""
+    config = load_config(path, env, flags).config
+    return Settings(
+        app=config.app.name,
+        log=config.log_address,
+        state_dir=config.app.state_dir,
+        guarantee=config.app.guarantee,
+        standby_replicas=config.app.standby_replicas,
+        partitions=config.app.partitions,
+        commit_interval_ms=config.app.commit_interval_ms,
+        gate=config.app.gate,
+        discovery_interval_ms=config.app.discovery_interval_ms,
+        memory_bytes=config.store.memory_bytes,
+        cache_max_bytes=config.store.cache_bytes,
+        value_max_bytes=config.store.value_max_bytes,
+        lease_ms=config.group.lease_ms,
+        host=config.ops.host,
+        metrics_port=config.ops.metrics_port,
+    )
 
 
-def _from_env(env: Mapping[str, str]) -> Iterator[_Given]:
-    # One underscore only: a variable of something else that begins alike, such as a test profile.
-    for variable in sorted(env):
-        section, separator, key = variable.removeprefix(ENV_PREFIX).partition("__")
-        if variable.startswith(ENV_PREFIX) and separator:
-            yield _Given(f"environment variable {variable}", f"{section}.{key}".lower(), env[variable])
+class _Reading:
+    """Values as they come in, by section; later ones replace earlier ones."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+        self._stores: dict[str, dict[str, Any]] = {}
+        self._store_places: dict[str, str] = {}
+        self._kafka: dict[str, str] = {}
+        self._origins: dict[str, str] = {}
+        self._texts: dict[str, Any] = {}
+
+    def take(self, given: Given) -> None:
+        section, *rest = given.name
+        if section == KAFKA and rest:
+            self._take_kafka(given)
+        elif section == STORES and rest and (len(rest) > 1 or given.value == {}):
+            self._take_store(given)
+        elif section in SECTIONS and rest:
+            self._take_setting(given, settings_of(SECTIONS[section]), self._sections[section], section, ".".join(rest))
+        elif given.value != {} or section not in (*SECTIONS, STORES, KAFKA):
+            self._unknown(given)
+
+    def loaded(self) -> Loaded:
+        """What came together; stores that cannot be are told in `problems`."""
+        sections = {name: SECTIONS[name](**values) for name, values in self._sections.items()}
+        config = Config(**sections, stores=tuple(self._specs()), kafka=self._kafka)
+        return Loaded(config, self._origins, self._texts)
+
+    def _take_setting(
+        self, given: Given, known: Mapping[str, Any], into: dict[str, Any], prefix: str, key: str
+    ) -> None:
+        setting = known.get(key)
+        name = f"{prefix}.{key}"
+        if setting is None:
+            self._unknown(given)
+            return
+        try:
+            into[setting.name] = setting.metadata["reader"].parse(given.value)
+        except BadConfig as error:
+            self.problems += [f"{given.where}: {name}: {problem}" for problem in error.problems]
+        except (ValueError, InvalidRequest) as error:
+            shown = setting.metadata["shown"] and given.text is None
+            self.problems.append(f"{given.where}: {name}: {error}{_got(given.value) if shown else ''}")
+        else:
+            self._came_from(name, given)
+
+    def _take_store(self, given: Given) -> None:
+        store, *rest = given.name[1:]
+        if "environment" in given.where:  # variables have no case and no dashes
+            same = (name for name in self._stores if name.lower().replace("-", "_").replace(".", "_") == store)
+            store = next(same, store)
+        try:
+            check_name("store", store)
+        except InvalidRequest as error:
+            self.problems.append(f"{given.where}: stores: {error}")
+            return
+        values = self._stores.setdefault(store, {})
+        self._store_places.setdefault(store, given.where)
+        if rest[:1] == [CHANGELOG] and len(rest) > 1:
+            try:
+                values.setdefault(CHANGELOG, {})[".".join(rest[1:])] = plain_text(given.value)
+                self._came_from(f"{STORES}.{store}.{CHANGELOG}", given._replace(text=None))
+            except ValueError as error:
+                self.problems.append(f"{given.where}: {_plain('.'.join(given.name))}: {error}")
+        elif rest:
+            self._take_setting(given, settings_of(StoreConfig), values, f"{STORES}.{store}", ".".join(rest))
+
+    def _take_kafka(self, given: Given) -> None:
+        try:
+            name, value = kafka_name(".".join(given.name[1:]), "environment" in given.where), plain_text(given.value)
+        except ValueError as error:  # without the value: it may be a secret
+            self.problems.append(f"{given.where}: {_plain('.'.join(given.name))}: {error}")
+            return
+        self._kafka[name] = value
+        self._came_from(f"{KAFKA}.{name}", given)
+
+    def _came_from(self, name: str, given: Given) -> None:
+        self._origins[name] = given.where
+        self._texts.pop(name, None)
+        if given.text is not None:
+            self._texts[name] = given.text
+
+    def _specs(self) -> Iterable[StoreSpec]:
+        for name, values in self._stores.items():
+            try:
+                yield StoreConfig(**values).spec(name)
+            except BadConfig as error:
+                where = f"{self._store_places[name]}: {STORES}.{name}"
+                self.problems += [f"{where}: {one.removeprefix(f'store {name!r}: ')}" for one in error.problems]
+            except InvalidRequest as error:
+                self.problems.append(f"{self._store_places[name]}: {STORES}.{name}: {error}")
+
+    def _unknown(self, given: Given) -> None:
+        name = _plain(".".join(given.name))
+        what = "no such setting" if len(given.name) > 1 else "a setting outside a section"
+        hint = _nearest(given.name) if len(self.problems) < PROBLEMS_MAX else ""
+        self.problems.append(f"{given.where}: {name}: {what}{hint}")
 
 
-def _from_flags(flags: Mapping[str, Any]) -> Iterator[_Given]:
-    for name, value in flags.items():
-        if value is not None:
-            yield _Given("command line", name, value)
+def _got(value: Any) -> str:
+    text = repr(value)
+    return f", got {text if len(text) <= VALUE_SHOWN_MAX else text[:VALUE_SHOWN_MAX] + '...'}"
 
 
-def _lines(text: str) -> dict[str, int]:
-    """Line numbers of sections and of `section.key`; the TOML reader does not tell them."""
-    lines: dict[str, int] = {}
-    section = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        header = _SECTION.match(line)
-        key = _KEY.match(line)
-        if header is not None:
-            section = _bare(header[1])
-            lines.setdefault(section, number)
-        elif key is not None:
-            name = _bare(key[1])
-            lines.setdefault(f"{section}.{name}" if section else name, number)
-    return lines
+def _plain(name: str) -> str:
+    """A name as it may stand on a terminal."""
+    name = name if len(name) <= VALUE_SHOWN_MAX else name[:VALUE_SHOWN_MAX] + "..."
+    return name if name.isprintable() else repr(name)
 
 
-def _bare(name: str) -> str:
-    return re.sub(r"[\"'\s]", "", name)
-
-
-def _nearest(name: str) -> str:
-    known = [setting.name for setting in SETTINGS]
-    near = difflib.get_close_matches(name, known, 1, 0.6)
+def _nearest(name: tuple[str, ...]) -> str:
+    section, key = name[0], name[-1]
+    if section == STORES and len(name) > 2:
+        own = list(settings_of(StoreConfig))
+        near = difflib.get_close_matches(key[:VALUE_SHOWN_MAX], own, 1, 0.6)
+        return f", did you mean {near[0]!r}?" if near else f"; a store has {', '.join(own)}"
+    known = [f"{one}.{setting}" for one in SECTIONS for setting in settings_of(SECTIONS[one])]
+    near = difflib.get_close_matches(".".join(name)[:VALUE_SHOWN_MAX], known, 1, 0.6)
     if not near:  # the section may be what is wrong
-        key = name.rpartition(".")[2]
-        near = [known_name for known_name in known if known_name.partition(".")[2] == key]
-    return f", did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+        near = [one for one in known if one.partition(".")[2] == key]
+    if near:
+        return f", did you mean {near[0]!r}?"
+    inside = [one for one in known if one.startswith(f"{section}.")]
+    return (
+        f"; there are {', '.join(inside)}" if inside else f"; the sections are {', '.join([*SECTIONS, STORES, KAFKA])}"
+    )
+
+
+assert {one.name for one in fields(Config)} == {*SECTIONS, STORES, KAFKA}, "a section that is not read"

@@ -16,13 +16,13 @@ import traceback
 from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import BufferedIOBase
-from ipaddress import ip_address
 from socketserver import TCPServer, ThreadingMixIn
 from types import TracebackType
 from typing import Any
 
 from standfast._version import __version__
 from standfast.ops.http_routes import Reply, Routes, error_reply
+from standfast.ops.loopback import is_loopback
 from standfast.ops.run_file import RunInfo, remove_run_file, write_run_file
 from standfast.store.errors import BadConfig, Held, InternalError
 from standfast.store.log import logger
@@ -94,16 +94,6 @@ class OpsServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address stays on this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class _Server(ThreadingMixIn, HTTPServer):

@@ -1,6 +1,7 @@
-"""Free ports on loopback, for servers that are started for trying and testing.
+"""Loopback: which hosts are this machine, and free ports for servers that are started for trying and testing.
 
-Rules of this file: a port is free if it can be bound now; whoever listens on it next may still come too late.
+Rules of this file: asks no name server. A port is free if it can be bound now; whoever listens on it next may still
+come too late.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Collection
+from ipaddress import ip_address
 
 from standfast.store.errors import Unavailable
 
@@ -37,3 +39,13 @@ def free_port(but: Collection[int] = ()) -> int:
         if port not in but and is_free(port):
             return port
     raise Unavailable(f"found no free port on {HOST} between {PORTS.start} and {PORTS.stop}: name one")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address stays on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -418,7 +418,8 @@ def test_good_configuration_is_shown(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "standfast.toml"
     path.write_text('[app]\nname = "delays"\n[store]\nmemory = "64MiB"\n', encoding="utf-8")
     found = document(run("config", "check", str(path), "--json"))
-    assert found["settings"]["store.memory"] == 64 << 20
+    assert found["settings"]["store.memory"] == "64MiB"
+    assert found["origins"]["store.memory"] == f"{path}:4"
     assert "delays" in run("config", "check", str(path))[1]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.config import SETTINGS, Settings, load_settings, parse_duration, parse_size
+from standfast.ops.config import Settings, load_settings, parse_duration, parse_size
 from standfast.store.errors import BadConfig
 
 GOOD = """\
@@ -100,7 +100,7 @@ def test_problems_of_all_three_sources_come_together(tmp_path: Path) -> None:
         ('[app]\nnaem = "x"\n', "did you mean 'app.name'?"),
         ('[stores]\nmemory = "1MiB"\n', "did you mean 'store.memory'?"),
         ('[group]\nmemory = "1MiB"\n', "did you mean 'store.memory'?"),
-        ("[ops]\nzzz = 1\n", "there are app.name"),
+        ("[ops]\nzzz = 1\n", "there are ops.host"),
     ],
 )
 def test_unknown_name_comes_with_the_nearest_one(tmp_path: Path, text: str, nearest: str) -> None:
@@ -161,8 +161,3 @@ def test_duration_is_read_with_its_unit(text: str, expected: int) -> None:
 def test_bad_duration_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match="3s"):
         parse_duration(text)
-
-
-def test_every_field_of_settings_has_one_setting() -> None:
-    fields = [setting.field for setting in SETTINGS]
-    assert sorted(fields) == sorted(Settings.__dataclass_fields__)

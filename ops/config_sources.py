@@ -1,0 +1,166 @@
+"""Where settings come from: a TOML file, variables STANDFAST_SECTION__KEY, flags. Each value with its place.
+
+    standfast.toml:14                             ("http", "port")    8080
+    environment variable STANDFAST_HTTP__PORT     ("http", "port")    "8080"
+
+Rules of this file: reads and tells, and knows no setting. In values of the file `${NAME}` stands for an environment
+variable, `$${` for itself; never in names. Whatever bytes the file holds, the outcome is values or problems.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ENV_PREFIX = "STANDFAST_"
+FILE_BYTES_MAX = 256 << 10
+LINE_CHARS_MAX = 4 << 10  # the TOML reader's time grows with the square of a name's length
+DEPTH_MAX = 16
+_PART = r"(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')"
+_NAME = rf"{_PART}(?:[ \t]*\.[ \t]*{_PART})*"
+_SECTION = re.compile(rf"[ \t]*\[{{1,2}}[ \t]*({_NAME})[ \t]*\]")
+_KEY = re.compile(rf"[ \t]*({_NAME})[ \t]*=")
+_PARTS = re.compile(_PART)
+_TOML_LINE = re.compile(r"\(at line (\d+), column \d+\)")
+_VARIABLE = re.compile(r"\$(\$)?\{([^}]*)\}")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+Name = tuple[str, ...]
+
+
+class Given(NamedTuple):
+    """One value; `text` is how the file has it where `${...}` was put in, else None: only that may be shown."""
+
+    where: str
+    name: Name
+    value: Any
+    text: Any = None
+
+
+def from_file(path: Path | None, env: Mapping[str, str], problems: list[str]) -> Iterator[Given]:
+    """Every value of the file, by the tables it is in; a table without values as an empty one."""
+    if path is None:
+        return
+    read = _read(path, problems)
+    if read is None:
+        return
+    content, text = read
+    lines = _lines(text)
+    for name, value in _leaves(content, ()):
+        where = f"{path}:{_line(lines, name)}"
+        missing: list[str] = []
+        filled = _filled(value, env, missing)
+        if missing:
+            problems += [f"{where}: {'.'.join(name)[:80]!r}: {problem}" for problem in dict.fromkeys(missing)]
+        else:
+            yield Given(where, name, filled, None if filled == value else value)
+
+
+def from_env(env: Mapping[str, str]) -> Iterator[Given]:
+    """Variables with our prefix and two underscores between section and key; one alone is of something else."""
+    for variable in sorted(env):
+        name, rest = variable.removeprefix(ENV_PREFIX), variable.startswith(ENV_PREFIX)
+        if rest and "__" in name:
+            yield Given(f"environment variable {variable}", tuple(name.lower().split("__")), env[variable])
+
+
+def from_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
+    """`section.key` to a value; None is not given."""
+    for name, value in flags.items():
+        if value is not None:
+            head, _, rest = name.partition(".")
+            yield Given("command line", (head, *(rest.split(".") if head == "stores" else [rest])), value)
+
+
+def _read(path: Path, problems: list[str]) -> tuple[dict[str, Any], str] | None:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+        if len(raw) > FILE_BYTES_MAX:
+            problems.append(f"{path}: larger than {FILE_BYTES_MAX >> 10} KiB: no file of settings is")
+            return None
+        text = raw.decode()
+        long = next((at for at, line in enumerate(text.split("\n"), 1) if len(line) > LINE_CHARS_MAX), None)
+        if long is not None:
+            problems.append(f"{path}:{long}: longer than {LINE_CHARS_MAX} characters: no line of settings is")
+            return None
+        return tomllib.loads(text), text
+    except OSError as error:
+        problems.append(f"{path}: cannot be read: {error.strerror or error}")
+    except UnicodeDecodeError as error:
+        problems.append(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}")
+    except RecursionError:
+        problems.append(f"{path}: nested too deep: no setting is")
+    except ValueError as error:  # the reader's own error, and plain ones for numbers and dates that cannot be
+        line = _TOML_LINE.search(str(error))
+        where = f"{path}:{line[1]}" if line else str(path)
+        problems.append(f"{where}: not TOML: {_TOML_LINE.sub('', str(error)).strip()}")
+    return None
+
+
+def _leaves(table: Mapping[str, Any], prefix: Name) -> Iterator[tuple[Name, Any]]:
+    """Tables of tables, down to what is none; an explicit stack, since a key may have many dots."""
+    stack: list[tuple[Name, Any]] = [(prefix, table)]
+    while stack:
+        name, value = stack.pop()
+        if isinstance(value, dict) and value and len(name) < DEPTH_MAX:
+            stack += [((*name, key), inner) for key, inner in reversed(value.items())]
+        elif name:
+            yield name, value
+
+
+def _filled(value: Any, env: Mapping[str, str], missing: list[str], depth: int = 0) -> Any:
+    if depth > DEPTH_MAX:
+        missing.append("nested too deep: no setting is")
+        return None
+    if isinstance(value, list):
+        return [_filled(one, env, missing, depth + 1) for one in value]
+    if isinstance(value, dict):
+        return {key: _filled(one, env, missing, depth + 1) for key, one in value.items()}
+    if not isinstance(value, str):
+        return value
+
+    def put(found: re.Match[str]) -> str:
+        name = found[2]
+        if found[1]:
+            return f"${{{name}}}"
+        if not _VARIABLE_NAME.fullmatch(name):
+            missing.append("${...} must hold the name of an environment variable; write $${ for the text itself")
+        elif name not in env:
+            missing.append(f"environment variable {name} is not set")
+        return env.get(name, "")
+
+    return _VARIABLE.sub(put, value)
+
+
+def _lines(text: str) -> dict[Name, int]:
+    """Line numbers of tables and keys; the TOML reader does not tell them."""
+    lines: dict[Name, int] = {}
+    section: Name = ()
+    fence = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        if fence:  # inside a text of several lines
+            fence = "" if line.count(fence) % 2 else fence
+            continue
+        header, key = _SECTION.match(line), _KEY.match(line)
+        if header is not None:
+            section = _parts(header[1])
+            lines.setdefault(section, number)
+        elif key is not None:
+            lines.setdefault((*section, *_parts(key[1])), number)
+            fence = next((mark for mark in ('"""', "'''") if line.count(mark) % 2), "")
+    return lines
+
+
+def _parts(name: str) -> Name:
+    return tuple(part.strip("\"'") for part in _PARTS.findall(name))
+
+
+def _line(lines: Mapping[Name, int], name: Name) -> int:
+    for length in range(min(len(name), 8), 0, -1):
+        if name[:length] in lines:
+            return lines[name[:length]]
+    return 1
