@@ -1,7 +1,7 @@
 """Which process does what next with a task: restores and standbys in the worker, running tasks in the server.
 
-    cold, far behind     server opens, sees how far ──> gives back ──> worker restores ──> worker closes ──> server opens
-    warm standby         worker closes ──────────────────────────────────────────────────────────────────> server opens
+    cold, far behind     server opens, gives back ──> worker restores ──> worker closes ──> server opens
+    warm standby         worker closes ──> server opens
     little to replay     server opens
 
 The server opens every active task last: that fences the old owner, reads the end anew, replays the little that is

@@ -56,9 +56,13 @@ class Worker:
         status = None
         if now_ms >= self._status_ms:
             self._status_ms = now_ms + STATUS_MS
-            statistics = self._session.statistics()
-            self._behind = behind(statistics)
-            status = status_document(statistics)
+            try:
+                statistics = self._session.statistics()
+                self._behind = behind(statistics)
+                status = status_document(statistics)
+            except Unavailable as error:
+                logger.warning("worker: the log did not answer: %s", error)
+        # Asks nothing of the log: what it raises is the end of the session's background work, and so of this process.
         state = State(self._round, self._tasks(), self._error)
         if status is None and state == self._told:
             return None
@@ -147,13 +151,7 @@ def main() -> int:
                 else:
                     worker.hold(order)
         if worker is not None:
-            try:
-                state = worker.look()
-            except Unavailable as error:
-                if session is not None and session.failed:
-                    raise
-                logger.warning("worker: the log did not answer: %s", error)
-                continue
+            state = worker.look()
             if state is not None:
                 tell(state)
 

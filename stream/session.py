@@ -50,9 +50,9 @@ from standfast.stream.session_tasks import (
     tasks_grown,
 )
 from standfast.stream.settings import CACHE_DEFAULT_BYTES, CACHE_MIN_BYTES, SessionOptions, SessionSettings
-from standfast.stream.snapshot import session_statistics
+from standfast.stream.snapshot import restores_of, session_statistics
 from standfast.stream.source_gate import OpenTask
-from standfast.stream.statistics import SessionCounters, SessionStatistics
+from standfast.stream.statistics import RestoreStatistics, SessionCounters, SessionStatistics
 from standfast.stream.task import Task, TaskState
 
 IDLE_WAIT_S = 0.01
@@ -322,11 +322,6 @@ class Session:
             self._instance.reopen(self._held(task_id_of(partition)).id)
         self._wake.set()
 
-    @property
-    def failed(self) -> BaseException | None:
-        """What its background work ended with, so that every call is refused; None: all is well."""
-        return self._fatal
-
     def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
         """Commit every active task of group 0, and those of other groups that are given offsets, each with its own.
 
@@ -361,6 +356,11 @@ class Session:
                 missing=self.missing(),
                 now_ms=self.clock.monotonic_ms(),
             )
+
+    def restores(self) -> tuple[RestoreStatistics, ...]:
+        """What is being restored, without a look at the log."""
+        with self._usable():
+            return restores_of(self._instance, self.clock.monotonic_ms())
 
     def close(self) -> None:
         """Stop the threads, close tasks cleanly, leave the group, release the directory. Closing twice is fine.
