@@ -294,6 +294,10 @@ class Session:
                 if task.state is TaskState.RUNNING and gate.is_open(task_id)
             }
 
+    def look(self, task_id: TaskId) -> tuple[Task | None, bool]:
+        """A task held here, if it is, and whether its gate is open; waits for no lock, so it may be old by a moment."""
+        return self._instance.tasks.get(task_id), self._instance.gate.is_open(task_id)
+
     def all_tasks(self) -> dict[TaskId, Task]:
         """Tasks of every group held here, standbys included."""
         with self._usable():
