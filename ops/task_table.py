@@ -15,9 +15,13 @@ from standfast.stream.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One moment. `open`: tasks behind an open gate; `states`: every assigned partition, in a word or two."""
+    """One moment. `open`: tasks behind an open gate; `states`: every assigned partition, in a word or two.
+
+    `failed`: active tasks that are to be opened again; `fenced`: what a newer owner took, and why.
+    """
 
     open: Mapping[int, Task] = field(default_factory=dict)
+    failed: Mapping[int, Task] = field(default_factory=dict)
     states: Mapping[int, str] = field(default_factory=dict)
     missing: Sequence[str] = ()
     fenced: Mapping[int, str] = field(default_factory=dict)
@@ -35,6 +39,8 @@ class TaskTable:
         task = table.open.get(partition)
         if task is not None:
             return task
+        if partition in table.failed:
+            table.failed[partition].source_offsets()  # raises what it failed with
         if partition in table.fenced:
             raise Refused(FENCED, f"partition {partition}: {table.fenced[partition]}")
         state = table.states.get(partition)

@@ -216,10 +216,7 @@ class Session:
         self._wake.set()
 
     def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
-        """For `consumer.subscribe(on_assign=...)`: these source partitions are active here from now on.
-
-        They stay paused until the restore gate opens; `commit`, called after every poll, then goes on with them.
-        """
+        """For `consumer.subscribe(on_assign=...)`: active here from now on, paused until `commit` finds the gate open."""
         self.own_loop.on_assign(consumer, list(partitions))
 
     def on_revoke(self, consumer: Any, partitions: Iterable[Any]) -> None:
@@ -480,8 +477,6 @@ class Session:
 
     def _checked(self, tasks: Iterable[int | TaskId]) -> list[TaskId]:
         return checked_tasks(tasks, self._groups, limited=self._partitions_given)
-
-    # -- the own loop's host ------------------------------------------------------------------------------------------
 
     def _task_of(self, source: Any) -> TaskId:
         return task_of_source(source, self._groups)

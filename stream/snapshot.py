@@ -35,6 +35,7 @@ def session_statistics(
 
 
 def restores_of(instance: Instance, now_ms: int) -> tuple[RestoreStatistics, ...]:
+    """Changelogs on their way to the end."""
     return tuple(
         RestoreStatistics(
             task=str(at.task),
