@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint format crash bench bench-compare pins clean
+.PHONY: help demo check test lint audit format crash bench bench-compare pins clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -65,6 +65,9 @@ lint: $(VENV)/.dev ## ruff, formatting, mypy strict, pyright
 	@echo "==> lint: ruff format"; $(BIN)/ruff format --check .
 	@echo "==> lint: mypy"; $(BIN)/mypy
 	@echo "==> lint: pyright"; PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+audit: $(VENV)/.dev ## known advisories about the pinned packages; needs the network
+	@echo "==> audit: requirements/*.txt"; $(BIN)/python .ci/audit.py
 
 format: $(VENV)/.dev ## rewrite the sources in the one format
 	@$(BIN)/ruff check --quiet --fix-only .

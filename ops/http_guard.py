@@ -1,0 +1,170 @@
+"""Who may call the HTTP door at all: the Host that was asked for, the page that asks, the token, the role.
+
+    request ──> Host is ours? ──> a change: Origin is ours or on the list? ──> token ──> role of this path ──> the door
+                 421 BAD_HOST       403 BAD_ORIGIN                             401 NOAUTH   403 NOPERM
+
+    /livez /startupz /readyz /metrics        no token        GET, HEAD of anything else           read
+    stores, assignment, revoke, schedule     write           drain, wipe, verify, snapshots       admin
+
+Rules of this file: decides from method, path and headers, and answers refusals itself as JSON; an ASGI layer around any
+door. Who calls stands in `scope["actor"]`. Nothing of a refused request is logged but its method, first path segment
+and the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from standfast.ops.audit import Audit
+from standfast.ops.loopback import is_loopback
+from standfast.ops.tokens import OWNER, READER, Actor, Role, Tokens, bearer
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+ERROR_SCHEMA = "standfast.error/1"
+SAFE = frozenset({"GET", "HEAD"})
+OPEN_PATHS = frozenset({"/livez", "/startupz", "/readyz", "/metrics"})
+ADMIN_PATHS = ("/v1/drain", "/v1/wipe", "/v1/verify", "/v1/snapshots", "/drain", "/quitquitquit")
+STANDING = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not let in."""
+
+    status: int
+    reason: str
+    message: str
+
+
+def role_needed(method: str, path: str) -> Role | None:
+    """The role that a request needs; None for what needs no token."""
+    if method in SAFE:
+        return None if path in OPEN_PATHS else Role.READ
+    admin = any(path == one or path.startswith(f"{one}/") for one in ADMIN_PATHS)
+    return Role.ADMIN if admin else Role.WRITE
+
+
+def store_of(path: str) -> str | None:
+    """The store that a path under /v1/stores/ is about."""
+    parts = path.split("/")
+    return parts[3] if len(parts) > 3 and parts[1:3] == ["v1", "stores"] else None
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRules:
+    """What is ours. `hosts`: names in the Host header that are; None: any (behind TLS names are the certificate's).
+
+    `anyone`: who one is without a token; None: nobody.
+    """
+
+    hosts: frozenset[str] | None = None
+    origins: frozenset[str] = frozenset()
+    anyone: Actor | None = OWNER
+
+    def host_refusal(self, headers: Headers) -> Refusal | None:
+        """A page of another site that points its own name at us gets nothing."""
+        given = _all(headers, b"host")
+        bare = _bare_host(given[0]) if len(given) == 1 else None
+        if bare is not None and (self.hosts is None or bare in self.hosts or is_loopback(bare)):
+            return None
+        return Refusal(421, "BAD_HOST", "the Host header names another machine: use 127.0.0.1 or localhost")
+
+    def origin_refusal(self, method: str, headers: Headers, scheme: str) -> Refusal | None:
+        """A change that a browser sends comes from our own page, or from one on the list."""
+        if method in SAFE:
+            return None
+        origins, sites = _all(headers, b"origin"), _all(headers, b"sec-fetch-site")
+        own = {f"{scheme}://{host.lower()}" for host in _all(headers, b"host")}
+        if origins:
+            allowed = len(origins) == 1 and (origins[0].lower() in own or origins[0] in self.origins)
+        else:
+            allowed = all(site in ("same-origin", "none") for site in sites)
+        if allowed:
+            return None
+        return Refusal(403, "BAD_ORIGIN", "a page of another origin may not change anything here: see http.origins")
+
+
+class Guard:
+    """An ASGI layer: lets in, or answers with a refusal that is audited."""
+
+    def __init__(self, app: App, rules: GuardRules, tokens: Tokens, audit: Audit) -> None:
+        self._app = app
+        self._rules = rules
+        self._tokens = tokens
+        self._audit = audit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            raise AssertionError(f"no door for {scope['type']}")
+        found = self.judge(scope)
+        if isinstance(found, Refusal):
+            await _answer(found, send)
+            return
+        scope["actor"] = found
+        await self._app(scope, receive, send)
+
+    def judge(self, scope: Scope) -> Actor | Refusal:
+        """Who calls, or why not."""
+        method, path, headers = scope["method"], scope["path"], scope["headers"]
+        rules = self._rules
+        refusal = rules.host_refusal(headers) or rules.origin_refusal(method, headers, scope.get("scheme", "http"))
+        actor: Actor | None = None
+        if refusal is None:
+            needed = role_needed(method, path)
+            token = bearer(headers)
+            actor = rules.anyone if token is None else self._tokens.find(token)
+            if needed is None:
+                return actor or READER
+            if actor is None:
+                refusal = Refusal(401, "NOAUTH", "give a token: Authorization: Bearer TOKEN")
+            elif not actor.may(needed, store_of(path)):
+                refusal = Refusal(
+                    403, "NOPERM", f"this needs the role {needed.name.lower()}, or the store is not yours"
+                )
+        if refusal is None:
+            assert actor is not None
+            return actor
+        where = "/".join(path.split("/")[:3])[:60]
+        client = scope.get("client") or ("?", 0)
+        self._audit.refused(
+            "http",
+            actor.name if actor else "unknown",
+            reason=refusal.reason,
+            method=method[:10],
+            path=where,
+            peer=client[0],
+        )
+        return refusal
+
+
+async def _answer(refusal: Refusal, send: Send) -> None:
+    document = {"schema": ERROR_SCHEMA, "error": refusal.reason, "message": refusal.message}
+    body = json.dumps(document).encode() + b"\n"
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *STANDING]
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b'Basic realm="standfast", charset="UTF-8"'))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _all(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> list[str]:
+    return [value.decode("latin-1") for name, value in headers if name.lower() == wanted]
+
+
+def _bare_host(host: str) -> str:
+    return (host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]).lower()

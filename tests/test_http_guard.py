@@ -1,0 +1,160 @@
+"""The guard of the HTTP door: hosts, origins, tokens and roles, decided from a request's head."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from standfast.ops.audit import Audit
+from standfast.ops.http_guard import Guard, GuardRules, Refusal, role_needed
+from standfast.ops.tokens import OWNER, READER, Actor, Role, Tokens
+from standfast.store.clock import ManualClock
+
+HOST = (b"host", b"127.0.0.1:8080")
+TOKENS = """
+[[tokens]]
+name = "viewer"
+role = "read"
+token = "viewer-viewer-viewer"
+[[tokens]]
+name = "app"
+role = "write"
+stores = ["mine"]
+token = "app-app-app-app-app"
+[[tokens]]
+name = "ops"
+role = "admin"
+token = "ops-ops-ops-ops-ops"
+"""
+
+
+async def nothing(scope: Any, receive: Any, send: Any) -> None:
+    """A door behind the guard."""
+
+
+def scope(method: str, path: str, *headers: tuple[bytes, bytes], host: bool = True) -> dict[str, Any]:
+    head = [HOST, *headers] if host else [*headers]
+    return {"type": "http", "method": method, "path": path, "headers": head, "client": ("127.0.0.1", 5)}
+
+
+def as_(name: str) -> tuple[bytes, bytes]:
+    return (b"authorization", f"Bearer {'-'.join([name] * (3 if name == 'viewer' else 5))}".encode())
+
+
+@pytest.fixture
+def guard(tmp_path: Path, clock: ManualClock) -> Guard:
+    path = tmp_path / "tokens.toml"
+    path.write_text(TOKENS, encoding="utf-8")
+    path.chmod(0o600)
+    rules = GuardRules(origins=frozenset({"https://board.example"}), anyone=None)
+    return Guard(nothing, rules, Tokens(path), Audit(clock))
+
+
+def reason(found: Actor | Refusal) -> str:
+    return found.reason if isinstance(found, Refusal) else found.name
+
+
+@pytest.mark.parametrize("path", ["/livez", "/startupz", "/readyz", "/metrics"])
+def test_probes_and_metrics_need_no_token(guard: Guard, path: str) -> None:
+    assert guard.judge(scope("GET", path)) == READER
+    assert reason(guard.judge(scope("POST", path))) == "NOAUTH"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/status", {"viewer", "app", "ops"}),
+        ("GET", "/", {"viewer", "app", "ops"}),
+        ("GET", "/v1/stores/mine/get", {"viewer", "app", "ops"}),
+        ("GET", "/v1/stores/theirs/get", {"viewer", "ops"}),
+        ("PUT", "/v1/assignment", {"app", "ops"}),
+        ("PUT", "/v1/stores", {"app", "ops"}),
+        ("DELETE", "/v1/schedule/5", {"app", "ops"}),
+        ("POST", "/v1/drain", {"ops"}),
+        ("POST", "/v1/wipe", {"ops"}),
+        ("POST", "/v1/wipe/x", {"ops"}),
+        ("POST", "/v1/verify", {"ops"}),
+        ("POST", "/v1/snapshots", {"ops"}),
+    ],
+)
+def test_role_and_store_decide(guard: Guard, method: str, path: str, allowed: set[str]) -> None:
+    found = {name: reason(guard.judge(scope(method, path, as_(name)))) for name in ("viewer", "app", "ops")}
+    assert found == {name: name if name in allowed else "NOPERM" for name in found}
+    assert reason(guard.judge(scope(method, path))) == "NOAUTH"
+    assert reason(guard.judge(scope(method, path, (b"authorization", b"Bearer wrong")))) == "NOAUTH"
+
+
+def test_without_tokens_whoever_reaches_the_door_is_who_the_rules_say(clock: ManualClock) -> None:
+    door = Guard(nothing, GuardRules(anyone=OWNER), Tokens(), Audit(clock))
+    assert door.judge(scope("POST", "/v1/drain")) == OWNER
+    door = Guard(nothing, GuardRules(anyone=READER), Tokens(), Audit(clock))
+    assert door.judge(scope("GET", "/v1/status")) == READER
+    assert reason(door.judge(scope("PUT", "/v1/assignment"))) == "NOPERM"
+    assert reason(door.judge(scope("GET", "/v1/status", (b"authorization", b"Bearer wrong")))) == "NOAUTH"
+
+
+@pytest.mark.parametrize("host", [b"127.0.0.1", b"localhost:1", b"[::1]:8080", b"LOCALHOST"])
+def test_host_of_this_machine_is_let_in(guard: Guard, host: bytes) -> None:
+    assert guard.judge(scope("GET", "/livez", (b"host", host), host=False)) == READER
+
+
+@pytest.mark.parametrize(
+    "hosts", [[b"evil.example"], [b""], [], [b"localhost", b"localhost"], [b"127.0.0.1.evil.example"]]
+)
+def test_name_of_another_machine_gets_nothing(clock: ManualClock, hosts: list[bytes]) -> None:
+    door = Guard(nothing, GuardRules(hosts=frozenset({"ours.example"})), Tokens(), Audit(clock))
+    request = scope("GET", "/livez", *((b"host", host) for host in hosts), host=False)
+    assert reason(door.judge(request)) == "BAD_HOST"
+    assert door.judge(scope("GET", "/livez", (b"host", b"ours.example:1"), host=False)) == OWNER
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ([], True),
+        ([(b"origin", b"http://127.0.0.1:8080")], True),
+        ([(b"origin", b"https://board.example")], True),
+        ([(b"origin", b"http://127.0.0.1:9")], False),
+        ([(b"origin", b"https://127.0.0.1:8080")], False),
+        ([(b"origin", b"null")], False),
+        ([(b"origin", b"http://evil.example")], False),
+        ([(b"origin", b"https://board.example"), (b"origin", b"http://evil.example")], False),
+        ([(b"sec-fetch-site", b"cross-site")], False),
+        ([(b"sec-fetch-site", b"same-site")], False),
+        ([(b"sec-fetch-site", b"same-origin")], True),
+    ],
+)
+def test_only_our_own_page_may_change_something(
+    guard: Guard, headers: list[tuple[bytes, bytes]], allowed: bool
+) -> None:
+    assert reason(guard.judge(scope("POST", "/v1/drain", as_("ops"), *headers))) == ("ops" if allowed else "BAD_ORIGIN")
+    assert reason(guard.judge(scope("GET", "/v1/status", as_("ops"), *headers))) == "ops"
+
+
+def test_refusal_is_answered_as_json_and_audited_without_the_path_of_a_row(clock: ManualClock) -> None:
+    audit = Audit(clock)
+    door = Guard(nothing, GuardRules(anyone=None), Tokens(), audit)
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> MutableMapping[str, Any]:
+        raise AssertionError("nobody reads")
+
+    asyncio.run(door(scope("GET", "/v1/stores/secret-store/get"), receive, send))
+    headers = dict(sent[0]["headers"])
+    assert sent[0]["status"] == 401 and headers[b"www-authenticate"].startswith(b"Basic")
+    assert json.loads(sent[1]["body"])["error"] == "NOAUTH"
+    (event,) = audit.recent()
+    assert (event.outcome, event.fields["reason"], event.fields["path"]) == ("refused", "NOAUTH", "/v1/stores")
+
+
+def test_changes_need_at_least_the_role_write() -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "NONSENSE"):
+        assert role_needed(method, "/anything") is Role.WRITE
