@@ -14,12 +14,12 @@ from typing import Any
 from standfast._version import __version__
 from standfast.ops.control_plane import ControlPlane
 from standfast.ops.control_stores import shape_of
-from standfast.ops.health import Facts, Restoring
+from standfast.ops.health import Facts
 from standfast.ops.reasons import message_of, reason_of
 from standfast.replication.offsets import TaskId
 from standfast.replication.takeover import MemberPlan
 from standfast.restore.verify import committed_views, verify_task
-from standfast.store.errors import InvalidRequest, StandfastError, UnknownStore
+from standfast.store.errors import InvalidRequest, UnknownStore
 
 Json = dict[str, Any]
 PROTOCOL = 1
@@ -76,7 +76,7 @@ class Answers:
         """What is assigned, and where each task stands. `source_offsets`: where to read on, null until it is ready."""
         plane = self._plane
         wanted, table = plane.wanted, plane.table.now
-        pending = {one.partition: one for one in plane.session.pending(wanted)}
+        pending = {one.partition: one for one in plane.pending}
         tasks = []
         for partition in sorted(wanted.tasks):
             active = partition in wanted.active
@@ -104,7 +104,7 @@ class Answers:
     def ready(self) -> Json:
         """The restore gate: who is missing, and where to read on once nobody is."""
         plane = self._plane
-        pending = plane.session.pending(plane.wanted)
+        pending = plane.pending
         shut = plane.wanted.active - plane.table.now.open.keys()
         assignment = self.assignment()
         return {
@@ -175,7 +175,8 @@ class Answers:
         """What compares active stores with their changelogs; it reads for long, so another thread is to call it."""
         plane = self._plane
         if store is not None and store not in {spec.name for spec in plane.specs}:
-            raise UnknownStore(f"no store {store!r}: there are {', '.join(spec.name for spec in plane.specs) or 'none'}")
+            known = ", ".join(spec.name for spec in plane.specs) or "none"
+            raise UnknownStore(f"no store {store!r}: there are {known}")
         session, now_ms = plane.session.session, plane.clock.wall_ms()
         jobs = []
         for number, task in sorted(plane.table.now.open.items()):
@@ -196,34 +197,23 @@ class Answers:
         return run
 
     def facts(self, *, loop_age_ms: int) -> Facts:
-        """What health is judged by; from any thread, and without a look at log or disk but for free space."""
+        """What health is judged by. Of the last round: takes no lock, asks no log; of the disk only the free space."""
         plane = self._plane
-        now_ms = plane.clock.monotonic_ms()
         table, config = plane.table.now, plane.config
-        ages = [now_ms - plane.heard_ms]
-        behind: list[str] = []
-        error = ""
-        if plane.session.is_open:
-            for worker in plane.session.mover.workers:
-                ages.append(now_ms - worker.heard_ms)
-                error = error or worker.error
-                behind += _behind(worker.status)
-        try:
-            pending: list[Restoring] = plane.session.pending(plane.wanted)
-        except StandfastError:
-            pending = []
+        workers = plane.session.workers
         space = os.statvfs(config.app.state_dir) if config.app.state_dir is not None else None
         return Facts(
             loop_age_ms=loop_age_ms,
-            worker_age_ms=max(ages),
+            # As of the control thread's last look, which may be waiting for the log now.
+            worker_age_ms=max((plane.heard_ms - worker.heard_ms for worker in workers), default=None),
             fatal="" if plane.fatal is None else message_of(plane.fatal),
             draining=plane.draining,
-            pending=[one for one in pending if one.partition not in table.failed],
+            pending=[one for one in plane.pending if one.partition not in table.failed],
             failed=[f"task 0_{partition} {task.state.value}: {task.error}" for partition, task in table.failed.items()],
             disk_free_bytes=None if space is None else space.f_bavail * space.f_frsize,
             disk_floor_bytes=config.state.disk_floor_bytes,
-            standbys_behind=behind,
-            log_error=error,
+            standbys_behind=[line for worker in workers for line in _behind(worker.status)],
+            log_error=next((worker.error for worker in workers if worker.error), ""),
         )
 
     def _offsets(self, partition: int, committed: Mapping[Any, int]) -> list[Json]:
@@ -261,4 +251,3 @@ def _behind(status: Mapping[str, Any] | None) -> list[str]:
         for store in task["stores"]
         if store["lag"] > 0
     ]
-

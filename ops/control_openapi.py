@@ -92,9 +92,10 @@ def _operation(call: CallShape) -> dict[str, Any]:
     statuses |= {400, 404, 409, 503} if rows else set()
     good = "text/event-stream" if call.path.endswith("/events") else "application/json"
     shape: dict[str, Any] = {"type": "string"} if good != "application/json" else {"type": "object"}
+    place = _PLACE.sub(r"by_\1", call.path).strip("/").replace("/", "_").replace(".", "_")
     made: dict[str, Any] = {
         "summary": call.text,
-        "operationId": f"{call.method.lower()}_{_PLACE.sub(r'by_\1', call.path).strip('/').replace('/', '_')}",
+        "operationId": f"{call.method.lower()}_{place}",
         "x-role": call.role,
         "parameters": parameters,
         "responses": {"200": {"description": "done", "content": {good: {"schema": shape}}}}

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from standfast.ops import control_assignment as assignments
@@ -26,6 +26,7 @@ from standfast.ops.control_session import ControlSession
 from standfast.ops.control_stores import Conflict, declare
 from standfast.ops.control_timers import Timers
 from standfast.ops.engine import Engine
+from standfast.ops.health import Restoring
 from standfast.ops.reasons import CONFLICT, DRAINING, Refused
 from standfast.ops.task_table import Table, TaskTable
 from standfast.store.clock import Clock
@@ -39,6 +40,7 @@ T = TypeVar("T")
 TICK_S = 0.02
 LOOP_S_MAX = 30.0
 REOPEN_MS = 1_000
+PROGRESS_MS = 500
 Partitions = frozenset[int]
 
 
@@ -61,12 +63,13 @@ class ControlPlane:
         self.draining = False
         self.fatal: BaseException | None = None
         self.heard_ms = clock.monotonic_ms()
+        self.pending: Sequence[Restoring] = ()  # active tasks that are not whole, as of the last round
         self._loop = loop
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._fenced: dict[int, str] = {}
         self._reopen_ms: dict[int, int] = {}
         self._told: dict[int, str] = {}
-        self._settled = False
+        self._progress_ms = 0
         self._thread = threading.Thread(target=self._run, name="standfast-control", daemon=True)
 
     # -- of any thread ------------------------------------------------------------------------------------------------
@@ -137,6 +140,7 @@ class ControlPlane:
         self._fenced.clear()
         self._reopen_ms.clear()
         self.wanted = asked
+        self.pending = [Restoring(partition, "restoring", "opening") for partition in sorted(asked.active)]
         self.lease = Lease(lease_ms).renewed(self.clock.monotonic_ms())
         self.timers.keep(asked.active)
         session.mover.want(asked.active, asked.standby)
@@ -207,13 +211,19 @@ class ControlPlane:
             self._let_go(self.wanted.tasks)
         if self.session.is_open:
             self._look_after_failed(now_ms)
-            self._settled = self.session.mover.round()
+            self.session.mover.round()
             self.update_table()
         self.timers.tick(self.wanted.active, self.table.now.open)
 
     def update_table(self) -> None:
         """Tell the doors what they may use."""
-        table = self.session.table(self.wanted, self._fenced)
+        self.pending = self.session.pending(self.wanted)
+        table = self.session.table(self.wanted, self._fenced, self.pending)
+        now_ms = self.clock.monotonic_ms()
+        if self.pending and now_ms >= self._progress_ms:
+            self._progress_ms = now_ms + PROGRESS_MS
+            for one in self.pending:
+                self.events.publish("restore", asdict(one))
         for partition, state in table.states.items():
             word = state.partition(":")[0]
             if self._told.get(partition) != word:
@@ -264,7 +274,7 @@ class ControlPlane:
         self.session.mover.want(self.wanted.active, self.wanted.standby)
 
     def _open_again(self, partition: int, task: Task, now_ms: int) -> None:
-        """A task that failed is opened again at a measured pace; the session itself sees to those whose state is lost."""
+        """Open a task that failed again, at a measured pace; to lost state the session itself sees."""
         if isinstance(task.error, Fenced):
             return
         due_ms = self._reopen_ms.setdefault(partition, now_ms)

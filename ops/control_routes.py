@@ -1,10 +1,11 @@
 """The control door: what each path of /v1 does, as one table that routes, roles and the OpenAPI document are made of.
 
-    request ──> guard (who, from where) ──> body within its limit ──> schema ──> ControlPlane.call ──> JSON
+    request ──> body within its limit ──> schema ──> ControlPlane.call ──> JSON
     error   ──> reason of `reasons` ──> {"schema": "standfast.error/1", "error", "reason", "message"}, Retry-After
 
-Rules of this file: from requests to calls; what they mean is in `control_plane`. Nothing blocks the event loop: what may
-block runs in the control thread or a worker thread. Requests are not logged: their paths hold keys.
+Rules of this file: from requests to calls; what they mean is in `control_plane`, who may call is decided before
+(`http_guard`). Nothing blocks the event loop: what may block runs in the control thread or a worker thread. Requests
+are not logged: their paths hold keys.
 """
 
 from __future__ import annotations
@@ -57,20 +58,17 @@ class Call:
 
 
 class ControlRoutes:
-    """The handlers, over one control plane. `guard` refuses who may not call, by raising Refused."""
+    """The handlers, over one control plane."""
 
-    def __init__(self, plane: ControlPlane, answers: Answers, guard: Callable[[Request, Role], None]) -> None:
+    def __init__(self, plane: ControlPlane, answers: Answers) -> None:
         self._plane = plane
         self._answers = answers
-        self._guard = guard
         self._reads: tuple[object, Routes] | None = None
-        self._drained: asyncio.Task[None] | None = None
         self.on_drain: Callable[[float], Awaitable[None]] | None = None
 
     async def respond(self, call: Call, request: Request) -> Response:
         """The answer to one request; errors of the library become answers too."""
         try:
-            self._guard(request, call.role)
             body = await self._body(request, call)
             return await call.handler(self, request, body)
         except (ClientDisconnect, asyncio.CancelledError):
@@ -95,10 +93,10 @@ class ControlRoutes:
 
     async def put_assignment(self, request: Request, body: dict[str, Any]) -> Response:
         await self._call(lambda: self._plane.assign(body))
-        return answer(200, await self._call(self._answers.assignment))
+        return answer(200, self._answers.assignment())
 
     async def assignment(self, request: Request, body: dict[str, Any]) -> Response:
-        return answer(200, await self._call(self._answers.assignment))
+        return answer(200, self._answers.assignment())
 
     async def revoke(self, request: Request, body: dict[str, Any]) -> Response:
         positions = await self._call(lambda: self._plane.revoke(body))
@@ -113,7 +111,7 @@ class ControlRoutes:
         wait_ms = number(request, "wait", self._plane.config.limits.wait_max_ms) or 0
         deadline_ms = self._plane.clock.monotonic_ms() + wait_ms
         while True:
-            document = await self._call(self._answers.ready)
+            document = self._answers.ready()
             left_ms = deadline_ms - self._plane.clock.monotonic_ms()
             if document["ready"] or left_ms <= 0:
                 return answer(200, document)
@@ -191,7 +189,7 @@ class ControlRoutes:
 
     async def wipe(self, request: Request, body: dict[str, Any]) -> Response:
         await self._call(lambda: self._plane.wipe(body["partition"], body["epoch"]))
-        return answer(200, await self._call(self._answers.assignment))
+        return answer(200, self._answers.assignment())
 
     async def _call(self, job: Callable[[], Any]) -> Any:
         return await asyncio.wrap_future(self._plane.call(job))

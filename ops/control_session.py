@@ -64,6 +64,12 @@ class ControlSession:
         return self._mover
 
     @property
+    def workers(self) -> Sequence[TailWorker]:
+        """The worker processes."""
+        mover = self._mover
+        return () if mover is None else mover.workers
+
+    @property
     def broken(self) -> bool:
         """Whether the session's background work has ended, so that only a new process helps."""
         try:
@@ -117,7 +123,9 @@ class ControlSession:
     def check(self, largest: int) -> None:
         """Raise InvalidRequest for a partition that does not exist."""
         if self._partitions is not None and largest >= self._partitions:
-            raise InvalidRequest(f"partition {largest} does not exist: give whole numbers from 0 below {self._partitions}")
+            raise InvalidRequest(
+                f"partition {largest} does not exist: give whole numbers from 0 below {self._partitions}"
+            )
 
     def close(self) -> None:
         """Close every task and end the workers."""
@@ -162,7 +170,7 @@ class ControlSession:
 
     # -- what is told -------------------------------------------------------------------------------------------------
 
-    def table(self, wanted: Wanted, fenced: Mapping[int, str]) -> Table:
+    def table(self, wanted: Wanted, fenced: Mapping[int, str], pending: Sequence[Restoring]) -> Table:
         """What the doors may use now."""
         held = self.held()
         running = {task_id.partition: task for task_id, task in self.session.open_tasks().items()}
@@ -171,13 +179,13 @@ class ControlSession:
         if shut and self._config.app.gate == "all":
             running = {}
         running = {partition: task for partition, task in running.items() if partition in wanted.active}
-        states = {partition: "standby" for partition in wanted.standby}
-        far = {one.partition: one for one in self.pending(wanted)}
+        states = dict.fromkeys(wanted.standby, "standby")
+        far = {one.partition: one for one in pending}
         for partition in wanted.active:
             state = held[partition].state.value if partition in held else "restoring"
             one = far.get(partition)
-            done = one is None or not one.end
-            states[partition] = state if done or state == "running" else f"{state}: {one.fraction:.0%}"  # type: ignore[union-attr]
+            shown = one is not None and one.end and state != "running"
+            states[partition] = f"{state}: {one.fraction:.0%}" if one is not None and shown else state
         missing = [_line(far.get(partition), partition) for partition in sorted(shut)]
         return Table(running, failed, states, missing, dict(fenced))
 
@@ -187,7 +195,7 @@ class ControlSession:
             return [Restoring(partition, "waiting") for partition in sorted(wanted.active)]
         held = self.held()
         running = {task_id.partition for task_id in self.session.open_tasks()}
-        restores = [vars_of(one) for one in self.session.restores()]
+        restores = [_shown(one) for one in self.session.restores()]
         for status in self.mover.worker_status():
             restores += [one for one in status["restores"] if one["partition"] not in held]  # type: ignore[attr-defined]
         return [
@@ -225,7 +233,7 @@ class ControlSession:
         }
 
 
-def vars_of(restore: Any) -> dict[str, Any]:
+def _shown(restore: Any) -> dict[str, Any]:
     """The fields of a restore's statistics that `pending` looks at, as the workers' documents have them."""
     names = ("partition", "reason", "position", "end", "start", "remaining", "seconds_left")
     return {name: getattr(restore, name) for name in names}

@@ -41,7 +41,9 @@ class RunDir:
         except BlockingIOError:
             holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "an unknown process"
             os.close(self._lock)
-            raise Held(f"run directory {self.path} is held by {holder}: stop it, or set another serve.run_dir") from None
+            raise Held(
+                f"run directory {self.path} is held by {holder}: stop it, or set another serve.run_dir"
+            ) from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"pid {os.getpid()}\n".encode(), 0)
 

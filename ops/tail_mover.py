@@ -23,9 +23,7 @@ GONE = (TaskState.FAILED, TaskState.CLOSED)
 class TailMover:
     """`closing` is called before the server closes tasks, and returns once nobody uses them."""
 
-    def __init__(
-        self, session: Session, workers: Sequence[TailWorker], closing: Callable[[Partitions], None]
-    ) -> None:
+    def __init__(self, session: Session, workers: Sequence[TailWorker], closing: Callable[[Partitions], None]) -> None:
         self._session = session
         self.workers = list(workers)
         self._closing = closing

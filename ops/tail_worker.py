@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import select
 import sys
+import threading
 from dataclasses import replace
 
 from standfast.ops.control_stores import spec_of
 from standfast.ops.status import status_document
 from standfast.ops.tail_moves import Holding
-from standfast.ops.tail_worker_protocol import Failed, Hold, Open, Report, State, Stop, parse_order, report_line
+from standfast.ops.tail_worker_protocol import Beat, Failed, Hold, Open, Report, State, Stop, parse_order, report_line
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InternalError, StandfastError, Unavailable
 from standfast.store.log import logger
@@ -27,6 +28,7 @@ from standfast.stream.statistics import SessionStatistics
 
 LOOK_S = 0.02
 STATUS_MS = 500
+BEAT_MS = 1_000
 READ_BYTES = 1 << 16
 
 
@@ -118,15 +120,31 @@ def open_session(order: Open) -> Session:
     )
 
 
+_telling = threading.Lock()
+
+
 def tell(report: Report) -> None:
-    """Write a report; a pipe that nobody reads ends the worker."""
+    """Write a report, whole, from any thread."""
     line = report_line(report)
-    while line:
-        line = line[os.write(sys.stdout.fileno(), line) :]
+    with _telling:
+        while line:
+            line = line[os.write(sys.stdout.fileno(), line) :]
+
+
+def beat() -> None:
+    """Tell the server every BEAT_MS that this process lives; a pipe that nobody reads ends it."""
+    clock = SystemClock()
+    try:
+        while True:
+            tell(Beat())
+            clock.sleep_ms(BEAT_MS)
+    except OSError:
+        os._exit(0)
 
 
 def main() -> int:
     """Serve the orders on standard input."""
+    threading.Thread(target=beat, name="standfast-beat", daemon=True).start()
     pending = b""
     worker: Worker | None = None
     session: Session | None = None

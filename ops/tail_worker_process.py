@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from standfast.ops.tail_moves import Holding
-from standfast.ops.tail_worker_protocol import Failed, Hold, Open, State, Stop, order_line, parse_report
+from standfast.ops.tail_worker_protocol import Failed, Hold, Open, Report, State, Stop, order_line, parse_report
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 from standfast.store.log import logger
@@ -161,11 +161,13 @@ class TailWorker:
             self._process = None
             self._later(now_ms, f"signal {-code}" if code < 0 else f"exit code {code}")
 
-    def _take(self, report: State | Failed, now_ms: int) -> None:
+    def _take(self, report: Report, now_ms: int) -> None:
         self.heard_ms = now_ms
         if isinstance(report, Failed):
             self.error = report.message
             logger.error("the worker for restores and standbys failed: %s: %s", report.kind, report.message)
+            return
+        if not isinstance(report, State):
             return
         self._state = report
         self.error = report.error

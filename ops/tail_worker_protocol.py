@@ -1,7 +1,7 @@
 """What the server and its worker for restores and standbys say to each other: one JSON object a line.
 
     server  ── Open, then Hold*, Stop ──>  worker      on its standard input; its end, without Stop, ends the worker
-    server  <── State*, Failed ──          worker      on its standard output
+    server  <── State*, Beat*, Failed ──   worker      on its standard output
 
 Rules of this file: pure, values only. The log's address may hold secrets: it goes through the pipe and not on a
 command line that every user can list.
@@ -56,6 +56,11 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """The worker lives, though it may be waiting for the log."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The worker cannot go on."""
 
@@ -64,7 +69,7 @@ class Failed:
 
 
 Order: TypeAlias = Open | Hold | Stop
-Report: TypeAlias = State | Failed
+Report: TypeAlias = State | Beat | Failed
 _ORDERS: dict[str, type[Open] | type[Hold] | type[Stop]] = {"Open": Open, "Hold": Hold, "Stop": Stop}
 
 
@@ -92,8 +97,9 @@ def parse_report(line: bytes) -> Report:
     """Inverse of report_line. Raises InternalError."""
     try:
         shape = json.loads(line)
-        if shape.pop("say") == "Failed":
-            return Failed(**shape)
+        said = shape.pop("say")
+        if said != "State":
+            return {"Failed": Failed, "Beat": Beat}[said](**shape)
         shape["tasks"] = {int(partition): Holding(**one) for partition, one in shape["tasks"].items()}
         return State(**shape)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
