@@ -192,17 +192,25 @@ class Engine:
         task.release()
         return answers
 
-    def begin_commit(self, binding: Binding, request: CommitRequest) -> Commit | CommitAnswer:
-        """Begin to make everything uncommitted of the bound task durable, together with source offsets.
+    def check_commit(self, binding: Binding, request: CommitRequest) -> CommitAnswer | None:
+        """The answer of the first, if this request repeats it; None for one that can begin. Changes nothing.
 
-        A repeated (epoch, seq) gives the answer of the first at once. Otherwise: call `run` of what is returned, in any
-        thread, then `end_commit`; until then the task takes no writes. Raises as `write` (draining does not matter),
-        and Refused BAD_BATCH for a sequence number that went back or was used for other offsets.
+        Raises Refused as `task`; FENCED while the offsets of a lost session were not taken up; STALE_EPOCH; BAD_BATCH
+        for a sequence number that went back or was used for other offsets, and for another group. MustWait.
         """
         held = self.scan(binding)
         if held.lost:
             raise Refused(FENCED, f"partition {binding.partition}: {held.lost}")
-        return held.begin_commit(request, self.source_group, self.clock)
+        return held.check(request, self.source_group)
+
+    def begin_commit(self, binding: Binding, request: CommitRequest) -> Commit | CommitAnswer:
+        """Begin to make everything uncommitted of the bound task durable, together with source offsets.
+
+        A repeat gets the answer of the first at once. Otherwise: call `run` of what is returned, in any thread, then
+        `end_commit`; until then the task takes no writes. Raises as `check_commit`.
+        """
+        repeated = self.check_commit(binding, request)
+        return repeated if repeated is not None else self.task(binding).begin_commit(request, self.clock)
 
     def end_commit(self, commit: Commit) -> CommitAnswer:
         """Take a commit's outcome in, and let waiting calls go on. Raises what `run` failed with."""

@@ -54,12 +54,14 @@ class CommitRequest:
 class CommitAnswer:
     """The acknowledgement: everything that was written before the request survives from now on.
 
-    `changes`: how many records went to changelogs. A repeat answers what the first did.
+    `changes`: how many records went to changelogs. A repeat answers what the first did; `replies` are the door's, to
+    the requests of the batch that ended with the commit.
     """
 
     epoch: int
     seq: int | None
     changes: int
+    replies: tuple[bytes, ...] = ()
 
 
 class Repeats:

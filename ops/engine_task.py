@@ -96,17 +96,18 @@ class EngineTask:
         self.session += 1
         self.ended = self.lost = REOPENED
 
-    def begin_commit(self, request: CommitRequest, source_group: str, clock: Clock) -> Commit | CommitAnswer:
-        """See Engine.begin_commit."""
-        repeated = self.repeats.answer(request, self.task.epoch)
-        if repeated is not None:
-            return repeated
+    def check(self, request: CommitRequest, source_group: str) -> CommitAnswer | None:
+        """See Engine.check_commit."""
         if request.group is not None and request.group != source_group:
             raise Refused(
                 BAD_BATCH,
                 f"offsets of group {request.group!r} cannot be committed here: this application commits for group "
                 f"{source_group!r}; let its consumer use that as its group.id",
             )
+        return self.repeats.answer(request, self.task.epoch)
+
+    def begin_commit(self, request: CommitRequest, clock: Clock) -> Commit:
+        """See Engine.begin_commit."""
         self.commits += 1
         self.commit = Commit(self, request, clock)
         return self.commit
@@ -123,7 +124,7 @@ class EngineTask:
                         f"a commit failed ({commit.error}): read the source offsets (SF.OFFSETS) once it is open"
                     )
                 raise commit.error
-            answer = CommitAnswer(self.task.epoch, commit.request.seq, commit.changes)
+            answer = CommitAnswer(self.task.epoch, commit.request.seq, commit.changes, commit.replies)
             self.repeats.keep(commit.request, answer)
             return answer
         finally:
@@ -135,13 +136,14 @@ class EngineTask:
 class Commit:
     """One commit on its way."""
 
-    __slots__ = ("_clock", "changes", "error", "held", "request", "seconds")
+    __slots__ = ("_clock", "changes", "error", "held", "replies", "request", "seconds")
 
     def __init__(self, held: EngineTask, request: CommitRequest, clock: Clock) -> None:
         self.held = held
         self.request = request
         self.error: BaseException | None = None
         self.changes = 0
+        self.replies: tuple[bytes, ...] = ()  # of the batch that ends with this commit
         self.seconds = 0.0
         self._clock = clock
 

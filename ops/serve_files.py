@@ -6,7 +6,7 @@
 
 The lock comes before the sockets: binding to a path that a running server listens at would take it over without a word.
 
-Rules of this file: files and sockets only. Modes come from the umask while binding, never from a change afterwards.
+Rules of this file: files and the TCP socket; the Unix socket is the RESP door's.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from standfast.store.errors import BadConfig, Held, Unavailable
+from standfast.store.errors import Held, Unavailable
 from standfast.store.state_dir import write_atomically
 
 SCHEMA = "standfast.serve/1"
@@ -46,23 +43,6 @@ class RunDir:
             ) from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"pid {os.getpid()}\n".encode(), 0)
-
-    def listen(self, name: str, group: str | None = None) -> socket.socket:
-        """A Unix socket of this name, listening; what a killed process left there is removed."""
-        path = self.path / name
-        path.unlink(missing_ok=True)
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with _umask(0o177 if group is None else 0o117):
-                made.bind(str(path))
-            if group is not None:
-                _give(path, group)
-            made.listen(BACKLOG)
-        except OSError as error:
-            made.close()
-            raise Unavailable(f"socket {path} cannot be made: {error.strerror or error}") from error
-        made.setblocking(False)
-        return made
 
     def write_info(self, info: dict[str, Any]) -> None:
         """Tell clients where everything is."""
@@ -106,21 +86,3 @@ def read_info(run_dir: Path) -> dict[str, Any]:
     if not isinstance(info, dict) or info.get("schema") != SCHEMA:
         raise Unavailable(f"{path} is not the info file of a sidecar of this version")
     return info
-
-
-@contextmanager
-def _umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def _give(path: Path, group: str) -> None:
-    try:
-        shutil.chown(path, group=group)
-        path.parent.chmod(0o750)
-        shutil.chown(path.parent, group=group)
-    except (LookupError, PermissionError) as error:
-        raise BadConfig([f"serve.group: {group!r}: {error}: name a group that this user is in"]) from error

@@ -31,6 +31,7 @@ pytest_plugins = [
         "fix_bulk",
         "fix_spark",
         "fix_tls",
+        "fix_door",
     ),
 ]
 

@@ -129,9 +129,7 @@ def test_task_that_another_instance_takes_is_fenced_and_not_taken_back(sidecars:
     second.assign(1, active=(0,))
     second.wait_ready()
     # It learns of it when it writes next; here by a commit of nothing, so ask the log by assigning anew.
-    assert {one["member"] for one in second.call("GET", "/v1/locate?partition=0")["tasks"]} >= {
-        second.info["instance"]
-    }
+    assert {one["member"] for one in second.call("GET", "/v1/locate?partition=0")["tasks"]} >= {second.info["instance"]}
 
 
 class Stream:
