@@ -37,7 +37,7 @@ from standfast.store.state_dir import StateDir
 from standfast.stream.task import Task, TaskState
 
 T = TypeVar("T")
-TICK_S = 0.02
+TICK_MS = 20
 LOOP_S_MAX = 30.0
 REOPEN_MS = 1_000
 PROGRESS_MS = 500
@@ -234,11 +234,17 @@ class ControlPlane:
         self.table.now = table
 
     def _run(self) -> None:
+        next_ms = self.clock.monotonic_ms()
         while True:
+            left_ms = next_ms - self.clock.monotonic_ms()
+            if left_ms <= 0:  # also while jobs come without end
+                self._ticking()
+                next_ms = self.clock.monotonic_ms() + TICK_MS
+                continue
             try:
-                job = self._jobs.get(timeout=TICK_S)
+                job = self._jobs.get(timeout=left_ms / 1_000)
             except queue.Empty:
-                job = self._ticking
+                continue
             if job is None:
                 return
             job()

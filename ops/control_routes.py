@@ -275,7 +275,15 @@ CALLS: tuple[Call, ...] = (
     Call("GET", "/v1/lags", "read", "position, end and lag of each store", _R.lags),
     Call("GET", "/v1/locate", "read", "which members hold which tasks", _R.locate, query=(_PARTITION,)),
     Call("GET", "/v1/stores/{name}/{verb}", "read", "rows for people: get, scan, fetch", _R.rows),
-    Call("POST", "/v1/verify", "admin", "compare stores with their changelogs", _R.verify, schemas.VERIFY),
+    Call(
+        "POST",
+        "/v1/verify",
+        "admin",
+        "compare stores with their changelogs",
+        _R.verify,
+        schemas.VERIFY,
+        statuses=(400, 404, 409, 503),
+    ),
     Call("POST", "/v1/drain", "admin", "take no more work and close the tasks", _R.drain, schemas.DRAIN),
     Call("POST", "/v1/wipe", "admin", "set a task's files aside and restore it", _R.wipe, schemas.WIPE),
 )

@@ -89,9 +89,7 @@ class RespDoor:
         The caller holds the lock of the folder. `mode`: 0600, or 0660 for a group.
         """
         if len(os.fsencode(path)) > PATH_BYTES_MAX:
-            raise InvalidRequest(
-                f"{path}: a socket's path has at most {PATH_BYTES_MAX} bytes: choose a shorter one"
-            )
+            raise InvalidRequest(f"{path}: a socket's path has at most {PATH_BYTES_MAX} bytes: choose a shorter one")
         if mode not in (0o600, 0o660):
             raise InvalidRequest(f"mode {mode:04o} of {path}: a socket is for its owner (0600) or its group (0660)")
         try:

@@ -85,12 +85,11 @@ def serve(config: Config, reload: Reload | None = None) -> int:
         state = own_state(config.app.state_dir, config.app.name, clock)
         opened.callback(state.close)
         check_log(config)
-        resp_socket = opened.enter_context(run.listen(config.serve.socket, config.serve.group))
         http_socket = opened.enter_context(listen_tcp(config.http.host, config.http.port))
         sidecar = Sidecar(config, run, state, clock, reload)
         faulthandler.register(signal.SIGQUIT, all_threads=True)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(sidecar.main(resp_socket, http_socket))
+            return runner.run(sidecar.main(http_socket))
 
 
 def own_state(state_dir: Path, app: str, clock: Clock) -> StateDir:
@@ -126,7 +125,7 @@ class Sidecar:
         self._beat_ms = clock.monotonic_ms()
         self._resp_path = str(run.path / config.serve.socket)
 
-    async def main(self, resp_socket: socket.socket, http_socket: socket.socket) -> int:
+    async def main(self, http_socket: socket.socket) -> int:
         """Serve until told to stop."""
         loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
@@ -137,7 +136,7 @@ class Sidecar:
         app = application(routes, self.answers, self._loop_age_ms, self._metrics)
         self._http = HttpDoor(app, self._config, self._state.instance_id, self._tokens, self._audit)
         plane.start()
-        self._resp = await open_resp_door(plane.engine, self._config, self._tokens, self._audit, resp_socket)
+        self._resp = await open_resp_door(plane.engine, self._config, self._tokens, self._audit, self._run.path)
         await self._http.start(http_socket)
         self._signals(loop)
         run_info = self._write_info(http_socket)
@@ -255,7 +254,7 @@ class Sidecar:
 
     def _uncommitted(self) -> bool:
         """Whether a connection that is still there has something to commit."""
-        if not self._resp.connections:
+        if not self._resp.clients:
             return False
         return any(task.stores.buffer.rows or task.stores.buffer.changes for task in self.plane.table.now.open.values())
 

