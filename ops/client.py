@@ -17,6 +17,7 @@ from standfast.ops.run_file import RunInfo, read_run_file
 from standfast.store import errors
 from standfast.store.errors import (
     BadConfig,
+    Fenced,
     InternalError,
     InvalidRequest,
     NotReady,
@@ -68,7 +69,7 @@ class Client:
         status, document = self.ask(path, parameters)
         if status == 200:
             return document
-        raise _error(status, document)
+        raise error_in(status, document)
 
     def ask(self, path: str, parameters: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
         """Status and document of a path, whatever the status."""
@@ -103,7 +104,8 @@ def store_path(store: str, verb: str) -> str:
     return f"/v1/stores/{quote(store, safe='')}/{verb}"
 
 
-def _error(status: int, document: Mapping[str, Any]) -> StandfastError:
+def error_in(status: int, document: Mapping[str, Any]) -> StandfastError:
+    """The error that a document of an HTTP door tells of."""
     name, message = str(document.get("error", "")), str(document.get("message", document))
     if name == "NotFound" and "no such path" not in message:
         return NotFound(message)
@@ -112,6 +114,8 @@ def _error(status: int, document: Mapping[str, Any]) -> StandfastError:
         if issubclass(kind, BadConfig):
             return BadConfig([message])
         return StateLost(message) if issubclass(kind, StateLost) else kind(message)
-    if name in ("NotAssigned", "NotActive"):
+    if document.get("reason") in ("FENCED", "STALE_EPOCH"):
+        return Fenced(message)
+    if name in ("NotAssigned", "NotActive") or document.get("reason") in ("RESTORING", "NOT_ACTIVE", "DRAINING"):
         return NotReady(message)
     return InvalidRequest(message) if 400 <= status < 500 else InternalError(message)
