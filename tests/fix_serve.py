@@ -50,6 +50,8 @@ class Sidecar:
     def start(self, environment: dict[str, str] | None = None) -> Sidecar:
         """Start it and wait until it may be called."""
         (self.run_dir / "INFO.json").unlink(missing_ok=True)
+        if self.http is not None:
+            self.http.close()
         with self.log_path.open("ab") as errors:
             self.process = subprocess.Popen(
                 self.command, stderr=errors, stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
