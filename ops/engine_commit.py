@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from standfast.ops.reasons import BAD_BATCH, STALE_EPOCH, Refused
+from standfast.replication.log import ConsumerMember
 from standfast.store.names import check_topic
 
 SEQ_MAX = 2**63 - 1
@@ -48,6 +49,13 @@ class CommitRequest:
                 )
         if (self.generation is None) != (self.member is None):
             raise Refused(BAD_BATCH, "GEN and MEMBER name a member of the consumer group together: give both")
+
+    @property
+    def consumer(self) -> ConsumerMember | None:
+        """The consumer that read the records, if the caller named it."""
+        if self.generation is None or self.member is None:
+            return None
+        return ConsumerMember(self.generation, self.member)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class Commit:
         task = self.held.task
         try:
             changes = sum(map(len, task.stores.buffer.changes.values()))
-            task.commit(self.request.offsets)
+            task.commit(self.request.offsets, member=self.request.consumer)
             self.changes = changes
             if self.request.checkpoint:
                 task.stores.flush()
