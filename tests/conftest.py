@@ -30,6 +30,7 @@ pytest_plugins = [
         "fix_bulk",
         "fix_spark",
         "fix_tls",
+        "fix_promtool",
     ),
 ]
 
