@@ -31,6 +31,7 @@ pytest_plugins = [
         "fix_spark",
         "fix_tls",
         "fix_promtool",
+        "fix_page",
     ),
 ]
 
