@@ -35,7 +35,10 @@ class Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("build_info", "gauge", ("version", "python", "rocksdict"), "Always 1; the labels are the versions in use"),
+    Metric(
+        *("build_info", "gauge", ("version", "protocol", "python", "rocksdict", "confluent_kafka")),
+        "Always 1; the labels are the versions in use",
+    ),
     Metric("ready", "gauge", (), "1 while the restore gate is open: every active store is whole"),
     Metric("tasks", "gauge", ("role", "state"), "Tasks held by this instance"),
     Metric("task_info", "gauge", (*STORE, "role", "state"), "Always 1; role and state of the task a store belongs to"),
@@ -86,12 +89,25 @@ METRICS: tuple[Metric, ...] = (
     Metric("store_memtable_bytes", "gauge", STORE, "Bytes of a store's rows not yet in files"),
     Metric("store_keys_estimate", "gauge", STORE, "RocksDB's estimate of the number of rows"),
     Metric("store_pending_compaction_bytes", "gauge", STORE, "Bytes that compaction still has to rewrite"),
+    Metric("store_write_stopped", "gauge", STORE, "1 while RocksDB takes no writes because compaction is behind"),
     Metric("store_segments", "gauge", STORE, "Column families of a store, one per live segment if it is windowed"),
     Metric("store_open_iterators", "gauge", STORE, "Range reads that are open"),
     Metric("store_corruptions_total", "counter", STORE, "Reads that met damaged bytes"),
     Metric("store_segments_expired_total", "counter", STORE, "Segments dropped as a whole after retention"),
     Metric("late_records_dropped_total", "counter", STORE, "Rows refused because their segment was past retention"),
     Metric("write_buffer_bytes", "gauge", ("task",), "Bytes written by a task since its last commit"),
+    # the doors of a sidecar; `code` is OK, the name of a reason, or an HTTP status
+    Metric("rpc_requests_total", "counter", ("door", "method", "code"), "Commands and requests that were answered"),
+    Metric("rpc_duration_seconds", "histogram", ("door", "method"), "Duration of calls; over RESP 1 in 64 is measured"),
+    Metric("rpc_batch_ops", "histogram", ("door",), "Commands that came together in one read of a socket"),
+    Metric("rpc_inflight", "gauge", ("door",), "Calls that wait for their answer"),
+    Metric("rpc_received_bytes_total", "counter", ("door",), "Bytes that clients sent"),
+    Metric("rpc_sent_bytes_total", "counter", ("door",), "Bytes that clients were sent"),
+    Metric("sessions", "gauge", ("state",), "Connections of the RESP door, bound to a partition or not"),
+    Metric("sessions_refused_total", "counter", (), "Connections turned away because there were too many"),
+    Metric("sessions_cut_off_total", "counter", ("reason",), "Connections ended because of what the client did"),
+    Metric("event_streams", "gauge", (), "Streams of events that are open"),
+    Metric("loop_lag_seconds", "histogram", (), "How late the event loop of the doors woke up"),
     # the process
     Metric("state_dir_free_bytes", "gauge", (), "Free bytes of the file system that holds the state directory"),
     Metric("state_dir_size_bytes", "gauge", (), "Size of the file system that holds the state directory"),

@@ -11,6 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from standfast.restore.plan import (
+    DIVERGED,
+    NO_LOCAL_STATE,
+    POSITION_AHEAD,
+    RESUME,
+    TOMBSTONES_EXPIRED,
+    TOPIC_RECREATED,
+    TRUNCATED,
+)
+from standfast.stream.punctuation import PunctuationType
 from standfast.stream.statistics import (
     Histogram,
     SessionCounters,
@@ -22,14 +32,18 @@ from standfast.stream.stream_time import CLOCK_KEY
 
 Labels: TypeAlias = tuple[str, ...]
 MS = 1_000
+# Series that are there from the start, so that their first increase is seen as one.
 COMMIT_OUTCOMES = ("committed", "failed")
 PROMOTION_OUTCOMES = ("completed",)
 DROP_REASONS = ("null_key", "late_window")
+RESTORE_REASONS = (NO_LOCAL_STATE, RESUME)  # the ordinary ones
+WIPE_REASONS = ("corrupt", DIVERGED, POSITION_AHEAD, TRUNCATED, TOMBSTONES_EXPIRED, TOPIC_RECREATED)
+PUNCTUATIONS = tuple((kind.value, outcome) for kind in PunctuationType for outcome in ("fired", "failed"))
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """A histogram: (upper bound in seconds or inf, cumulative count) and the sum in seconds."""
+    """A histogram: (upper bound or inf, cumulative count) and the sum, in seconds or what else is counted."""
 
     cumulative: tuple[tuple[float, int], ...]
     sum_seconds: float
@@ -50,8 +64,8 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
     yield "restore_workers", (), statistics.bulk.workers_now
     yield "restore_runs_total", (), statistics.bulk.runs
     yield "restore_worker_failures_total", (), statistics.bulk.failures
-    held = {(store.store, store.partition) for task in statistics.tasks for store in task.stores}
-    yield from _counter_samples(statistics.counters, held)
+    yield from _counter_samples(statistics.counters, {task.task for task in statistics.tasks})
+    yield from _held_samples(statistics)
     for task in statistics.tasks:
         yield "write_buffer_bytes", (task.task,), task.buffer_bytes
         if CLOCK_KEY in task.stream_times:
@@ -60,36 +74,43 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
             yield from _store_samples(task, store)
 
 
-def _counter_samples(counters: SessionCounters, held: set[tuple[str, int]]) -> Iterator[Sample]:
+def _counter_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sample]:
     for outcome in sorted({*COMMIT_OUTCOMES, *counters.commits}):
         yield "commits_total", (outcome,), counters.commits[outcome]
     for outcome in sorted({*PROMOTION_OUTCOMES, *counters.promotions}):
         yield "promotions_total", (outcome,), counters.promotions[outcome]
-    for reason, count in sorted(counters.wipes.items()):
-        yield "store_wipes_total", (reason,), count
+    for reason in sorted({*WIPE_REASONS, *counters.wipes}):
+        yield "store_wipes_total", (reason,), counters.wipes[reason]
     yield "fenced_total", (), counters.fenced
-    for task, count in sorted(counters.processed_records.items()):
-        yield "processed_records_total", (task,), count
+    for task in sorted(tasks):
+        yield "processed_records_total", (task,), counters.processed_records[task]
     for reason in sorted({*DROP_REASONS, *counters.dropped}):
         yield "dropped_records_total", (reason,), counters.dropped[reason]
-    for (kind, outcome), count in sorted(counters.punctuations.items()):
-        yield "punctuations_total", (kind, outcome), count
+    for kind, outcome in sorted({*PUNCTUATIONS, *counters.punctuations}):
+        yield "punctuations_total", (kind, outcome), counters.punctuations[kind, outcome]
     yield "task_failures_total", (), counters.task_failures
     yield "exchanged_records_total", (), counters.handed_over_records
     yield "commit_duration_seconds", (), buckets(counters.commit_seconds)
     yield "gate_wait_seconds", (), buckets(counters.gate_wait_seconds)
     yield "promotion_duration_seconds", (), buckets(counters.promotion_seconds)
     yield "restore_duration_seconds", (), buckets(counters.restore_seconds)
+
+
+def _held_samples(statistics: SessionStatistics) -> Iterator[Sample]:
+    """Counters of stores, of those that are held now: the series of a revoked task vanish."""
+    counters = statistics.counters
+    roles = {(store.store, store.partition): task.role for task in statistics.tasks for store in task.stores}
+    ordinary = {(*held, reason) for held, role in roles.items() if role == "active" for reason in RESTORE_REASONS}
     for name, counted in (
         ("restore_records_total", counters.restored_records),
         ("restore_bytes_total", counters.restored_bytes),
     ):
-        for (store, partition, reason), count in sorted(counted.items()):
-            if (store, partition) in held:
-                yield name, (store, str(partition), reason), count
-    for (store, partition), count in sorted(counters.standby_records.items()):
-        if (store, partition) in held:
-            yield "standby_records_total", (store, str(partition)), count
+        for store, partition, reason in sorted({*ordinary, *counted}):
+            if (store, partition) in roles:
+                yield name, (store, str(partition), reason), counted[store, partition, reason]
+    for (store, partition), role in sorted(roles.items()):
+        if role == "standby" or counters.standby_records[store, partition]:
+            yield "standby_records_total", (store, str(partition)), counters.standby_records[store, partition]
 
 
 def _store_samples(task: TaskStatistics, store: StoreStatistics) -> Iterator[Sample]:
@@ -109,6 +130,7 @@ def _store_samples(task: TaskStatistics, store: StoreStatistics) -> Iterator[Sam
         ("store_memtable_bytes", store.memtable_bytes),
         ("store_keys_estimate", store.keys_estimate),
         ("store_pending_compaction_bytes", store.pending_compaction_bytes),
+        ("store_write_stopped", float(store.write_stopped)),
         ("store_segments", store.segments),
         ("store_open_iterators", store.open_iterators),
         ("store_corruptions_total", store.corruptions),

@@ -33,6 +33,7 @@ def status_document(statistics: SessionStatistics) -> Json:
         "tasks": [asdict(task) for task in statistics.tasks],
         "restores": [asdict(restore) for restore in statistics.restores],
         "counters": counters_document(statistics.counters),
+        "bulk": asdict(statistics.bulk),
     }
 
 
@@ -69,6 +70,14 @@ def counters_document(counters: SessionCounters) -> Json:
             {"store": store, "partition": partition, "records": records}
             for (store, partition), records in sorted(counters.standby_records.items())
         ],
+        "processed": dict(counters.processed_records),
+        "dropped": dict(counters.dropped),
+        "punctuations": [
+            {"kind": kind, "outcome": outcome, "count": count}
+            for (kind, outcome), count in sorted(counters.punctuations.items())
+        ],
+        "task_failures": counters.task_failures,
+        "handed_over_records": counters.handed_over_records,
         "gate_last_wait_ms": counters.gate_last_wait_ms,
         "promotion_last_ms": counters.promotion_last_ms,
         "commit_seconds": _histogram(counters.commit_seconds),

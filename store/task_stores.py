@@ -44,6 +44,9 @@ from standfast.store.typed import FamilyRows, LoggedRecord, TypedStore
 AnyStore = TypedStore[Any, Any, Any]
 
 
+WRITE_STOPPED = "is-write-stopped"  # RocksDB waits for compaction before it takes more
+
+
 class TaskStores:
     """Stores of one task. Owned by one thread at a time; committed rows may be read from others."""
 
@@ -225,6 +228,7 @@ class TaskStores:
             keys_estimate=sum(part.keys_estimate for part in parts),
             pending_compaction_bytes=sum(part.pending_compaction_bytes for part in parts),
             families=len(parts),
+            properties={WRITE_STOPPED: max((part.properties.get(WRITE_STOPPED, 0) for part in parts), default=0)},
         )
 
     def restoring(self, on: bool) -> None:

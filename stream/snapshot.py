@@ -10,6 +10,7 @@ from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.tailer import TailedChangelog
 from standfast.store.cut import Position
 from standfast.store.errors import UnknownStore
+from standfast.store.task_stores import WRITE_STOPPED
 from standfast.stream.instance import Instance
 from standfast.stream.statistics import RestoreStatistics, SessionStatistics, StoreStatistics, TaskStatistics
 from standfast.stream.task import Task, TaskState
@@ -116,6 +117,7 @@ def _store(task: Task, name: str, instance: Instance, bounds: dict[TopicPartitio
         paused=tailed.paused if tailed is not None else False,
         caught_up_ms=tailed.caught_up_ms if tailed is not None else -1,
         record_timestamp_ms=tailed.record_timestamp_ms if tailed is not None else -1,
+        write_stopped=bool(sizes.properties.get(WRITE_STOPPED, 0)),
     )
 
 

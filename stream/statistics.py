@@ -102,6 +102,7 @@ class StoreStatistics:
     paused: bool = False
     caught_up_ms: int = -1
     record_timestamp_ms: int = -1
+    write_stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ pytest_plugins = [
         "fix_spark",
         "fix_tls",
         "fix_door",
+        "fix_promtool",
+        "fix_page",
     ),
 ]
 

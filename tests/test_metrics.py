@@ -90,10 +90,11 @@ def test_restored_and_standby_records_are_counted_by_store_and_reason(bench: Ben
     first.close()
     restoring = bench.active("c", partitions=(0,))
     samples = scrape(restoring)["standfast_restore_records_total"].samples
-    restored = {sample.labels["store"]: sample for sample in samples}
+    restored = {sample.labels["store"]: sample for sample in samples if sample.value}
     assert restored["kv"].value == 5.0
     assert restored["kv"].labels["reason"]
-    (size,) = [s for s in scrape(restoring)["standfast_restore_bytes_total"].samples if s.labels["store"] == "kv"]
+    found = scrape(restoring)["standfast_restore_bytes_total"].samples
+    (size,) = [sample for sample in found if sample.labels["store"] == "kv" and sample.value]
     assert size.value == 5 * len("k0v")
 
 
@@ -142,6 +143,21 @@ def test_scrapes_within_a_second_share_one_reading(bench: Bench) -> None:
     assert metrics.exposition() != first
 
 
+def test_counters_are_there_at_zero_from_the_assignment_on(bench: Bench) -> None:
+    session = bench.active("a", partitions=(0,))
+    families = scrape(session)
+    for name in (
+        "commits_total",
+        "store_wipes_total",
+        "punctuations_total",
+        "dropped_records_total",
+        "store_ops_total",
+    ):
+        assert families[f"standfast_{name}"].samples, name
+    restored = values(families["standfast_restore_records_total"])
+    assert restored[(("partition", "0"), ("reason", "resume"), ("store", "kv"))] == 0.0
+
+
 def test_snapshot_does_not_move_under_its_reader(bench: Bench) -> None:
     session = bench.active()
     before = session.statistics()
@@ -171,7 +187,7 @@ def test_name_follows_the_rules_of_promtool(metric: Metric) -> None:
         re.fullmatch(r"[a-z_]+", label) and label not in ("le", "key", "host", "offset") for label in metric.labels
     )
     if metric.kind == "histogram":
-        assert metric.name.endswith("_seconds")
+        assert metric.name.endswith(("_seconds", "_ops"))
 
 
 def test_names_are_unique_and_the_table_has_a_row_for_each() -> None:

@@ -1,0 +1,102 @@
+// Keeps the page up to date: a stream of changes, and where there is none, a question every few seconds.
+// What comes is HTML that the server escaped; it is put in by key, so that nothing jumps and nothing loses its focus.
+"use strict";
+(() => {
+  const POLL_MS = 3000, REOPEN_MS = 2000, SILENT_MS = 10000;
+  const connection = document.getElementById("connection");
+  const bodies = new Map();
+  for (const body of document.querySelectorAll("tbody[data-table]")) bodies.set(body.dataset.table, body);
+  let heard = Date.now(), polling = 0, source = null;
+
+  function say(text, lost) {
+    if (connection.textContent !== text) connection.textContent = text;
+    connection.classList.toggle("lost", lost);
+  }
+
+  function element(html) {
+    const holder = document.createElement("template");
+    holder.innerHTML = html;
+    return holder.content.firstElementChild;
+  }
+
+  function show(table, change) {
+    const body = bodies.get(table);
+    if (!body) { // a table that was not there before comes with the next load of the page
+      if (change.order && change.order.length) location.reload();
+      return;
+    }
+    const rows = new Map();
+    for (const row of body.children) rows.set(row.dataset.key, row);
+    for (const [key, html] of Object.entries(change.rows)) {
+      const row = element(html), old = rows.get(key);
+      if (old) old.replaceWith(row); else body.append(row);
+      rows.set(key, row);
+    }
+    if (change.order) {
+      const wanted = new Set(change.order);
+      for (const [key, row] of rows) if (!wanted.has(key)) row.remove();
+      let at = body.firstElementChild;
+      for (const key of change.order) {
+        const row = rows.get(key);
+        if (!row) continue;
+        if (row === at) at = at.nextElementSibling; else body.insertBefore(row, at);
+      }
+    }
+    body.closest("section").querySelector(".empty").hidden = body.children.length > 0;
+  }
+
+  function take(change) {
+    heard = Date.now();
+    if (change.title) document.title = change.title;
+    for (const [name, html] of Object.entries(change.blocks || {})) {
+      const block = document.getElementById(name);
+      if (block && block.innerHTML !== html) block.innerHTML = html;
+    }
+    const tables = change.tables || {};
+    if (change.whole) for (const name of bodies.keys()) if (!tables[name]) tables[name] = {rows: {}, order: []};
+    for (const [name, one] of Object.entries(tables)) show(name, one);
+  }
+
+  async function ask() {
+    try {
+      const answer = await fetch("page.json", {headers: {accept: "application/json"}});
+      if (!answer.ok) throw new Error(String(answer.status));
+      take(await answer.json());
+      say("live, asked every few seconds", false);
+    } catch (error) {
+      lost();
+    }
+  }
+
+  function lost() {
+    say("connection lost: this is what was at " + new Date(heard).toLocaleTimeString() + "; trying again", true);
+  }
+
+  function stop() {
+    if (polling) clearInterval(polling);
+    polling = 0;
+  }
+
+  function open() {
+    if (!window.EventSource) { ask(); polling = setInterval(ask, POLL_MS); return; }
+    source = new EventSource("page-events");
+    source.onmessage = (event) => { stop(); take(JSON.parse(event.data)); say("live", false); };
+    source.onerror = () => {
+      lost();
+      if (source.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+      source.close();
+      if (!polling) { ask(); polling = setInterval(ask, POLL_MS); }
+      setTimeout(open, REOPEN_MS * 5);
+    };
+  }
+
+  setInterval(() => { // a stream that says nothing, not even that it lives, is dead
+    if (source && !polling && Date.now() - heard > SILENT_MS) {
+      source.close();
+      lost();
+      heard = Date.now();
+      setTimeout(open, REOPEN_MS);
+    }
+  }, 1000);
+  open();
+})();

@@ -1,0 +1,147 @@
+"""The statistics of one sidecar, whose tasks are in several processes: the server's own, and what workers sent.
+
+    worker ── status document (JSON, about once a second) ──> WorkerNumbers.take(worker, document)
+    server ── its own SessionStatistics ──> WorkerNumbers.merged(own) ──> metrics, page, status
+
+    A worker that ends takes its counters with it; what it had counted stays in the sum, which so never falls.
+
+Rules of this file: pure; documents of `ops.status` back into statistics, and sums. A task that two of them name, which
+happens while it changes hands, is the server's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from standfast.restore.bulk import BulkStatistics
+from standfast.stream.statistics import (
+    Histogram,
+    RestoreStatistics,
+    SessionCounters,
+    SessionStatistics,
+    StoreStatistics,
+    TaskStatistics,
+)
+
+Json = Mapping[str, Any]
+_LAST = {"gate_last_wait_ms", "promotion_last_ms"}  # not sums: the newest that anyone knows
+_HISTOGRAMS = ("commit_seconds", "gate_wait_seconds", "promotion_seconds", "restore_seconds")
+
+
+def statistics_of(status: Json) -> SessionStatistics:
+    """Inverse of `ops.status.status_document`. Raises KeyError, TypeError or ValueError for another document."""
+    return SessionStatistics(
+        app=status["app"],
+        instance=status["instance"],
+        ready=status["ready"],
+        missing=tuple(status["missing"]),
+        members=tuple(status["members"]),
+        standbys_missing=status["standbys_missing"],
+        tasks=tuple(_task(one) for one in status["tasks"]),
+        restores=tuple(RestoreStatistics(**_known(RestoreStatistics, one)) for one in status["restores"]),
+        counters=counters_of(status["counters"]),
+        bulk=BulkStatistics(**_known(BulkStatistics, status.get("bulk", {}))),
+    )
+
+
+def counters_of(document: Json) -> SessionCounters:
+    """Inverse of `ops.status.counters_document`."""
+    restored = document["restored"]
+    return SessionCounters(
+        commits=Counter(document["commits"]),
+        promotions=Counter(document["promotions"]),
+        wipes=Counter(document["wipes"]),
+        restored_records=Counter({(one["store"], one["partition"], one["reason"]): one["records"] for one in restored}),
+        restored_bytes=Counter({(one["store"], one["partition"], one["reason"]): one["bytes"] for one in restored}),
+        fenced=document["fenced"],
+        standby_records=Counter({(one["store"], one["partition"]): one["records"] for one in document["standby"]}),
+        processed_records=Counter(document.get("processed", {})),
+        dropped=Counter(document.get("dropped", {})),
+        punctuations=Counter({(one["kind"], one["outcome"]): one["count"] for one in document.get("punctuations", ())}),
+        task_failures=document.get("task_failures", 0),
+        handed_over_records=document.get("handed_over_records", 0),
+        gate_last_wait_ms=document["gate_last_wait_ms"],
+        promotion_last_ms=document["promotion_last_ms"],
+        **{name: _histogram(document[name]) for name in _HISTOGRAMS},
+    )
+
+
+class WorkerNumbers:
+    """What the workers of a sidecar have said. `worker` is a name that a process has for its whole life, as its pid."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, SessionStatistics] = {}
+        self._gone = SessionCounters()
+
+    def take(self, worker: str, status: Json) -> None:
+        """The newest document of a worker. Raises ValueError if it is none; then the one before stays."""
+        try:
+            self._now[worker] = statistics_of(status)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"worker {worker} sent what is no status: {error!r}") from error
+
+    def gone(self, worker: str) -> None:
+        """A worker has ended; its tasks are nobody's, its counters stay in the sum."""
+        left = self._now.pop(worker, None)
+        if left is not None:
+            self._gone = added([self._gone, left.counters])
+
+    def merged(self, own: SessionStatistics) -> SessionStatistics:
+        """The whole sidecar. `ready` and `missing` are the server's own."""
+        workers = list(self._now.values())
+        tasks = {task.task: task for one in (*workers, own) for task in one.tasks}
+        held = {task.task for task in own.tasks}
+        restores = [one for worker in workers for one in worker.restores if one.task not in held]
+        bulks = [own.bulk, *(worker.bulk for worker in workers)]
+        return replace(
+            own,
+            tasks=tuple(sorted(tasks.values(), key=lambda task: (task.task.partition("_")[0], task.partition))),
+            restores=(*own.restores, *restores),
+            counters=added([own.counters, self._gone, *(worker.counters for worker in workers)]),
+            bulk=BulkStatistics(
+                **{
+                    one.name: (max if "peak" in one.name else sum)(getattr(bulk, one.name) for bulk in bulks)
+                    for one in fields(BulkStatistics)
+                }
+            ),
+        )
+
+
+def added(parts: Iterable[SessionCounters]) -> SessionCounters:
+    """The sum of counters; the parts stay as they are."""
+    total = SessionCounters()
+    for part in parts:
+        for one in fields(SessionCounters):
+            mine, theirs = getattr(total, one.name), getattr(part, one.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            elif isinstance(mine, Histogram):
+                mine.counts = [a + b for a, b in zip(mine.counts, theirs.counts, strict=True)]
+                mine.total += theirs.total
+            else:
+                setattr(total, one.name, max(mine, theirs) if one.name in _LAST else mine + theirs)
+    return total
+
+
+def _task(document: Json) -> TaskStatistics:
+    stores = tuple(StoreStatistics(**_known(StoreStatistics, one)) for one in document["stores"])
+    return TaskStatistics(**{**_known(TaskStatistics, document), "stores": stores})
+
+
+def _known(kind: Any, document: Json) -> dict[str, Any]:
+    """The fields that this version has; a newer worker may send more."""
+    names = {one.name for one in fields(kind)}
+    return {name: value for name, value in document.items() if name in names}
+
+
+def _histogram(document: Json) -> Histogram:
+    found = Histogram(tuple(one["le"] for one in document["buckets"]))
+    below = 0
+    for index, count in enumerate([*(one["count"] for one in document["buckets"]), document["count"]]):
+        found.counts[index] = count - below
+        below = count
+    found.total = document["sum"]
+    return found
