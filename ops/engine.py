@@ -229,7 +229,7 @@ class Engine:
         if held is None:
             held = self._held[partition] = EngineTask(task)
         elif held.task is not task:
-            held.replace(task)
+            held.replace(task, dirty=any(one.held is held and one.dirty for one in self._bindings))
         return held
 
     def _bind(self, binding: Binding) -> EngineTask:

@@ -90,11 +90,13 @@ class EngineTask:
         self.session += 1
         self.ended = ended or lost or "a newer generation was assigned: bind anew (SELECT, or a new connection)"
 
-    def replace(self, task: Task) -> None:
-        """The task was opened anew: another object, and maybe another epoch."""
+    def replace(self, task: Task, *, dirty: bool) -> None:
+        """The task was opened anew: another object, and maybe another epoch. `dirty`: something was uncommitted."""
         self.task = task
         self.session += 1
-        self.ended = self.lost = REOPENED
+        self.ended = REOPENED
+        if dirty:
+            self.lost = REOPENED
 
     def check(self, request: CommitRequest, source_group: str) -> CommitAnswer | None:
         """See Engine.check_commit."""

@@ -85,6 +85,7 @@ def run_commit(
     c: Connection, request: CommitRequest, kept: tuple[bytes, ...], reply: Callable[[CommitAnswer], bytes]
 ) -> Answer:
     """Begin, and answer when it is done; `kept` are the replies to the batch before it, for a repeat."""
+    c.check_may_write()
     begun = c.engine.begin_commit(c.binding, request)
     if not isinstance(begun, Commit):
         return reply(begun)
@@ -94,6 +95,7 @@ def run_commit(
 
 def offsets(c: Connection, args: list[bytes]) -> Answer:
     """SF.OFFSETS: where to read on; binds the connection anew."""
+    c.check_may_write()
     c.engine.select(c.binding, c.binding.partition)
     found = c.engine.take_up(c.binding.partition)
     flat: list[Value] = []
@@ -107,6 +109,7 @@ def time(c: Connection, args: list[bytes]) -> Answer:
     if len(args) == 1:
         return encode(c.engine.task(c.binding).task.stream_times.get(CLOCK_KEY), c.version)
     stamp = whole(args[1], "stream time")
+    c.check_may_write()
     times = c.engine.write(c.binding).task.stream_times
     times[CLOCK_KEY] = max(stamp, times.get(CLOCK_KEY, stamp))
     c.binding.timestamp_ms = c.now_ms = stamp

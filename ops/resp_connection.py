@@ -282,6 +282,11 @@ class Connection:
             what = "write" if write else "read"
             raise Refused(NOPERM, f"the token of {grant.name!r} does not allow to {what} store {store!r}")
 
+    def check_may_write(self) -> None:
+        """Raise Refused NOPERM for a token that only reads, before something that is about the whole task."""
+        if self.grant is not None and not self.grant.write:
+            raise Refused(NOPERM, f"the token of {self.grant.name!r} does not allow to write")
+
     # -- MULTI --------------------------------------------------------------------------------------------------------
 
     def begin_multi(self) -> None:

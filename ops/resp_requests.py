@@ -67,8 +67,9 @@ class RequestReader:
         if found:
             if not set(map(type, found)) <= _ONLY_LISTS:
                 raise BadRequest("Protocol error: a request is an array of bulk strings")
-            last = found[-1]
-            self.partial = bool(self._cut) or not (last and data.endswith(last[-1] + b"\r\n"))
+            ending = found[-1][-1] + b"\r\n" if found[-1] else b"\r\n"
+            whole = data.endswith(ending) or (len(data) < len(ending) and ending.endswith(data))
+            self.partial = bool(self._cut) or not whole
             self.unfinished_bytes = len(data) if self.partial else 0
         else:
             self.partial = self.partial or bool(data or self._cut)

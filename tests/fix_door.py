@@ -1,4 +1,4 @@
-"""Fixtures for tests of the sidecar's data door: a session on the embedded log, the engine, and a door on a real socket.
+"""Fixtures for tests of the data door: a session on the embedded log, the engine, and a door on a real socket.
 
 Rules of this file: the door runs on an event loop in a thread of its own, and only that thread calls the engine; tests
 hand it work with `call` and wait for the answer. No sleeps: a test that waits, waits for something.
@@ -20,7 +20,11 @@ import uvloop
 import standfast as sf
 from standfast.ops.engine import Engine
 from standfast.ops.engine_source import SessionSource
+from standfast.ops.resp_connection import Authenticate, Connection, Door, Offload
 from standfast.ops.resp_door import RespDoor, RespLimits
+from standfast.ops.resp_requests import RequestReader
+from standfast.ops.resp_scans import Cursors
+from standfast.ops.resp_table import Table
 from standfast.store.clock import ManualClock
 
 T = TypeVar("T")
@@ -81,6 +85,19 @@ class Client:
         self.socket.close()
 
 
+def open_session(root: Path, clock: ManualClock, **settings: Any) -> sf.Session:
+    """A session on the embedded log of this test, without background threads."""
+    arguments: dict[str, Any] = {
+        "log": f"sqlite:///{root}/log",
+        "state_dir": root / "state",
+        "stores": raw_stores(),
+        "partitions": 4,
+        "background": False,
+        "clock": clock,
+    }
+    return sf.Session("app", **{**arguments, **settings})
+
+
 class DoorBench:
     """One sidecar's data door over a session without background threads."""
 
@@ -97,15 +114,7 @@ class DoorBench:
 
     def session(self, **settings: Any) -> sf.Session:
         """A session on the embedded log of this test."""
-        arguments: dict[str, Any] = {
-            "log": f"sqlite:///{self.root}/log",
-            "state_dir": self.root / "state",
-            "stores": raw_stores(),
-            "partitions": 4,
-            "background": False,
-            "clock": self.clock,
-        }
-        session = sf.Session("app", **{**arguments, **settings})
+        session = open_session(self.root, self.clock, **settings)
         self._sessions.append(session)
         return session
 
@@ -163,3 +172,98 @@ def door_bench(tmp_path: Path, clock: ManualClock) -> Iterator[DoorBench]:
     bench = DoorBench(tmp_path, clock)
     yield bench
     bench.close()
+
+
+class Talk:
+    """One connection without a socket: requests are answered at once, unless they wait."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._reader = hiredis.Reader()
+        self._requests = RequestReader()
+        self.resumed = 0
+        self.connection = Connection(desk.door, len(desk.talks), self._resume)
+        desk.talks.append(self)
+
+    def _resume(self) -> None:
+        self.resumed += 1
+        self.run()
+
+    def run(self) -> None:
+        while self.connection.run():
+            pass
+        if not self._desk.hold:
+            self._desk.release()
+        self._reader.feed(self.connection.take())
+
+    def send(self, *args: bytes | str | int) -> None:
+        self.connection.push(self._requests.feed(hiredis.pack_command(args)))
+        self.run()
+
+    def replies(self) -> list[Any]:
+        """What came and was not looked at."""
+        found = []
+        while (reply := self._reader.gets()) is not False:
+            found.append(reply)
+        return found
+
+    def __call__(self, *args: bytes | str | int) -> Any:
+        self.send(*args)
+        (reply,) = self.replies()
+        return reply
+
+    def refused(self, *args: bytes | str | int) -> str:
+        """The text of the error that this request gets."""
+        answer = self(*args)
+        assert isinstance(answer, hiredis.ReplyError), answer
+        return str(answer)
+
+    def exec(self, *requests: tuple[bytes | str | int, ...]) -> Any:
+        """These requests in one MULTI."""
+        assert self("MULTI") == b"OK"
+        for request in requests:
+            self.send(*request)
+        kept = self.replies()
+        answer = self("EXEC")
+        return answer if kept == [b"QUEUED"] * len(requests) else (kept, answer)
+
+
+class Desk:
+    """The engine and connections without sockets. Offloaded work runs at once; with `hold`, when the test says so."""
+
+    def __init__(self, session: sf.Session, authenticate: Authenticate | None = None) -> None:
+        self.session = session
+        self.engine = Engine(SessionSource(session), session.clock, source_group="app")
+        self.talks: list[Talk] = []
+        self.held: list[tuple[Connection, Offload]] = []
+        self.hold = False
+        table = Table(self.engine.counters)
+        self.door = Door(self.engine, table.commands, table.find, self._offload, Cursors(), "test", authenticate)
+
+    def talk(self, store: str | None = "kv", partition: int = 0) -> Talk:
+        """A new connection, bound to a partition and a default store."""
+        talk = Talk(self)
+        if store is not None:
+            assert talk("AUTH", store, "x") == b"OK"
+        if partition:
+            assert talk("SELECT", partition) == b"OK"
+        return talk
+
+    def _offload(self, connection: Connection, offload: Offload) -> None:
+        self.held.append((connection, offload))
+
+    def release(self) -> None:
+        """Let offloaded work run and end."""
+        held, self.held = self.held, []
+        for connection, offload in held:
+            offload.work()
+            connection.done(offload)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, clock: ManualClock) -> Iterator[Desk]:
+    """The engine over a session that runs partitions 0 and 1 on the embedded log."""
+    with open_session(tmp_path, clock) as session:
+        session.assign(active=[0, 1])
+        session.wait_ready(TIMEOUT_S)
+        yield Desk(session)
