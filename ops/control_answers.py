@@ -118,22 +118,7 @@ class Answers:
     def status(self) -> Json:
         """The whole tree."""
         plane = self._plane
-        if plane.session.is_open:
-            document = plane.session.status()
-        else:
-            document = {
-                "schema": "standfast.status/1",
-                "app": plane.config.app.name,
-                "instance": self._instance,
-                "live": True,
-                "ready": True,
-                "missing": [],
-                "members": [],
-                "standbys_missing": 0,
-                "tasks": [],
-                "restores": [],
-                "workers": [],
-            }
+        document = plane.session.status()
         table = plane.table.now
         document["ready"] = not table.missing and not plane.draining
         document["missing"] = list(table.missing)

@@ -7,6 +7,7 @@ session's.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,17 +16,20 @@ from standfast.ops.control_assignment import Wanted
 from standfast.ops.control_stores import shape_of
 from standfast.ops.health import Restoring
 from standfast.ops.status import status_document
+from standfast.ops.status_merge import WorkerNumbers
 from standfast.ops.tail_mover import TailMover
 from standfast.ops.tail_worker_process import TailWorker
 from standfast.ops.tail_worker_protocol import Open
 from standfast.ops.task_table import Table
 from standfast.replication.offsets import TaskId
+from standfast.restore.bulk import BulkStatistics
 from standfast.restore.bulk_plan import COLD_RECORDS
 from standfast.store.clock import Clock
 from standfast.store.errors import Fenced, InvalidRequest, NotReady, Unavailable
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
 from standfast.stream.session import Session
+from standfast.stream.statistics import SessionCounters, SessionStatistics
 from standfast.stream.task import Task, TaskState
 
 Partitions = frozenset[int]
@@ -43,6 +47,9 @@ class ControlSession:
         self._session: Session | None = None
         self._mover: TailMover | None = None
         self._partitions: int | None = None
+        self._numbers = WorkerNumbers()
+        self._counted: set[str] = set()
+        self._counting = threading.Lock()
 
     @property
     def is_open(self) -> bool:
@@ -203,15 +210,26 @@ class ControlSession:
             for partition in sorted(wanted.active - running)
         ]
 
+    def statistics(self) -> SessionStatistics:
+        """Server and workers as one. Asks the log, so not on the event loop."""
+        if self._session is None:
+            nobody = (), (), 0, (), (), SessionCounters(), BulkStatistics()
+            return SessionStatistics(self._state.app, self._state.instance_id, True, *nobody)
+        own = self._session.statistics()
+        with self._counting:
+            present = {f"{worker.pid}": worker.status for worker in self.workers if worker.status is not None}
+            for name in self._counted - present.keys():
+                self._numbers.gone(name)
+            for name, status in present.items():
+                self._numbers.take(name, status)
+            self._counted = set(present)
+            return self._numbers.merged(own)
+
     def status(self) -> dict[str, Any]:
         """The status document, with what the workers hold."""
-        document = status_document(self.session.statistics())
-        held = {task["partition"] for task in document["tasks"]}
-        for status in self.mover.worker_status():
-            document["tasks"] += [one for one in status["tasks"] if one["partition"] not in held]  # type: ignore[attr-defined]
-            document["restores"] += [one for one in status["restores"] if one["partition"] not in held]  # type: ignore[attr-defined]
+        document = status_document(self.statistics())
         document["workers"] = [
-            {"pid": worker.pid, "restarts": worker.restarts, "error": worker.error} for worker in self.mover.workers
+            {"pid": worker.pid, "restarts": worker.restarts, "error": worker.error} for worker in self.workers
         ]
         return document
 

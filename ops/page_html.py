@@ -89,7 +89,11 @@ TABLES = (
         "No store is open.",
     ),
     TableSpec(
-        *("changelogs", "Changelogs", "From the first offset that the log still has to its end; what is filled is applied here."),
+        *(
+            "changelogs",
+            "Changelogs",
+            "From the first offset that the log still has to its end; what is filled is applied here.",
+        ),
         ("task", "store", "applied", "#first", "#applied to", "#end"),
         "No changelog is followed.",
     ),

@@ -31,6 +31,9 @@ from standfast.ops.control_answers import PROTOCOL, Answers
 from standfast.ops.control_plane import ControlPlane
 from standfast.ops.control_routes import ControlRoutes
 from standfast.ops.health import live, ready
+from standfast.ops.metrics import CONTENT_TYPE, SidecarMetrics, SidecarReading
+from standfast.ops.metrics_doors import HttpNumbers, LoopLag
+from standfast.ops.page import OpsPage
 from standfast.ops.run_file import RunInfo, pid_alive, remove_run_file, write_run_file
 from standfast.ops.serve_files import RunDir, listen_tcp
 from standfast.ops.serve_http import HttpDoor, application
@@ -123,6 +126,9 @@ class Sidecar:
         self._audit = Audit(clock)
         self._tokens = Tokens(config.auth.tokens_file)
         self._beat_ms = clock.monotonic_ms()
+        self._numbers = HttpNumbers()
+        self._lag = LoopLag()
+        self._closing: list[Callable[[], None]] = []  # what ends streams, before the doors close
         self._resp_path = str(run.path / config.serve.socket)
 
     async def main(self, http_socket: socket.socket) -> int:
@@ -133,14 +139,18 @@ class Sidecar:
         self.answers = Answers(plane, self._state.instance_id, self._resp_path)
         routes = ControlRoutes(plane, self.answers)
         routes.on_drain = self._drain
-        app = application(routes, self.answers, self._loop_age_ms, self._metrics)
-        self._http = HttpDoor(app, self._config, self._state.instance_id, self._tokens, self._audit)
+        page = OpsPage(self.answers.status, self._clock) if self._config.http.page else None
+        more = [] if page is None else page.routes
+        app = application(routes, self.answers, self._loop_age_ms, self._metrics, more)
+        self._http = HttpDoor(app, self._config, self._state.instance_id, self._tokens, self._audit, self._numbers)
+        if page is not None:
+            self._closing.append(page.close)
         plane.start()
         self._resp = await open_resp_door(plane.engine, self._config, self._tokens, self._audit, self._run.path)
         await self._http.start(http_socket)
         self._signals(loop)
         run_info = self._write_info(http_socket)
-        beat = loop.create_task(self._beat())
+        watching = [loop.create_task(self._beat()), loop.create_task(self._lag.watch())]
         self._notify.tell(READY=1, STATUS="serving")
         logger.info("serving %s: RESP at %s, HTTP at %s:%d", self._config.app.name, self._resp_path, *self._http_at)
         try:
@@ -148,7 +158,8 @@ class Sidecar:
             self._notify.tell(STOPPING=1)
             return await self._close()
         finally:
-            beat.cancel()
+            for task in watching:
+                task.cancel()
             remove_run_file(self._state.path, run_info)
 
     # -- while it runs ------------------------------------------------------------------------------------------------
@@ -168,11 +179,15 @@ class Sidecar:
             await asyncio.sleep(BEAT_S)
 
     async def _metrics(self) -> Response:
-        from standfast.ops import metrics
+        door, plane = self.plane.engine.statistics(), self.plane
 
-        session = self.plane.session.session
-        exposition = await asyncio.to_thread(metrics.SessionMetrics(session).exposition)
-        return Response(exposition, 200, media_type=metrics.CONTENT_TYPE)
+        def read() -> SidecarReading:
+            ready = not plane.table.now.missing and not plane.draining
+            return SidecarReading(plane.session.statistics(), ready, door, self._numbers, self._lag)
+
+        metrics = SidecarMetrics(read, self._clock, self._state.path)
+        exposition = await asyncio.to_thread(metrics.exposition)
+        return Response(exposition, 200, media_type=CONTENT_TYPE)
 
     def _write_info(self, http_socket: socket.socket) -> RunInfo:
         host, port = http_socket.getsockname()[:2]
@@ -264,6 +279,8 @@ class Sidecar:
         except (StandfastError, TimeoutError) as error:
             logger.warning("the tasks could not be closed cleanly; nothing that was acknowledged is lost: %s", error)
         self.plane.events.close()
+        for end in self._closing:
+            end()
         await self._resp.close()
         await self._http.close()
         self.plane.stop()

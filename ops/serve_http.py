@@ -27,6 +27,7 @@ from standfast.ops.control_answers import Answers
 from standfast.ops.control_routes import CALLS, Call, ControlRoutes, answer, error_response, not_found
 from standfast.ops.health import Facts, Health, live, ready, startup
 from standfast.ops.http_guard import App, Guard, GuardRules
+from standfast.ops.metrics_doors import HttpNumbers, counted
 from standfast.ops.reasons import BAD_REQUEST, Refused
 from standfast.ops.tls import ServerTls, guarded
 from standfast.ops.tokens import OWNER, Tokens
@@ -122,13 +123,15 @@ class HttpServer(uvicorn.Server):
 class HttpDoor:
     """The door, from start to close."""
 
-    def __init__(self, app: Starlette, config: Config, instance: str, tokens: Tokens, audit: Audit) -> None:
+    def __init__(
+        self, app: Starlette, config: Config, instance: str, tokens: Tokens, audit: Audit, numbers: HttpNumbers
+    ) -> None:
         hosts = None if config.http.allow_remote else frozenset({"localhost"})
         anyone = None if tokens.from_file else OWNER
         rules = GuardRules(hosts=hosts, origins=frozenset(config.http.origins), anyone=anyone)
         self.tls = _tls(config)
         settings = uvicorn.Config(
-            named(Guard(app, rules, tokens, audit), instance),  # type: ignore[arg-type]
+            counted(named(Guard(app, rules, tokens, audit), instance), numbers),  # type: ignore[arg-type]
             http=H11Protocol if self.tls is None else guarded(H11Protocol, self.tls),
             ws="none",
             loop="none",
