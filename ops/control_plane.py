@@ -27,7 +27,7 @@ from standfast.ops.control_stores import Conflict, declare
 from standfast.ops.control_timers import Timers
 from standfast.ops.engine import Engine
 from standfast.ops.health import Restoring
-from standfast.ops.reasons import CONFLICT, DRAINING, Refused
+from standfast.ops.reasons import CONFLICT, DRAINING, RESTORING, Refused
 from standfast.ops.task_table import Table, TaskTable
 from standfast.store.clock import Clock
 from standfast.store.errors import Fenced, StandfastError, Unavailable
@@ -175,6 +175,15 @@ class ControlPlane:
         self.table.now = Table()
         self._closing(self.wanted.active)
         self.session.close()
+
+    def snapshot(self, name: str) -> dict[int, dict[str, int]]:
+        """Copy the files of every active task. Raises Refused: CONFLICT for a name that is taken, RESTORING."""
+        if self.pending or not self.table.now.open:
+            raise Refused(RESTORING, "no snapshot while tasks restore, or of nothing: wait until they are ready")
+        try:
+            return self.session.snapshot(name, self.table.now.open)
+        except Conflict as error:
+            raise Refused(CONFLICT, str(error)) from error
 
     def wipe(self, partition: int, epoch: int) -> None:
         """Set the state of a task aside, whole, and restore it from the log. Raises Refused for another epoch."""

@@ -181,6 +181,10 @@ class ControlRoutes:
         job = await self._call(lambda: self._answers.verification(body.get("store"), body.get("partition")))
         return answer(200, await asyncio.to_thread(job))
 
+    async def snapshot(self, request: Request, body: dict[str, Any]) -> Response:
+        positions = await self._call(lambda: self._plane.snapshot(body["name"]))
+        return answer(200, {"name": body["name"], "positions": {str(one): found for one, found in positions.items()}})
+
     async def drain(self, request: Request, body: dict[str, Any]) -> Response:
         assert self.on_drain is not None
         wait_ms = body.get("wait_ms", self._plane.config.serve.drain_timeout_ms)
@@ -284,6 +288,7 @@ CALLS: tuple[Call, ...] = (
         schemas.VERIFY,
         statuses=(400, 404, 409, 503),
     ),
+    Call("POST", "/v1/snapshots", "admin", "copy the files of the active tasks", _R.snapshot, schemas.SNAPSHOT),
     Call("POST", "/v1/drain", "admin", "take no more work and close the tasks", _R.drain, schemas.DRAIN),
     Call("POST", "/v1/wipe", "admin", "set a task's files aside and restore it", _R.wipe, schemas.WIPE),
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 from standfast.ops.config_types import Config
 from standfast.ops.control_assignment import Wanted
-from standfast.ops.control_stores import shape_of
+from standfast.ops.control_stores import Conflict, shape_of
 from standfast.ops.health import Restoring
 from standfast.ops.status import status_document
 from standfast.ops.status_merge import WorkerNumbers
@@ -26,14 +26,16 @@ from standfast.restore.bulk import BulkStatistics
 from standfast.restore.bulk_plan import COLD_RECORDS
 from standfast.store.clock import Clock
 from standfast.store.errors import Fenced, InvalidRequest, NotReady, Unavailable
+from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
-from standfast.store.state_dir import StateDir
+from standfast.store.state_dir import StateDir, write_marker
 from standfast.stream.session import Session
 from standfast.stream.statistics import SessionCounters, SessionStatistics
 from standfast.stream.task import Task, TaskState
 
 Partitions = frozenset[int]
 GONE = (TaskState.FAILED, TaskState.CLOSED)
+SNAPSHOTS = "snapshots"
 
 
 class ControlSession:
@@ -164,6 +166,22 @@ class ControlSession:
         if partition in self.held():
             raise Unavailable(f"partition {partition} is not closed yet: try again")
         self._state.set_aside(str(TaskId(0, partition)), reason)
+
+    def snapshot(self, name: str, tasks: Mapping[int, Task]) -> dict[int, dict[str, int]]:
+        """Copies of tasks' files below `<state_dir>/<app>/snapshots/NAME`, each one cut; their stores' positions.
+
+        A copy is a task's directory: it can be read with --offline, or put in its place while nothing runs. Raises
+        Conflict for a name that is taken.
+        """
+        folder = self._state.path / SNAPSHOTS / check_name("snapshot", name)
+        if folder.exists():
+            raise Conflict(f"snapshot {name!r} is there already ({folder}): choose another name")
+        folder.mkdir(mode=0o700, parents=True)
+        for partition, task in sorted(tasks.items()):
+            copy = folder / str(TaskId(0, partition))
+            task.stores.checkpoint(copy)
+            write_marker(copy, self._state.app, str(TaskId(0, partition)))
+        return self.positions(frozenset(tasks))
 
     def positions(self, partitions: Partitions) -> dict[int, dict[str, int]]:
         """Positions of the stores of tasks that the server holds, by partition and store."""

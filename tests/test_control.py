@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +18,8 @@ from fix_serve import FOUR, KEYVALUE, Sidecar, Sidecars, wait_for
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+import standfast as sf
 
 pytestmark = pytest.mark.slow
 
@@ -199,6 +203,22 @@ def test_wipe_needs_the_present_epoch_and_restores_from_the_log(sidecars: Sideca
     sidecar.call("POST", "/v1/wipe", {"partition": 0, "epoch": task["epoch"]})
     (again,) = sidecar.wait_ready()["tasks"]
     assert again["epoch"] > task["epoch"]
+
+
+def test_snapshot_can_be_read_at_rest_and_its_name_is_taken_once(shared: Sidecar) -> None:
+    shared.assign(next_generation(shared), active=(0, 1))
+    shared.wait_ready()
+    with sf.connect(shared.run_dir, stores=[sf.KeyValueStore("kv", sf.serde.bytes, sf.serde.bytes)]) as client:
+        client.task(1).store("kv").put(b"a", b"1")
+        client.task(1).commit()
+    found = shared.call("POST", "/v1/snapshots", {"name": "monday"})
+    assert found["positions"]["1"]["kv"] > 0
+    folder = shared.run_dir.parent / "snapshots" / "monday" / "0_1"
+    command = [sys.executable, "-P", "-m", "standfast.ops.cli", "get", "kv", "a", "--offline", str(folder)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 0 and "1" in shown.stdout, shown.stderr
+    assert shared.call("POST", "/v1/snapshots", {"name": "monday"}, status=409)["reason"] == "CONFLICT"
+    shared.call("POST", "/v1/snapshots", {"name": "../up"}, status=400)
 
 
 def test_rows_for_people_and_verify(shared: Sidecar) -> None:
