@@ -27,6 +27,7 @@ from standfast.ops.control_answers import Answers
 from standfast.ops.control_routes import CALLS, Call, ControlRoutes, answer, error_response, not_found
 from standfast.ops.health import Facts, Health, live, ready, startup
 from standfast.ops.http_guard import App, Guard, GuardRules
+from standfast.ops.http_timeouts import timed
 from standfast.ops.metrics_doors import HttpNumbers, counted
 from standfast.ops.reasons import BAD_REQUEST, Refused
 from standfast.ops.tls import ServerTls, guarded
@@ -130,9 +131,10 @@ class HttpDoor:
         anyone = None if tokens.from_file else OWNER
         rules = GuardRules(hosts=hosts, origins=frozenset(config.http.origins), anyone=anyone)
         self.tls = _tls(config)
+        protocol = timed(H11Protocol, config.limits.http_timeout_ms / 1_000)
         settings = uvicorn.Config(
             counted(named(Guard(app, rules, tokens, audit), instance), numbers),  # type: ignore[arg-type]
-            http=H11Protocol if self.tls is None else guarded(H11Protocol, self.tls),
+            http=protocol if self.tls is None else guarded(protocol, self.tls),
             ws="none",
             loop="none",
             lifespan="off",
