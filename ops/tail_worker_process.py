@@ -27,7 +27,7 @@ READ_BYTES = 1 << 20
 RESTART_MS = 200
 RESTART_MS_MAX = 10_000
 WELL_MS = 30_000
-CLOSE_S = 10.0
+CLOSE_MS = 10_000
 
 
 class TailWorker:
@@ -87,12 +87,15 @@ class TailWorker:
         if process is None:
             return
         assert process.stdin is not None and process.stdout is not None
-        try:
+        with contextlib.suppress(OSError):
             process.stdin.write(order_line(Stop()))
+        deadline_ms = self._clock.monotonic_ms() + CLOSE_MS
+        while process.poll() is None and self._clock.monotonic_ms() < deadline_ms:
             # Its reports are read to their end, so that it does not wait for a full pipe.
-            os.set_blocking(process.stdout.fileno(), False)
-            process.wait(CLOSE_S)
-        except (OSError, subprocess.TimeoutExpired):
+            with contextlib.suppress(BlockingIOError):
+                os.read(process.stdout.fileno(), READ_BYTES)
+            self._clock.sleep_ms(5)
+        if process.poll() is None:
             process.kill()
             process.wait()
         with contextlib.suppress(OSError):
