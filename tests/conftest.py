@@ -20,7 +20,8 @@ from standfast.store.clock import ManualClock
 # Found by file, not by name: tests have no package.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 pytest_plugins = [
-    *("fix_embedded", "fix_kafka", "fix_java", "fix_sessions", "fix_stores", "fix_apps", "fix_bulk", "fix_spark", "fix_door"),
+    *("fix_embedded", "fix_kafka", "fix_java", "fix_sessions", "fix_stores", "fix_apps", "fix_bulk", "fix_spark"),
+    *("fix_door", "fix_clients"),
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
