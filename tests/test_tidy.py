@@ -30,6 +30,8 @@ PURE = {
     "store/value_timestamp.py",
     "store/versioned_row.py",
     "store/window_key.py",
+    "ops/page_html.py",
+    "ops/page_model.py",
     "ops/reset_plan.py",
     "replication/app_topics.py",
     "replication/columns.py",
