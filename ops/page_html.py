@@ -401,6 +401,7 @@ def _facts(status: Json) -> str:
         ("version", status.get("version", "")),
         ("disk", room + floor),
         ("members", ", ".join(map(str, status["members"]))),
+        *((name.replace("_", " "), value) for name, value in (status.get("sidecar") or {}).items()),
         *(status.get("config") or {}).items(),
     ]
     rows = "".join(_fact(name, value) for name, value in facts if value not in ("", None))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -14,10 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
+from standfast.ops.audit import Audit
+from standfast.ops.config import load_config
+from standfast.ops.metrics_doors import HttpNumbers
 from standfast.ops.page import FILES, OpsPage
 from standfast.ops.page_feed import NOTHING, QUEUE_MAX, Feed, Stream
 from standfast.ops.page_html import changes, document, render, whole
 from standfast.ops.page_model import DONE_MS, History, age, bars, duration, log_share, size, verdict
+from standfast.ops.page_status import page_status
 from standfast.ops.status import status_document
 from standfast.store.clock import ManualClock
 from standfast.store.errors import Unavailable
@@ -286,6 +291,37 @@ def test_page_of_a_real_session_shows_its_stores(bench: Bench) -> None:
     text = read(html).text
     assert "READY 2 active, 0 standby" in text and "flights/0 at 7" in text.replace("('flights', 0)", "flights/0")
     assert "secret" not in html
+
+
+def test_a_sidecars_page_shows_disk_doors_events_and_settings_without_secrets(
+    tmp_path: Path, clock: ManualClock, bench: Bench
+) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('[app]\nname = "a"\nlog = "kafka://b:1?some.key=hunter2"\n[serve]\nlease = "3s"\n', "utf-8")
+    audit, http = Audit(clock), HttpNumbers()
+    audit.done("assign", "flights-app", generation=7)
+    http.answered("GET /v1/status", 503, 0.1)
+    found = page_status(
+        {**status_document(bench.active().statistics()), "sidecar": {"generation": 7, "draining": False}},
+        state_path=tmp_path,
+        audit=audit,
+        loaded=load_config(path, {}),
+        http_door=http,
+        schedules=[{"task": "0_0", "kind": "wall_clock_time", "next_ms": 0, "missed": 2}],
+    )
+    text = read(document(found, render(found, History(), NOW_MS), NOW_MS)).text
+    for part in (
+        "assign",
+        "flights-app",
+        "answers 5xx",
+        "serve.lease3s",
+        "disk free",
+        "generation7",
+        "wall_clock_time",
+    ):
+        assert part in text, part
+    assert "hunter2" not in text and json.loads(json.dumps(found)) == json.loads(json.dumps(dict(found)))
+    assert verdict({**found, "sidecar": {"draining": True}}).word == "DRAINING"
 
 
 def run_app(page: OpsPage, *requests: tuple[str, str]) -> list[httpx.Response]:
