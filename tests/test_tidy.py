@@ -102,6 +102,7 @@ LIBRARY_HOMES = {
     "numpy": ("restore/spark_*.py",),  # comes with pandas
     "starlette": ("ops/*.py",),
     "uvicorn": ("ops/*.py",),
+    "h11": ("ops/http_protocol.py",),  # comes with uvicorn
     "uvloop": ("ops/*.py",),
     "hiredis": ("ops/*.py",),
     "rich": ("ops/*.py",),
