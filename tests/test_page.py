@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from standfast.store.clock import ManualClock
 from standfast.store.errors import Unavailable
 
 if TYPE_CHECKING:
+    from fix_page import Serve
     from fix_sessions import Bench
 
 EVIL = '<img src=x onerror="alert(1)">\'"&'
@@ -404,6 +406,32 @@ def test_a_stream_tells_changes_and_that_it_lives() -> None:
         feed.close()
 
     asyncio.run(watch())
+
+
+@pytest.mark.slow
+def test_reader_that_takes_nothing_is_let_go_without_harm_to_others(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("standfast.ops.page.SEND_S_MAX", 0.5)
+    epochs = iter(range(1, 1_000_000))
+
+    def busy() -> dict[str, Any]:
+        epoch = next(epochs)
+        # More than the kernel keeps for one connection.
+        return status(*(task(number, epoch=epoch, error="x" * 5_000) for number in range(1_000)))
+
+    with serve(busy, streams_max=2) as address:
+        where = ("127.0.0.1", int(address.rpartition(":")[2]))
+        with socket.socket() as stuck:
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            stuck.connect(where)
+            stuck.sendall(b"GET /page-events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            with httpx.stream("GET", f"{address}/page-events", timeout=10) as other:
+                told = (line for line in other.iter_lines() if line.startswith("data: "))
+                seen = [json.loads(next(told)[6:]) for _ in range(4)]
+                assert seen[0]["whole"] and all(len(one["tables"]["tasks"]["rows"]) == 1_000 for one in seen)
+                with httpx.stream("GET", f"{address}/page-events", timeout=10) as third:
+                    assert third.status_code == 200  # in the place of the one that was let go
 
 
 class ManualTicks(ManualClock):
