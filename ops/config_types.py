@@ -229,7 +229,8 @@ class StoreConfig:
         ]
         if problems:
             raise BadConfig(problems)
-        return kind(name, serde.bytes, serde.bytes, **chosen)
+        made: StoreSpec = kind(name, serde.bytes, serde.bytes, **chosen)
+        return made
 
 
 _KINDS: dict[StoreKind, tuple[Any, dict[str, bool]]] = {  # the class, and its own settings: whether each is needed

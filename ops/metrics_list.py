@@ -36,7 +36,9 @@ class Metric:
 
 METRICS: tuple[Metric, ...] = (
     Metric(
-        *("build_info", "gauge", ("version", "protocol", "python", "rocksdict", "confluent_kafka")),
+        "build_info",
+        "gauge",
+        ("version", "protocol", "python", "rocksdict", "confluent_kafka"),
         "Always 1; the labels are the versions in use",
     ),
     Metric("ready", "gauge", (), "1 while the restore gate is open: every active store is whole"),
