@@ -16,6 +16,7 @@ JOBS ?= 3
 RUNS ?= 200
 APP_RUNS ?= 50
 KAFKA_RUNS ?= 100
+SERVE_RUNS ?= 50
 BENCHES ?= write read restore process
 
 # The first Python that is new enough and can make a virtual environment. Asked for only when .venv is missing.
@@ -73,9 +74,10 @@ format: $(VENV)/.dev ## rewrite the sources in the one format
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50; on Kafka KAFKA_RUNS=100
-	@echo "==> crash: $(RUNS) runs, $(APP_RUNS) of whole applications, $(KAFKA_RUNS) on Kafka; seeds are printed"
+crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50; on Kafka KAFKA_RUNS=100, sidecars SERVE_RUNS=50
+	@echo "==> crash: $(RUNS) runs, $(APP_RUNS) of whole applications, $(KAFKA_RUNS) on Kafka, $(SERVE_RUNS) of sidecars; seeds are printed"
 	@STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) STANDFAST_CRASH_KAFKA_RUNS=$(KAFKA_RUNS) \
+	  STANDFAST_CRASH_SERVE_RUNS=$(SERVE_RUNS) \
 	  $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
 
 bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore process", compare: bench-compare

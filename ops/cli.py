@@ -18,6 +18,7 @@ from standfast._version import __version__
 
 EXIT_USAGE = 2
 COMMAND_MODULES = (
+    "standfast.ops.commands_serve",
     "standfast.ops.commands_state",
     "standfast.ops.commands_changelog",
     "standfast.ops.commands_config",

@@ -41,7 +41,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _register_health(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "whether an instance is alive, or with --ready whether its restore gate is open"
     parser = subparsers.add_parser("health", help=text, description=f"Tell {text}; exit code 1 if not.")
-    parser.add_argument("--ready", action="store_true", help="ask for readiness")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--ready", action="store_true", help="ask for readiness")
+    which.add_argument("--startup", action="store_true", help="of a sidecar: ask whether it may be called")
     add_json(parser)
     add_instance(parser)
     parser.set_defaults(handler=printing(run_health))
@@ -98,7 +100,7 @@ def run_status(args: argparse.Namespace, out: Output) -> int:
 
 def run_health(args: argparse.Namespace, out: Output) -> int:
     """health."""
-    _, document = client_of(args).ask("/readyz" if args.ready else "/livez")
+    _, document = client_of(args).ask("/readyz" if args.ready else "/startupz" if args.startup else "/livez")
     out.document(document)
     check, ok = document["check"], document["ok"]
     out.line(check if ok else f"not {check}")

@@ -3,7 +3,8 @@
     authentication, unknown setting                 BadConfig        fix the settings
     no permission, record too large, null key       InvalidRequest   fix the permission, the record, the topic
     unknown topic or partition                      UnknownStore
-    a newer producer of the transactional id        Fenced
+    a newer producer of the transactional id, a     Fenced
+    newer generation of the consumer group
     position outside of the log                     StateLost
     everything else: no answer, no leader, ...      Unavailable      retry
 
@@ -37,6 +38,9 @@ UNKNOWN_TOPIC = frozenset(
     }
 )
 FENCED = frozenset({_E.PRODUCER_FENCED, _E.INVALID_PRODUCER_EPOCH, _E._FENCED})
+# The consumer that is named is no member of the group, or not in this generation: measured with Kafka 4, classic and
+# consumer protocol alike (STALE_MEMBER_EPOCH comes to a client as ILLEGAL_GENERATION).
+MEMBER_GONE = frozenset({_E.ILLEGAL_GENERATION, _E.UNKNOWN_MEMBER_ID, _E.FENCED_INSTANCE_ID, _E.STALE_MEMBER_EPOCH})
 TOO_LARGE = frozenset({_E.MSG_SIZE_TOO_LARGE, _E.RECORD_LIST_TOO_LARGE})
 REFUSED = frozenset(
     {
@@ -77,6 +81,11 @@ def translated(error: BaseException | KafkaError, what: str) -> StandfastError:
         return UnknownStore(f"{text}: create the topic first")
     if code in FENCED:
         return Fenced(f"{text}: a newer writer was opened, nothing was written, give up the task")
+    if code in MEMBER_GONE:
+        return Fenced(
+            f"{text}: the consumer group has moved on, and nothing was written: give up the task until the group gives "
+            "its partition again"
+        )
     if code in TOO_LARGE:
         return InvalidRequest(
             f"{text}: a record is larger than the limit: raise max.message.bytes of the topic and message.max.bytes "

@@ -5,7 +5,8 @@
 
 While the group has a consumer of its own that is a member (the application's loop), the broker refuses commits from
 outside of it. A transaction's commit is fenced by the transactional id instead and is taken all the same, so that is
-how they are then committed.
+how they are then committed. With the generation and member id of the consumer that read the records the broker
+checks those too (`member_metadata`), and a consumer that lost its partition commits nothing more.
 
 Offsets are asked for by a consumer of the group that never joins, not by the admin client: librdkafka's admin call for
 them ends the process (SIGSEGV) when the broker that it asks is not the group's coordinator any more.
@@ -15,8 +16,10 @@ Rules of this file: what is committed is checked first, all of it, so that a bad
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
@@ -24,10 +27,10 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from standfast.replication.kafka_board import KNOWN_MS, Board
 from standfast.replication.kafka_cluster import Cluster
 from standfast.replication.kafka_errors import UNKNOWN_TOPIC, error_of
-from standfast.replication.log import Committed, GroupCommit, GroupView
+from standfast.replication.log import Committed, ConsumerMember, GroupCommit, GroupView
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, InvalidRequest
+from standfast.store.errors import Closed, InternalError, InvalidRequest
 
 METADATA_BYTES_MAX = 4_096
 LEASE_MS_MAX = 24 * 3_600_000
@@ -36,6 +39,8 @@ _ALIVE = frozenset(
     {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
     | {KafkaError.NON_EMPTY_GROUP, KafkaError.STALE_MEMBER_EPOCH}
 )
+_METADATA_MAGIC = b"CGMDv2:"
+_GENERATION = struct.Struct("=i")
 _UNSTABLE = frozenset({KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError._TIMED_OUT})
 
 
@@ -189,6 +194,25 @@ def _text(at: KafkaPartition) -> str:
         # The client does not end its copy of the text with a zero: bytes of its memory may follow.
         raw: bytes = error.object
         return raw[: error.start].decode()
+
+
+def member_metadata(of_group: Any, member: ConsumerMember) -> bytes:
+    """What a transaction tells the broker of a group, for a member of it that is a client in another process.
+
+        CGMDv2:  generation, 4 bytes of this machine's order  group 0  member 0  1 (no instance id)
+
+    The client gives these bytes for its own consumers only; `of_group` are those of one that never joined. The layout
+    is the client's own, so it is compared before it is used. Raises InternalError if the client has another one.
+    """
+    raw = of_group if isinstance(of_group, bytes) else b""
+    group = raw[len(_METADATA_MAGIC) + _GENERATION.size :].partition(b"\0")[0]
+    if raw != _metadata(group, -1, b""):
+        raise InternalError("this version of the Kafka client describes group members in another way: report it")
+    return _metadata(group, member.generation, member.member_id.encode())
+
+
+def _metadata(group: bytes, generation: int, member: bytes) -> bytes:
+    return _METADATA_MAGIC + _GENERATION.pack(generation) + group + b"\0" + member + b"\0\x01"
 
 
 def kafka_offsets(offsets: Mapping[TopicPartition, Committed]) -> list[KafkaPartition]:

@@ -23,7 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from standfast.replication.kafka_board import Board
 from standfast.replication.kafka_cluster import RETRY_MS, Cluster
 from standfast.replication.kafka_errors import FENCED, error_of
-from standfast.replication.kafka_group import check_commit, kafka_offsets
+from standfast.replication.kafka_group import check_commit, kafka_offsets, member_metadata
 from standfast.replication.kafka_members import Owner
 from standfast.replication.kafka_records import checked
 from standfast.replication.log import Batches, GroupCommit
@@ -154,6 +154,8 @@ class KafkaWriter:
             producer.begin_transaction()
             if commit is not None and offsets:
                 metadata = self._metadata_of(commit.group)
+                if commit.member is not None:
+                    metadata = member_metadata(metadata, commit.member)
                 producer.send_offsets_to_transaction(kafka_offsets(offsets), metadata, self._cluster.timeout_s)
             ends = self._deliver(producer, rows)
             self._commit(producer)

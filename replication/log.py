@@ -129,11 +129,23 @@ class GroupView(NamedTuple):
     members: tuple[Member, ...]
 
 
+class ConsumerMember(NamedTuple):
+    """A member of a group by the log's own protocol (a user's own consumer), as it was when it read the records."""
+
+    generation: int
+    member_id: str
+
+
 class GroupCommit(NamedTuple):
-    """Source offsets to commit for a group, each with metadata of at most 4,096 bytes."""
+    """Source offsets to commit for a group, each with metadata of at most 4,096 bytes.
+
+    With `member` the log refuses the commit (Fenced) once that is no member of that generation; a log that has no
+    consumers of its own looks at the group alone.
+    """
 
     group: str
     offsets: Mapping[TopicPartition, Committed]
+    member: ConsumerMember | None = None
 
 
 Batches: TypeAlias = Mapping[TopicPartition, Sequence[Outgoing]]

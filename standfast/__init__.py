@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from standfast._version import __version__
 
 if TYPE_CHECKING:
+    from standfast.ops.connect import connect
     from standfast.replication.listeners import Listener
     from standfast.replication.log import Outgoing, TopicPolicy
     from standfast.replication.offsets import TopicPartition
@@ -83,6 +84,7 @@ __all__ = [
     "PUT_NOT_VALID",
     # state under your own loop, and the loop
     "Session",
+    "connect",
     "Replica",
     "aio",
     "App",
@@ -148,6 +150,7 @@ _HOMES = {
     "VALID_TO_UNDEFINED": "standfast.store.results:VALID_TO_UNDEFINED",
     "PUT_NOT_VALID": "standfast.store.results:PUT_NOT_VALID",
     "Session": "standfast.stream.session:Session",
+    "connect": "standfast.ops.connect:connect",
     "Replica": "standfast.stream.replica:Replica",
     "aio": "standfast.stream.aio",
     "Listener": "standfast.replication.listeners:Listener",

@@ -68,7 +68,7 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
         if key is None or value is None or type(timestamp) is not int or not 0 <= timestamp <= TIME_MAX_MS:
             raw_key = self._encode_key(key)
             raw = None if value is None else self._encode_value(value)
-            self._put_raw(raw_key, raw, self._timestamp(timestamp))
+            self.put_raw(raw_key, raw, self._timestamp(timestamp))
             return
         # The usual case without a call more than it needs: this runs for every record of an application.
         try:
@@ -78,6 +78,11 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
             self._encode_value(value)
             raise
         self.rows.write(self.name, raw_key, TIMESTAMP.pack(timestamp) + raw if self._skip else raw, raw, timestamp)
+
+    def put_raw(self, raw_key: bytes, raw: bytes | None, timestamp: int) -> None:
+        """`put` of bytes as the serdes would give them; the timestamp is not checked."""
+        row = TIMESTAMP.pack(timestamp) + raw if self._skip and raw is not None else raw
+        self.rows.write(self.name, raw_key, row, raw, timestamp)
 
     def put_if_absent(self, key: K, value: V, timestamp: int | None = None) -> V | None:
         """Set the value only where there is none; returns the value that was there."""
@@ -165,10 +170,6 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
 
     def families(self) -> list[str]:
         return [self.name]
-
-    def _put_raw(self, raw_key: bytes, raw: bytes | None, stamp: int) -> None:
-        row = TIMESTAMP.pack(stamp) + raw if self._skip and raw is not None else raw
-        self.rows.write(self.spec.name, raw_key, row, raw, stamp)
 
     def _iterate(self, start: bytes | None, end: bytes | None, reverse: bool) -> StoreIterator[tuple[K, V]]:
         if start is not None and end is not None and start >= end:

@@ -1,6 +1,6 @@
 """The state directory of one application on one machine.
 
-    <state_dir>/<app>/LOCK           flock of the process that owns it, with its pid inside
+    <state_dir>/<app>/LOCK           flock of the process that owns it, with its pid inside; its workers share the lock
                       INSTANCE       stable instance id, kept over restarts
                       0_3/           one task: its RocksDB and STANDFAST, the format marker
                       .aside/        directories set aside, until the task that replaces them is whole
@@ -39,6 +39,7 @@ class StateDir:
         self.path = Path(root).absolute() / app
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_marker(self.path, app, task=None)  # before the lock file: a foreign database has one of the same name
+        self._lent = False
         self._lock = self._acquire()
         try:
             shutil.rmtree(self.path / BULK_FOLDER, ignore_errors=True)  # of a process that was killed
@@ -47,6 +48,32 @@ class StateDir:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def lent(cls, root: str | Path, app: str, lock: int, member: str) -> StateDir:
+        """A directory whose lock another owner took and shares: `lock` is a handle on it that this one closes.
+
+        The directory stays locked until every handle is closed, in whichever process: nobody opens a task that a
+        worker of a dead owner still has open. `member` is this one's instance id. Which task is whose is for the
+        owner to say. Raises InvalidRequest if the handle is not the lock of this directory.
+        """
+        made = cls.__new__(cls)
+        made.app = check_name("application", app)
+        made.path = Path(root).absolute() / app
+        found, wanted = os.fstat(lock), (made.path / "LOCK").stat()
+        if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino):
+            raise InvalidRequest(f"handle {lock} is not the lock of {made.path}")
+        made._lent, made._lock, made.instance_id = True, lock, member
+        return made
+
+    def lend(self, member: str) -> StateDir:
+        """Share the directory with another session of this process, by a handle of its own."""
+        return StateDir.lent(self.path.parent, self.app, os.dup(self._lock), member)
+
+    @property
+    def lock(self) -> int:
+        """The handle of the lock, for a worker to inherit."""
+        return self._lock
 
     def task_path(self, task: str) -> Path:
         """Directory of one task, e.g. `0_3`."""
@@ -81,7 +108,8 @@ class StateDir:
     def close(self) -> None:
         """Release the lock. Closing twice is fine."""
         if self._lock >= 0:
-            os.ftruncate(self._lock, 0)  # so that nobody takes this process, should it live on, for the owner
+            if not self._lent:
+                os.ftruncate(self._lock, 0)  # so that nobody takes this process, should it live on, for the owner
             os.close(self._lock)
             self._lock = -1
 

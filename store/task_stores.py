@@ -231,6 +231,14 @@ class TaskStores:
             properties={WRITE_STOPPED: max((part.properties.get(WRITE_STOPPED, 0) for part in parts), default=0)},
         )
 
+    def checkpoint(self, directory: Path) -> None:
+        """Write an openable copy of what is committed, without stores in memory, to a directory that is not there."""
+        self._check_usable()
+        engine = self.engine
+        if not isinstance(engine, RocksEngine):
+            raise InvalidRequest(f"task {self.task} has no files to copy: its stores are in memory")
+        engine.checkpoint(directory)
+
     def restoring(self, on: bool) -> None:
         """Whether rows only come from the log and nobody reads them yet; forgotten with the task."""
         if not self.closed and self.poisoned is None:

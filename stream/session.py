@@ -50,9 +50,9 @@ from standfast.stream.session_tasks import (
     tasks_grown,
 )
 from standfast.stream.settings import CACHE_DEFAULT_BYTES, CACHE_MIN_BYTES, SessionOptions, SessionSettings
-from standfast.stream.snapshot import session_statistics
+from standfast.stream.snapshot import restores_of, session_statistics
 from standfast.stream.source_gate import OpenTask
-from standfast.stream.statistics import SessionCounters, SessionStatistics
+from standfast.stream.statistics import RestoreStatistics, SessionCounters, SessionStatistics
 from standfast.stream.task import Task, TaskState
 
 IDLE_WAIT_S = 0.01
@@ -65,10 +65,9 @@ SOURCE_LOOK_MS = 20
 class Session:
     """Stores of one application on one instance, logged, restored and stood by for.
 
-    `log` is an address (`sqlite:///path`); further settings are those of `SessionSettings`. `groups` is for
-    applications with sub-topologies: stores, partitions and source topics of each, by its number, instead of `stores`
-    and `partitions`; without it all tasks are of group 0. Raises BadConfig with every problem of the settings, Held
-    if another process has the state directory.
+    `log` is an address (`sqlite:///path`); a `StateDir` becomes the session's to close; the rest is `SessionSettings`.
+    `groups` is for sub-topologies: stores, partitions and source topics of each, by its number, instead of `stores` and
+    `partitions` (group 0). Raises BadConfig with every problem, Held if another process has the state directory.
     """
 
     read_only = False  # True: it follows changelogs of another application, and reads its standbys as they are
@@ -78,7 +77,7 @@ class Session:
         app: str,
         *,
         log: str,
-        state_dir: str | Path,
+        state_dir: str | Path | StateDir,
         stores: Sequence[StoreSpec] = (),
         groups: Mapping[int, TaskGroup] | None = None,
         clock: Clock | None = None,
@@ -103,7 +102,7 @@ class Session:
         self._closed = False
         self._threads: list[threading.Thread] = []
         self._pipeline: FetchPipeline | None = None
-        self._state = StateDir(state_dir, app)
+        self._state = state_dir if isinstance(state_dir, StateDir) else StateDir(state_dir, app)
         try:
             self.log = self._open_log(log)
             self._group = self.log.group(app)
@@ -217,10 +216,7 @@ class Session:
         self._wake.set()
 
     def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
-        """For `consumer.subscribe(on_assign=...)`: these source partitions are active here from now on.
-
-        They stay paused until the restore gate opens; `commit`, called after every poll, then goes on with them.
-        """
+        """For `consumer.subscribe(on_assign=...)`: active here from now on, paused until `commit` sees the gate open."""
         self.own_loop.on_assign(consumer, list(partitions))
 
     def on_revoke(self, consumer: Any, partitions: Iterable[Any]) -> None:
@@ -295,6 +291,10 @@ class Session:
                 if task.state is TaskState.RUNNING and gate.is_open(task_id)
             }
 
+    def look(self, task_id: TaskId) -> tuple[Task | None, bool]:
+        """A task held here, if it is, and whether its gate is open; waits for no lock, so it may be old by a moment."""
+        return self._instance.tasks.get(task_id), self._instance.gate.is_open(task_id)
+
     def all_tasks(self) -> dict[TaskId, Task]:
         """Tasks of every group held here, standbys included."""
         with self._usable():
@@ -357,6 +357,11 @@ class Session:
                 missing=self.missing(),
                 now_ms=self.clock.monotonic_ms(),
             )
+
+    def restores(self) -> tuple[RestoreStatistics, ...]:
+        """What is being restored, without a look at the log."""
+        with self._usable():
+            return restores_of(self._instance, self.clock.monotonic_ms())
 
     def close(self) -> None:
         """Stop the threads, close tasks cleanly, leave the group, release the directory. Closing twice is fine.
@@ -472,8 +477,6 @@ class Session:
 
     def _checked(self, tasks: Iterable[int | TaskId]) -> list[TaskId]:
         return checked_tasks(tasks, self._groups, limited=self._partitions_given)
-
-    # -- the own loop's host ------------------------------------------------------------------------------------------
 
     def _task_of(self, source: Any) -> TaskId:
         return task_of_source(source, self._groups)

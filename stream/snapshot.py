@@ -29,13 +29,14 @@ def session_statistics(
         members=tuple(member.member_id for member in view.members) if view is not None else (),
         standbys_missing=instance.standbys_missing,
         tasks=tuple(_task(task, instance, reader) for _, task in sorted(instance.tasks.items())),
-        restores=_restores(instance, now_ms),
+        restores=restores_of(instance, now_ms),
         counters=instance.counters.copy(),
         bulk=instance.restorer.bulk_statistics(),
     )
 
 
-def _restores(instance: Instance, now_ms: int) -> tuple[RestoreStatistics, ...]:
+def restores_of(instance: Instance, now_ms: int) -> tuple[RestoreStatistics, ...]:
+    """Changelogs on their way to the end."""
     return tuple(
         RestoreStatistics(
             task=str(at.task),

@@ -26,7 +26,16 @@ from typing import Any
 from standfast.replication.applier import ChangelogApplier
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.listeners import Listener
-from standfast.replication.log import Batches, Committed, Group, GroupCommit, Headers, LogWriter, Outgoing
+from standfast.replication.log import (
+    Batches,
+    Committed,
+    ConsumerMember,
+    Group,
+    GroupCommit,
+    Headers,
+    LogWriter,
+    Outgoing,
+)
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.buffer import changes_bytes
 from standfast.store.clock import Clock
@@ -171,12 +180,15 @@ class Task:
         if timestamp_ms > self.stream_times.get(key, -1):
             self.stream_times[key] = timestamp_ms
 
-    def commit(self, source_offsets: Mapping[tuple[str, int], int] | None = None) -> None:
+    def commit(
+        self, source_offsets: Mapping[tuple[str, int], int] | None = None, *, member: ConsumerMember | None = None
+    ) -> None:
         """Make everything since the last commit durable, in the log and locally, as one cut.
 
         `source_offsets` maps (topic, partition) to the next offset to process. When this returns, the state survives
         the kill of any process; when it raises, the task takes no more writes until it is opened again. Stream times
         and progress that moved without a new offset are committed with the known offsets, so that the log has them.
+        Exactly once, `member` is the consumer that read the records: if it is that no more, the commit is Fenced.
         """
         self._check_running()
         offsets = self._checked_offsets(source_offsets or {})
@@ -194,7 +206,7 @@ class Task:
         if not batches and not offsets and not moved and not self.stores.buffer.rows:
             self.commit_requested = False
             return
-        commit = GroupCommit(self.app, {at: Committed(offset, metadata) for at, offset in offsets.items()})
+        commit = GroupCommit(self.app, {at: Committed(offset, metadata) for at, offset in offsets.items()}, member)
         started_ms = self._clock.monotonic_ms()
         try:
             acknowledged = self._make_durable(batches, commit)

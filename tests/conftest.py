@@ -20,6 +20,7 @@ from standfast.store.clock import ManualClock
 # Found by file, not by name: tests have no package.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 pytest_plugins = [
+    "fix_serve",
     *(
         "fix_embedded",
         "fix_kafka",
@@ -30,6 +31,7 @@ pytest_plugins = [
         "fix_bulk",
         "fix_spark",
         "fix_tls",
+        "fix_door",
         "fix_promtool",
         "fix_page",
     ),

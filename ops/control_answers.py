@@ -1,0 +1,238 @@
+"""Documents that the control door answers with, from what the control plane knows.
+
+Rules of this file: reads only; called in the control thread. One model, several renderings: the status document is the
+one that page and command line print. Programs may rely on the names; fields are added, never renamed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from standfast._version import __version__
+from standfast.ops.control_plane import ControlPlane
+from standfast.ops.control_stores import shape_of
+from standfast.ops.health import Facts
+from standfast.ops.reasons import message_of, reason_of
+from standfast.replication.offsets import TaskId
+from standfast.replication.takeover import MemberPlan
+from standfast.restore.verify import committed_views, verify_task
+from standfast.store.errors import InvalidRequest, UnknownStore
+
+Json = dict[str, Any]
+PROTOCOL = 1
+_VERDICT = ("store", "verdict", "reason", "position", "end", "records", "matched", "missing", "extra", "different")
+FEATURES = ("keyvalue", "window", "session", "versioned", "exactly_once", "standby", "events", "schedule")
+
+
+class Answers:
+    """The documents of one control plane."""
+
+    def __init__(self, plane: ControlPlane, instance: str, resp_socket: str) -> None:
+        self._plane = plane
+        self._instance = instance
+        self._resp_socket = resp_socket
+
+    def hello(self) -> Json:
+        """What a client must know before it calls."""
+        limits, config = self._plane.config.limits, self._plane.config
+        return {
+            "schema": "standfast.hello/1",
+            "protocol": PROTOCOL,
+            "version": __version__,
+            "app": config.app.name,
+            "instance": self._instance,
+            "guarantee": config.app.guarantee,
+            "resp_socket": self._resp_socket,
+            "features": list(FEATURES),
+            "limits": {
+                "batch_ops": limits.batch_ops,
+                "batch_bytes": limits.batch_max_bytes,
+                "key_bytes": limits.key_max_bytes,
+                "value_bytes": config.store.value_max_bytes,
+                "body_bytes": limits.http_body_max_bytes,
+                "wait_ms": limits.wait_max_ms,
+            },
+        }
+
+    def stores(self, outcomes: Mapping[str, str]) -> Json:
+        """Declared stores with their changelogs; `outcomes` of a declaration by name."""
+        plane = self._plane
+        stores = []
+        for spec in plane.specs:
+            if outcomes and spec.name not in outcomes:
+                continue
+            topic = spec.changelog_of(str(plane.config.app.name)) if spec.logging else None
+            info = None
+            if topic is not None and plane.session.is_open:
+                info = plane.session.session.log.admin.describe_topic(topic)
+            shape = shape_of(spec) | {"topic": topic, "topic_id": None if info is None else info.topic_id}
+            stores.append(shape | ({"outcome": outcomes[spec.name]} if outcomes else {}))
+        return {"schema": "standfast.stores/1", "partitions": plane.partitions, "stores": stores}
+
+    def assignment(self) -> Json:
+        """What is assigned, and where each task stands. `source_offsets`: where to read on, null until it is ready."""
+        plane = self._plane
+        wanted, table = plane.wanted, plane.table.now
+        pending = {one.partition: one for one in plane.pending}
+        tasks = []
+        for partition in sorted(wanted.tasks):
+            active = partition in wanted.active
+            one, task = pending.get(partition), table.open.get(partition)
+            tasks.append(
+                {
+                    "partition": partition,
+                    "role": "active" if active else "standby",
+                    "state": table.states.get(partition, "opening").partition(":")[0],
+                    "epoch": 0 if task is None else task.epoch,
+                    "source_offsets": None if task is None else self._offsets(partition, task.source_offsets()),
+                    "position": None if one is None else one.position,
+                    "end": None if one is None else one.end,
+                    "remaining": 0 if one is None else one.remaining,
+                }
+            )
+        return {
+            "schema": "standfast.assignment/1",
+            "generation": wanted.generation,
+            "lease_ms": plane.lease.lease_ms,
+            "tasks": tasks,
+            "fenced": {str(partition): why for partition, why in sorted(table.fenced.items())},
+        }
+
+    def ready(self) -> Json:
+        """The restore gate: who is missing, and where to read on once nobody is."""
+        plane = self._plane
+        pending = plane.pending
+        shut = plane.wanted.active - plane.table.now.open.keys()
+        assignment = self.assignment()
+        return {
+            "schema": "standfast.ready/1",
+            "ready": not shut and not plane.draining,
+            "pending": [asdict(one) for one in pending],
+            "generation": assignment["generation"],
+            "tasks": assignment["tasks"],
+        }
+
+    def status(self) -> Json:
+        """The whole tree."""
+        plane = self._plane
+        document = plane.session.status()
+        table = plane.table.now
+        document["ready"] = not table.missing and not plane.draining
+        document["missing"] = list(table.missing)
+        document["sidecar"] = {
+            "pid": os.getpid(),
+            "generation": plane.wanted.generation,
+            "lease_ms": plane.lease.lease_ms,
+            "lease_ended": plane.lease.ended,
+            "draining": plane.draining,
+            "resp_socket": self._resp_socket,
+        }
+        return document
+
+    def lags(self) -> Json:
+        """Position, end and lag of each store of each task."""
+        tasks = self.status()["tasks"]
+        rows = [
+            {"partition": task["partition"], "role": task["role"], "state": task["state"], "store": store["store"]}
+            | {name: store[name] for name in ("position", "end", "lag")}
+            for task in tasks
+            for store in task["stores"]
+        ]
+        return {"schema": "standfast.lags/1", "app": self._plane.config.app.name, "lags": rows}
+
+    def locate(self, partition: int | None) -> Json:
+        """Which members of the application's group hold which tasks."""
+        found = []
+        if self._plane.session.is_open:
+            group = self._plane.session.session.log.group(str(self._plane.config.app.name))
+            try:
+                for member in group.view().members:
+                    found += _held_by(member.member_id, MemberPlan.from_json(member.metadata))
+            finally:
+                group.close()
+        rows = [row for row in found if partition is None or row["partition"] == partition]
+        return {"schema": "standfast.locate/1", "app": self._plane.config.app.name, "tasks": rows}
+
+    def verification(self, store: str | None, partition: int | None) -> Callable[[], Json]:
+        """What compares active stores with their changelogs; it reads for long, so another thread is to call it."""
+        plane = self._plane
+        if store is not None and store not in {spec.name for spec in plane.specs}:
+            known = ", ".join(spec.name for spec in plane.specs) or "none"
+            raise UnknownStore(f"no store {store!r}: there are {known}")
+        session, now_ms = plane.session.session, plane.clock.wall_ms()
+        jobs = []
+        for number, task in sorted(plane.table.now.open.items()):
+            if partition is None or number == partition:
+                views = {name: view for name, view in committed_views(task.stores).items() if store in (None, name)}
+                jobs.append((TaskId(0, number), views, dict(task.stores.cut.positions)))
+        if not jobs:
+            raise InvalidRequest("nothing to verify: no active task of that partition is ready here")
+
+        def run() -> Json:
+            verdicts = [
+                {"task": str(task_id)} | {name: getattr(found, name) for name in _VERDICT}
+                for task_id, views, positions in jobs
+                for found in verify_task(task_id, views, positions, session.log, session.app, now_ms=now_ms)
+            ]
+            return {"schema": "standfast.verify/1", "verdicts": verdicts}
+
+        return run
+
+    def facts(self, *, loop_age_ms: int) -> Facts:
+        """What health is judged by. Of the last round: takes no lock, asks no log; of the disk only the free space."""
+        plane = self._plane
+        table, config = plane.table.now, plane.config
+        workers = plane.session.workers
+        space = os.statvfs(config.app.state_dir) if config.app.state_dir is not None else None
+        return Facts(
+            loop_age_ms=loop_age_ms,
+            # As of the control thread's last look, which may be waiting for the log now.
+            worker_age_ms=max((plane.heard_ms - worker.heard_ms for worker in workers), default=None),
+            fatal="" if plane.fatal is None else message_of(plane.fatal),
+            draining=plane.draining,
+            pending=[one for one in plane.pending if one.partition not in table.failed],
+            failed=[f"task 0_{partition} {task.state.value}: {task.error}" for partition, task in table.failed.items()],
+            disk_free_bytes=None if space is None else space.f_bavail * space.f_frsize,
+            disk_floor_bytes=config.state.disk_floor_bytes,
+            standbys_behind=[line for worker in workers for line in _behind(worker.status)],
+            log_error=next((worker.error for worker in workers if worker.error), ""),
+        )
+
+    def _offsets(self, partition: int, committed: Mapping[Any, int]) -> list[Json]:
+        """Where to read on, of the sources that were named and those that were committed; null: from the beginning."""
+        found: dict[tuple[str, int], int | None] = dict.fromkeys(self._plane.wanted.sources.get(partition, ()))
+        found.update({(topic, number): offset for (topic, number), offset in committed.items()})
+        return [{"topic": topic, "partition": number, "offset": at} for (topic, number), at in sorted(found.items())]
+
+
+def error_document(error: BaseException) -> Json:
+    """An error as the doors tell it."""
+    return {
+        "schema": "standfast.error/1",
+        "error": type(error).__name__,
+        "reason": reason_of(error).name,
+        "message": message_of(error),
+    }
+
+
+def _held_by(member: str, plan: MemberPlan) -> list[Json]:
+    return [
+        {"partition": task.partition, "role": role, "member": member}
+        for role, tasks in (("active", plan.active), ("standby", plan.standby))
+        for task in sorted(tasks)
+    ]
+
+
+def _behind(status: Mapping[str, Any] | None) -> list[str]:
+    if status is None:
+        return []
+    return [
+        f"{task['task']}: store {store['store']}: {store['lag']} records"
+        for task in status["tasks"]
+        if task["state"] == "standby"
+        for store in task["stores"]
+        if store["lag"] > 0
+    ]

@@ -1,0 +1,118 @@
+"""Which tasks the application wants here: a full set under a generation, and the lease that it holds them by.
+
+    PUT generation 7 {0: active, 2: standby}     larger than the known one: what is missing is revoked
+    PUT generation 7 again, the same set         nothing changes, the answer is the same
+    PUT generation 7, another set                refused: two members speak under one generation
+    PUT generation 6                             refused: stale
+    lease over                                   every active task is closed; only a larger generation opens them again
+
+Rules of this file: pure; times come in as monotonic milliseconds. What a decision says is carried out by the shell,
+which keeps the wanted set only once it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from standfast.store.errors import Fenced, InvalidRequest
+
+Source = tuple[str, int]
+
+
+class StaleGeneration(Fenced):
+    """The request speaks under a generation that is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the application wants: partitions by role, and the source partitions that each active task reads."""
+
+    generation: int = -1
+    active: frozenset[int] = frozenset()
+    standby: frozenset[int] = frozenset()
+    sources: Mapping[int, tuple[Source, ...]] = field(default_factory=dict)
+
+    @property
+    def tasks(self) -> frozenset[int]:
+        """Every partition."""
+        return self.active | self.standby
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """How long the application may be silent; `until_ms` on the monotonic clock, None: it asked for no lease."""
+
+    lease_ms: int | None = None
+    until_ms: int | None = None
+    ended: bool = False
+
+    def renewed(self, now_ms: int) -> Lease:
+        """After a sign of life."""
+        return self if self.lease_ms is None else replace(self, until_ms=now_ms + self.lease_ms)
+
+    def is_over(self, now_ms: int) -> bool:
+        """Whether the application was silent for too long."""
+        return not self.ended and self.until_ms is not None and now_ms >= self.until_ms
+
+
+def wanted_of(body: Mapping[str, Any]) -> Wanted:
+    """The assignment in a checked request body. Raises InvalidRequest for a partition that is named twice."""
+    roles: dict[int, str] = {}
+    sources: dict[int, tuple[Source, ...]] = {}
+    for one in body["tasks"]:
+        partition = one["partition"]
+        if partition in roles:
+            raise InvalidRequest(f"partition {partition} is assigned twice: name it once, as active or standby")
+        roles[partition] = one["role"]
+        given = tuple((at["topic"], at["partition"]) for at in one.get("sources", ()))
+        if one["role"] == "active":
+            sources[partition] = given
+    return Wanted(
+        body["generation"],
+        frozenset(partition for partition, role in roles.items() if role == "active"),
+        frozenset(partition for partition, role in roles.items() if role == "standby"),
+        sources,
+    )
+
+
+def decide(present: Wanted, lease: Lease, asked: Wanted) -> bool:
+    """Whether the assignment changes anything. Raises StaleGeneration, or InvalidRequest for two under one number."""
+    if asked.generation < present.generation:
+        raise StaleGeneration(
+            f"generation {asked.generation} is over: generation {present.generation} is assigned here, rejoin"
+        )
+    if asked.generation > present.generation:
+        return True
+    if lease.ended:
+        raise StaleGeneration(
+            f"the lease of generation {asked.generation} is over and its tasks are closed: assign under a larger one"
+        )
+    if (asked.active, asked.standby) != (present.active, present.standby):
+        raise InvalidRequest(
+            f"generation {asked.generation} is assigned with other tasks here: a changed assignment needs a larger "
+            "generation"
+        )
+    return False
+
+
+def without(present: Wanted, partitions: Iterable[int]) -> Wanted:
+    """What is left after a revoke, under the same generation."""
+    gone = frozenset(partitions)
+    return Wanted(
+        present.generation,
+        present.active - gone,
+        present.standby - gone,
+        {partition: sources for partition, sources in present.sources.items() if partition not in gone},
+    )
+
+
+def check_generation(present: Wanted, lease: Lease, generation: int | None) -> None:
+    """Raise StaleGeneration if a request speaks under another generation than the present one, or its lease is over."""
+    if lease.ended:
+        raise StaleGeneration("the lease is over and the tasks are closed: assign under a larger generation")
+    if generation is not None and generation != present.generation:
+        raise StaleGeneration(
+            f"generation {generation} is not the one assigned here ({present.generation}): rejoin and assign again"
+        )

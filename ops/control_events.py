@@ -1,0 +1,97 @@
+"""Events of the sidecar for whoever listens: task states, restore progress, punctuations, fencing, draining.
+
+    id: 7
+    event: task
+    data: {"partition": 0, "state": "running"}
+
+Rules of this file: published from any thread, read on the event loop. Each listener has a queue of QUEUE_MAX; one that
+reads too slowly loses its stream, and nobody else waits for it. A listener that comes back names the last id it saw and
+gets what is still remembered of the rest, or a `missed` event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+QUEUE_MAX = 1_000
+REMEMBERED = 1_000
+
+
+class Event(NamedTuple):
+    """One event; `data` is JSON text."""
+
+    number: int
+    name: str
+    data: str
+
+    def encode(self) -> bytes:
+        """As Server-Sent Events have it."""
+        return f"id: {self.number}\nevent: {self.name}\ndata: {self.data}\n\n".encode()
+
+
+class Listener:
+    """One stream. `queue` ends with None when it was too slow, or when the sidecar ends."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_MAX + 1)
+
+
+class Events:
+    """The hub."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._numbers = itertools.count(1)
+        self._listeners: set[Listener] = set()
+        self._past: deque[Event] = deque(maxlen=REMEMBERED)
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    def publish(self, name: str, data: Mapping[str, Any]) -> None:
+        """Tell everybody. From any thread."""
+        text = json.dumps(data, separators=(",", ":"))
+        self._loop.call_soon_threadsafe(self._deliver, name, text)
+
+    def listen(self, after: int | None = None) -> Listener:
+        """A new stream; `after`: the last event that it saw. On the event loop."""
+        listener = Listener()
+        if after is not None:
+            missed = [event for event in self._past if event.number > after]
+            if after > self._last or (missed and missed[0].number > after + 1):
+                missed.insert(0, Event(self._last, "missed", "{}"))
+            for event in missed[-QUEUE_MAX:]:
+                listener.queue.put_nowait(event)
+        self._listeners.add(listener)
+        return listener
+
+    def forget(self, listener: Listener) -> None:
+        """The stream ended."""
+        self._listeners.discard(listener)
+
+    def close(self) -> None:
+        """End all streams. On the event loop."""
+        for listener in list(self._listeners):
+            self._end(listener)
+
+    def _deliver(self, name: str, text: str) -> None:
+        self._last = next(self._numbers)
+        event = Event(self._last, name, text)
+        self._past.append(event)
+        for listener in list(self._listeners):
+            if listener.queue.qsize() >= QUEUE_MAX:
+                self._end(listener)
+            else:
+                listener.queue.put_nowait(event)
+
+    def _end(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+        while listener.queue.full():
+            listener.queue.get_nowait()
+        listener.queue.put_nowait(None)

@@ -1,0 +1,335 @@
+"""The control side of the sidecar: what the application wants, and the thread that makes it so.
+
+    HTTP ── call(job) ──> [ control thread: declare, assign, revoke, schedule ... ] ── every TICK_MS: tick ──┐
+    doors <── TaskTable, Engine (on the event loop) <── opened, closing <── TailMover <── session, workers <─┘
+
+Rules of this file: one thread does all that may block (opening, assigning, closing), one job at a time; the event loop
+is only ever asked for short things and waited for. The application decides the tasks, this follows; what the doors may
+use is in the table before a task opens there and out of it before it closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+from standfast.ops import control_assignment as assignments
+from standfast.ops.config_types import Config
+from standfast.ops.control_assignment import Lease, Wanted
+from standfast.ops.control_events import Events
+from standfast.ops.control_session import ControlSession
+from standfast.ops.control_stores import Conflict, declare
+from standfast.ops.control_timers import Timers
+from standfast.ops.engine import Engine
+from standfast.ops.health import Restoring
+from standfast.ops.reasons import CONFLICT, DRAINING, RESTORING, Refused
+from standfast.ops.task_table import Table, TaskTable
+from standfast.store.clock import Clock
+from standfast.store.errors import Fenced, StandfastError, Unavailable
+from standfast.store.log import logger
+from standfast.store.specs import StoreSpec
+from standfast.store.state_dir import StateDir
+from standfast.stream.task import Task, TaskState
+
+T = TypeVar("T")
+TICK_MS = 20
+LOOP_S_MAX = 30.0
+REOPEN_MS = 1_000
+PROGRESS_MS = 500
+Partitions = frozenset[int]
+
+
+class ControlPlane:
+    """Everything but the doors. Methods are called in the control thread (through `call`), but for those marked."""
+
+    def __init__(self, config: Config, state: StateDir, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        assert config.app.name is not None
+        self.config = config
+        self.clock = clock
+        self.table = TaskTable()
+        self.engine = Engine(self.table, clock, source_group=config.app.name)
+        self.events = Events(loop)
+        self.timers = Timers(clock, self.events)
+        self.wanted = Wanted()
+        self.lease = Lease()
+        self.specs: tuple[StoreSpec, ...] = config.stores
+        self.partitions = config.app.partitions
+        self.session = ControlSession(config, state, clock, self._closing)
+        self.draining = False
+        self.fatal: BaseException | None = None
+        self.heard_ms = clock.monotonic_ms()
+        self.pending: Sequence[Restoring] = ()  # active tasks that are not whole, as of the last round
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._fenced: dict[int, str] = {}
+        self._reopen_ms: dict[int, int] = {}
+        self._told: dict[int, str] = {}
+        self._progress_ms = 0
+        self._thread = threading.Thread(target=self._run, name="standfast-control", daemon=True)
+
+    # -- of any thread ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def call(self, job: Callable[[], T]) -> Future[T]:
+        """Have a job done by the control thread."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(job())
+            except BaseException as error:  # noqa: BLE001  raised again where the future is waited for
+                future.set_exception(error)
+
+        self._jobs.put(run)
+        return future
+
+    def stop(self) -> None:
+        """End the thread, after the jobs that wait."""
+        self._jobs.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread; whether it ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # -- what the application asks for --------------------------------------------------------------------------------
+
+    def declare(self, body: Mapping[str, Any]) -> dict[str, str]:
+        """Declare stores; by name `created` or `unchanged`. Raises InvalidRequest, Refused CONFLICT."""
+        self._refuse_draining()
+        partitions = body.get("partitions", self.partitions)
+        try:
+            declared = declare(self.specs, body["stores"])
+            if (declared.created or partitions != self.partitions) and self.wanted.tasks:
+                raise Conflict(
+                    f"{', '.join(declared.created) or 'the number of partitions'} cannot be declared while tasks are "
+                    "assigned: declare every store before the first assignment, or revoke all tasks first"
+                )
+        except Conflict as error:
+            raise Refused(CONFLICT, str(error)) from error
+        if declared.created or partitions != self.partitions or not self.session.is_open:
+            self.session.reopen(declared.specs, partitions)
+            self.specs, self.partitions = declared.specs, partitions
+        return {
+            shape["name"]: "created" if shape["name"] in declared.created else "unchanged" for shape in body["stores"]
+        }
+
+    def assign(self, body: Mapping[str, Any]) -> None:
+        """Hold exactly these tasks from now on. Raises Fenced for a generation that is over, InvalidRequest."""
+        self._refuse_draining()
+        asked = assignments.wanted_of(body)
+        changed = assignments.decide(self.wanted, self.lease, asked)
+        lease_ms = body.get("lease_ms", self.config.serve.lease_ms)
+        if not changed:
+            self.lease = self.lease.renewed(self.clock.monotonic_ms())
+            return
+        session = self.session.opened(self.specs, self.partitions)
+        self.on_loop(lambda: self.engine.begin_generation(asked.generation))
+        if self.partitions is not None and asked.tasks:
+            session.check(max(asked.tasks))
+        self._fenced.clear()
+        self._reopen_ms.clear()
+        self.wanted = asked
+        self.pending = [Restoring(partition, "restoring", "opening") for partition in sorted(asked.active)]
+        self.lease = Lease(lease_ms).renewed(self.clock.monotonic_ms())
+        self.timers.keep(asked.active)
+        session.mover.want(asked.active, asked.standby)
+        self.tick()
+
+    def revoke(self, body: Mapping[str, Any]) -> dict[int, dict[str, int]]:
+        """Close tasks; the positions of their stores by partition. `lost` closes without flushing files."""
+        assignments.check_generation(self.wanted, self.lease, body.get("generation"))
+        gone = frozenset(body["partitions"]) & self.wanted.tasks
+        positions = self.session.positions(gone)
+        if body.get("mode") == "lost":
+            self._closing(gone)
+            self.session.lose(gone)
+        self._let_go(gone)
+        return positions
+
+    def heartbeat(self, generation: int) -> Lease:
+        """Renew the lease. Raises Fenced if it is over, or of another generation."""
+        assignments.check_generation(self.wanted, self.lease, generation)
+        self.lease = self.lease.renewed(self.clock.monotonic_ms())
+        return self.lease
+
+    def drain(self) -> None:
+        """Take no more assignments and writes; close every task."""
+        if not self.draining:
+            self.draining = True
+            self.events.publish("draining", {})
+            self.on_loop(self.engine.drain)
+
+    def close_tasks(self) -> None:
+        """Close every task cleanly and leave the group."""
+        self.table.now = Table()
+        self._closing(self.wanted.active)
+        self.session.close()
+
+    def snapshot(self, name: str) -> dict[int, dict[str, int]]:
+        """Copy the files of every active task. Raises Refused: CONFLICT for a name that is taken, RESTORING."""
+        if self.pending or not self.table.now.open:
+            raise Refused(RESTORING, "no snapshot while tasks restore, or of nothing: wait until they are ready")
+        try:
+            return self.session.snapshot(name, self.table.now.open)
+        except Conflict as error:
+            raise Refused(CONFLICT, str(error)) from error
+
+    def wipe(self, partition: int, epoch: int) -> None:
+        """Set the state of a task aside, whole, and restore it from the log. Raises Refused for another epoch."""
+        task = self.table.running(partition)
+        if task.epoch != epoch:
+            raise Fenced(f"epoch {epoch} is not that of task {task.id}, {task.epoch}: look again what is to be wiped")
+        self._let_go(frozenset({partition}), keep=True)
+        self.session.set_aside(partition, "wiped")
+        self.session.opened(self.specs, self.partitions).mover.want(self.wanted.active, self.wanted.standby)
+        self.tick()
+
+    # -- the control thread -------------------------------------------------------------------------------------------
+
+    def on_loop(self, job: Callable[[], T]) -> T:
+        """Have the event loop do something short, and wait for it."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(job())
+            except BaseException as error:  # noqa: BLE001  raised again by the waiting thread
+                future.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return future.result(LOOP_S_MAX)
+
+    def tick(self) -> None:
+        """One round: leases, moves, tasks that failed, what the doors may use, timers."""
+        now_ms = self.heard_ms = self.clock.monotonic_ms()
+        if self.lease.is_over(now_ms):
+            logger.warning("the application was silent for %d ms: its tasks are closed", self.lease.lease_ms)
+            self.lease = replace(self.lease, ended=True)
+            self.events.publish("fenced", {"generation": self.wanted.generation, "reason": "lease"})
+            self._let_go(self.wanted.tasks)
+        if self.session.is_open:
+            self._look_after_failed(now_ms)
+            self.session.mover.round()
+            self.update_table()
+        self.timers.tick(self.wanted.active, self.table.now.open)
+
+    def update_table(self) -> None:
+        """Tell the doors what they may use."""
+        self.pending = self.session.pending(self.wanted)
+        table = self.session.table(self.wanted, self._fenced, self.pending)
+        now_ms = self.clock.monotonic_ms()
+        if self.pending and now_ms >= self._progress_ms:
+            self._progress_ms = now_ms + PROGRESS_MS
+            for one in self.pending:
+                self.events.publish("restore", asdict(one))
+        for partition, state in table.states.items():
+            word = state.partition(":")[0]
+            if self._told.get(partition) != word:
+                self.events.publish("task", {"partition": partition, "state": word})
+        for partition in self._told.keys() - table.states.keys():
+            self.events.publish("task", {"partition": partition, "state": "closed"})
+        self._told = {partition: state.partition(":")[0] for partition, state in table.states.items()}
+        self.table.now = table
+
+    def _run(self) -> None:
+        next_ms = self.clock.monotonic_ms()
+        while True:
+            left_ms = next_ms - self.clock.monotonic_ms()
+            if left_ms <= 0:  # also while jobs come without end
+                self._ticking()
+                next_ms = self.clock.monotonic_ms() + TICK_MS
+                continue
+            try:
+                job = self._jobs.get(timeout=left_ms / 1_000)
+            except queue.Empty:
+                continue
+            if job is None:
+                return
+            job()
+
+    def _ticking(self) -> None:
+        try:
+            self.tick()
+            self.fatal = None
+        except Unavailable as error:
+            logger.warning("control: tried again: %s", error)
+            self.heard_ms = self.clock.monotonic_ms()
+            if self.session.broken:
+                self.fatal = error
+        except Exception as error:  # noqa: BLE001  told by livez, which has the process started again
+            if not isinstance(self.fatal, type(error)):
+                logger.exception("control: the round failed")
+            self.fatal = error
+
+    def _look_after_failed(self, now_ms: int) -> None:
+        held = self.session.held()
+        for partition in self.wanted.active:
+            task = held.get(partition)
+            was_open = self.table.now.open.get(partition)
+            if task is None and was_open is not None and isinstance(was_open.error, Fenced):
+                self._taken_over(partition, str(was_open.error))
+            elif task is not None and task.role == "active" and task.state in (TaskState.FAILED, TaskState.CLOSED):
+                self._open_again(partition, task, now_ms)
+
+    def _taken_over(self, partition: int, why: str) -> None:
+        self._fenced[partition] = f"{why}; assign under a new generation to take it back"
+        self.events.publish("fenced", {"partition": partition, "reason": "taken over"})
+        self.wanted = assignments.without(self.wanted, {partition})
+        self.session.mover.want(self.wanted.active, self.wanted.standby)
+
+    def _open_again(self, partition: int, task: Task, now_ms: int) -> None:
+        """Open a task that failed again, at a measured pace; to lost state the session itself sees."""
+        if isinstance(task.error, Fenced):
+            return
+        due_ms = self._reopen_ms.setdefault(partition, now_ms)
+        if now_ms < due_ms:
+            return
+        self._reopen_ms[partition] = now_ms + REOPEN_MS
+        self._closing(frozenset({partition}))
+        try:
+            self.session.reopen_task(partition)
+        except StandfastError as error:
+            logger.warning("task %s cannot be opened again yet: %s", task.id, error)
+
+    def _let_go(self, gone: Partitions, *, keep: bool = False) -> None:
+        """Close tasks; with `keep` they stay wanted, for the next round."""
+        left = assignments.without(self.wanted, gone)
+        if not keep:
+            self.wanted = left
+            self.timers.keep(left.active)
+        if self.session.is_open:
+            self.session.mover.want(left.active, left.standby)
+            self.session.mover.round()
+            self.update_table()
+
+    def _closing(self, gone: Partitions) -> None:
+        """Take tasks from the doors, and wait until none of them commits."""
+        table = self.table.now
+        self.table.now = replace(
+            table, open={partition: task for partition, task in table.open.items() if partition not in gone}
+        )
+        for partition in sorted(gone):
+            free = threading.Event()
+
+            def closed(partition: int = partition, free: threading.Event = free) -> None:
+                self.engine.discard(partition, "the task is closed here: what was not committed is discarded")
+                free.set()
+
+            self.on_loop(lambda partition=partition, closed=closed: self.engine.when_free(partition, closed))
+            if not free.wait(LOOP_S_MAX):
+                raise Unavailable(f"partition {partition}: its commit does not end: it cannot be closed yet")
+
+    def _refuse_draining(self) -> None:
+        if self.draining:
+            raise Refused(DRAINING, "the sidecar is being stopped: connect again later")

@@ -1,0 +1,94 @@
+"""Stores as the control door declares them: JSON to definitions, and what a declaration changes.
+
+    {"name": "counts", "kind": "window", "window_size_ms": 60000, "retention_ms": 86400000}
+
+Keys and values are opaque bytes at the doors, so every store of a sidecar has the serdes bytes/bytes.
+
+Rules of this file: pure. A definition that differs from the declared one is a conflict, whatever differs: a silent
+change would leave rows that nobody can read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from standfast.store import serde
+from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.specs import (
+    KeyValueStore,
+    SessionStore,
+    StoreSpec,
+    VersionedStore,
+    WindowStore,
+    definition_changes,
+)
+
+_COMMON = ("timestamped", "caching", "logging", "engine", "changelog")
+_KINDS: Mapping[str, tuple[type[StoreSpec], tuple[str, ...], tuple[str, ...]]] = {
+    # class, fields that it needs, further fields that it may have
+    "keyvalue": (KeyValueStore, (), ()),
+    "window": (WindowStore, ("window_size_ms", "retention_ms"), ("retain_duplicates",)),
+    "session": (SessionStore, ("retention_ms",), ()),
+    "versioned": (VersionedStore, ("history_retention_ms",), ()),
+}
+
+
+class Declared(NamedTuple):
+    """What a declaration amounts to: all stores from now on, and the names that are new."""
+
+    specs: tuple[StoreSpec, ...]
+    created: tuple[str, ...]
+
+
+class Conflict(InvalidRequest):
+    """A store is declared already, with another definition; or it cannot be declared while tasks are held."""
+
+
+def spec_of(shape: Mapping[str, Any]) -> StoreSpec:
+    """The definition that a JSON object means; its fields were checked for their types. Raises InvalidRequest."""
+    name, kind = shape["name"], shape["kind"]
+    made, needed, further = _KINDS[kind]
+    allowed = {"name", "kind", *_COMMON, *needed, *further}
+    unknown = sorted(shape.keys() - allowed)
+    missing = [field for field in needed if field not in shape]
+    if unknown or missing:
+        said = f"a {kind} store has no {unknown[0]}" if unknown else f"a {kind} store needs {missing[0]}"
+        raise InvalidRequest(f"store {name!r}: {said}")
+    settings = {field: value for field, value in shape.items() if field not in ("name", "kind")}
+    try:
+        return made(name, serde.bytes, serde.bytes, **settings)
+    except BadConfig as error:
+        raise InvalidRequest(str(error)) from error
+
+
+def shape_of(spec: StoreSpec) -> dict[str, Any]:
+    """Inverse of spec_of."""
+    _, needed, further = _KINDS[spec.kind]
+    shape: dict[str, Any] = {"name": spec.name, "kind": spec.kind}
+    for field in (*_COMMON, *needed, *further):
+        value = getattr(spec, field)
+        shape[field] = dict(value) if isinstance(value, Mapping) else value
+    return shape
+
+
+def declare(present: Iterable[StoreSpec], shapes: Iterable[Mapping[str, Any]]) -> Declared:
+    """Declare stores beside those that are there. Raises InvalidRequest, Conflict; nothing is changed then."""
+    known = {spec.name: spec for spec in present}
+    created: list[str] = []
+    seen: set[str] = set()
+    for spec in map(spec_of, shapes):
+        if spec.name in seen:
+            raise InvalidRequest(f"store {spec.name!r} is declared twice: leave one out")
+        seen.add(spec.name)
+        if spec.name not in known:
+            known[spec.name] = spec
+            created.append(spec.name)
+            continue
+        changes = definition_changes(shape_of(known[spec.name]), shape_of(spec))
+        if changes:
+            raise Conflict(
+                f"store {spec.name!r} is declared with another definition ({'; '.join(changes)}): declare it as it "
+                "was, or give the changed store a new name"
+            )
+    return Declared(tuple(known.values()), tuple(created))

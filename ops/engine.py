@@ -1,0 +1,248 @@
+"""The engine of the sidecar: what both doors call, over the active tasks of one process.
+
+    connection ── Binding (partition, default store, session) ──┐
+    MULTI ... EXEC ── apply ── all or nothing ──────────────────┼──> task's write buffer ── commit ──> log, RocksDB
+    SF.COMMIT ── begin_commit, run (any thread), end_commit ────┘         └── discard: session lost, new generation
+
+    session of a task   writes since the last commit belong together. It ends when a connection that wrote is lost or a
+                        new generation begins: what was not committed is discarded, and everything bound before is
+                        FENCED. Where something was lost so, nobody writes before the offsets are taken up again.
+
+Rules of this file: one thread, that of the event loop, calls everything but `Commit.run`. No socket, no loop, no clock
+of its own; time comes from the clock given. A task that commits takes neither writes nor scans: MustWait, and the door
+calls again when it is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from standfast.ops.engine_commit import CommitAnswer, CommitRequest
+from standfast.ops.engine_statistics import DoorCounters, EngineStatistics
+from standfast.ops.engine_task import Binding, Commit, EngineTask, MustWait
+from standfast.ops.reasons import DRAINING, FENCED, Refused
+from standfast.store.clock import Clock
+from standfast.stream.task import Task, TaskState
+
+T = TypeVar("T")
+
+
+class TaskSource(Protocol):
+    """Where the engine finds the tasks. It neither blocks nor takes a lock that restore work holds."""
+
+    def running(self, partition: int) -> Task:
+        """The active task of a partition, restored and behind an open gate.
+
+        Raises Refused (RESTORING, NOT_ASSIGNED, NOT_ACTIVE), or what the task failed with.
+        """
+
+    def partitions(self) -> Mapping[int, str]:
+        """What is assigned here, by partition: "running", "restoring: 41 %", "standby", "failed: ..."."""
+
+    def missing(self) -> Sequence[str]:
+        """Who keeps the restore gate shut, and how far it is; empty when everything assigned is ready."""
+
+
+class Engine:
+    """The active tasks as the doors see them. `source_group` is the consumer group that source offsets belong to."""
+
+    def __init__(self, source: TaskSource, clock: Clock, *, source_group: str) -> None:
+        self.source = source
+        self.clock = clock
+        self.source_group = source_group
+        self.generation = 0
+        self.draining = False
+        self.counters = DoorCounters()
+        self._held: dict[int, EngineTask] = {}
+        self._bindings: set[Binding] = set()
+
+    # -- the control side ---------------------------------------------------------------------------------------------
+
+    def begin_generation(self, generation: int) -> None:
+        """A new assignment counts from now on: the uncommitted of every task is discarded, every connection fenced.
+
+        A repeated generation changes nothing; an older one is FENCED. Call it before tasks are closed or opened.
+        """
+        if generation < self.generation:
+            raise Refused(FENCED, f"generation {generation} is older than {self.generation}, which counts: join again")
+        if generation == self.generation:
+            return
+        self.generation = generation
+        for held in self._held.values():
+            held.end_session(lost="")
+            held.lost = ""  # who assigns is told the offsets with the answer
+
+    def take_up(self, partition: int) -> dict[tuple[str, int], int]:
+        """Where to read on, by (topic, partition): the caller begins there, so a lost session is made up for.
+
+        Raises Refused as `TaskSource.running`, MustWait while the task commits.
+        """
+        held = self._find(partition)
+        if held.commit is not None:
+            raise MustWait(held)
+        held.lost = ""
+        return {(at.topic, at.partition): offset for at, offset in held.task.source_offsets().items()}
+
+    def discard(self, partition: int, why: str) -> None:
+        """Discard what a partition has uncommitted and fence what is bound to it: its lease ran out, or it goes."""
+        held = self._held.get(partition)
+        if held is not None:
+            held.end_session(lost=why)
+
+    def when_free(self, partition: int, call: Callable[[], None]) -> None:
+        """Call once the partition's task is not committing; at once if it is not. Before a task is closed, wait so."""
+        held = self._held.get(partition)
+        if held is None or held.commit is None:
+            call()
+        else:
+            held.waiting.append(call)
+
+    def drain(self) -> None:
+        """Refuse new writes from now on; reads and commits go on."""
+        self.draining = True
+
+    def epoch(self, partition: int) -> int:
+        """The epoch of the running task. Raises as `TaskSource.running`."""
+        return self._find(partition).task.epoch
+
+    def statistics(self) -> EngineStatistics:
+        """Connections, commits and commands by method, as they are now."""
+        return self.counters.snapshot(
+            sessions=len(self._bindings),
+            bound=sum(binding.held is not None for binding in self._bindings),
+            committing=sum(held.commit is not None for held in self._held.values()),
+        )
+
+    # -- the doors' side ----------------------------------------------------------------------------------------------
+
+    def connect(self) -> Binding:
+        """A new connection: partition 0, no default store, bound by its first call."""
+        binding = Binding()
+        self._bindings.add(binding)
+        return binding
+
+    def disconnect(self, binding: Binding) -> None:
+        """A connection is gone: if it wrote since the last commit, the session of its task ends. Twice is fine."""
+        self._bindings.discard(binding)
+        self._let_go(binding)
+
+    def select(self, binding: Binding, partition: int) -> None:
+        """Bind to another partition (or to the same one anew) with the next call. What was written and not committed
+        by this connection is discarded, unless it stays with the same session."""
+        if partition != binding.partition:
+            self._let_go(binding)
+            binding.partition = partition
+        elif binding.held is not None and binding.session != binding.held.session:
+            binding.unbind()
+
+    def reset(self, binding: Binding) -> None:
+        """As a new connection: bound to nothing, the default store forgotten."""
+        self._let_go(binding)
+        binding.partition, binding.store, binding.timestamp_ms = 0, None, None
+
+    def task(self, binding: Binding) -> EngineTask:
+        """The task that a connection is bound to, to be read.
+
+        Raises Refused: NOT_ASSIGNED, NOT_ACTIVE, RESTORING; FENCED if it was bound in an older session or generation.
+        """
+        held = binding.held
+        if held is None or held.task.state is not TaskState.RUNNING:
+            held = self._bind(binding)
+        if binding.session != held.session:
+            raise Refused(FENCED, f"partition {binding.partition}: {held.ended}")
+        return held
+
+    def write(self, binding: Binding) -> EngineTask:
+        """The task that a connection is bound to, to be written; the next `commit` takes what is written now.
+
+        Raises as `task`; MustWait while it commits; FENCED while the offsets of a lost session were not taken up;
+        DRAINING.
+        """
+        held = self.task(binding)
+        if held.commit is not None:
+            raise MustWait(held)
+        if held.lost:
+            raise Refused(FENCED, f"partition {binding.partition}: {held.lost}")
+        if self.draining:
+            raise Refused(DRAINING, "the sidecar is draining and takes no more writes: connect again later")
+        binding.wrote = held.commits
+        return held
+
+    def scan(self, binding: Binding) -> EngineTask:
+        """As `task`, for reads that must not meet a commit: MustWait while the task commits."""
+        held = self.task(binding)
+        if held.commit is not None:
+            raise MustWait(held)
+        return held
+
+    def apply(self, binding: Binding, steps: Sequence[Callable[[], T]]) -> list[T]:
+        """Run steps on the bound task as one: all of them, or none if one raises. Returns what they return.
+
+        Raises as `write`, and what a step raises.
+        """
+        held = self.write(binding)
+        task = held.task
+        task.savepoint()
+        try:
+            answers = [step() for step in steps]
+        except BaseException:
+            task.rollback()
+            raise
+        task.release()
+        return answers
+
+    def check_commit(self, binding: Binding, request: CommitRequest) -> CommitAnswer | None:
+        """The answer of the first, if this request repeats it; None for one that can begin. Changes nothing.
+
+        Raises Refused as `task`; FENCED while the offsets of a lost session were not taken up; STALE_EPOCH; BAD_BATCH
+        for a sequence number that went back or was used for other offsets, and for another group. MustWait.
+        """
+        held = self.scan(binding)
+        if held.lost:
+            raise Refused(FENCED, f"partition {binding.partition}: {held.lost}")
+        return held.check(request, self.source_group)
+
+    def begin_commit(self, binding: Binding, request: CommitRequest) -> Commit | CommitAnswer:
+        """Begin to make everything uncommitted of the bound task durable, together with source offsets.
+
+        A repeat gets the answer of the first at once. Otherwise: call `run` of what is returned, in any thread, then
+        `end_commit`; until then the task takes no writes. Raises as `check_commit`.
+        """
+        repeated = self.check_commit(binding, request)
+        return repeated if repeated is not None else self.task(binding).begin_commit(request, self.clock)
+
+    def end_commit(self, commit: Commit) -> CommitAnswer:
+        """Take a commit's outcome in, and let waiting calls go on. Raises what `run` failed with."""
+        self.counters.observe_commit(commit)
+        return commit.held.end_commit(commit)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _find(self, partition: int) -> EngineTask:
+        held = self._held.get(partition)
+        if held is not None and held.task.state is TaskState.RUNNING and self.source.running(partition) is held.task:
+            return held
+        if held is not None and held.commit is not None:
+            raise MustWait(held)
+        task = self.source.running(partition)
+        if held is None:
+            held = self._held[partition] = EngineTask(task)
+        elif held.task is not task:
+            held.replace(task, dirty=any(one.held is held and one.dirty for one in self._bindings))
+        return held
+
+    def _bind(self, binding: Binding) -> EngineTask:
+        held = self._find(binding.partition)
+        if binding.held is None:
+            binding.held, binding.session, binding.wrote = held, held.session, -1
+        return held
+
+    def _let_go(self, binding: Binding) -> None:
+        held = binding.held
+        if held is not None and binding.session == held.session and binding.wrote == held.commits:
+            held.end_session(
+                lost="writes that were not committed were discarded with the connection that had made them: "
+                "read the source offsets (SF.OFFSETS) and go on from there"
+            )
+        binding.unbind()

@@ -1,0 +1,164 @@
+"""A task as the engine holds it: its session, its running commit, and who is bound to it.
+
+Rules of this file: called by the engine in its one thread, but for `Commit.run`, which touches only the task. While a
+commit runs, nobody else writes or scans the task, so `run` has it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from standfast.ops.engine_commit import CommitAnswer, CommitRequest, Repeats
+from standfast.ops.reasons import BAD_BATCH, Refused
+from standfast.store.clock import Clock
+from standfast.store.errors import InternalError
+from standfast.stream.task import Task, TaskState
+
+REOPENED = "the task was opened anew, and what was not committed is gone: read the source offsets (SF.OFFSETS)"
+
+
+class MustWait(Exception):
+    """The task is committing. Not an error: call again when `held` is free."""
+
+    def __init__(self, held: EngineTask) -> None:
+        self.held = held
+        super().__init__("the task is committing")
+
+
+class Binding:
+    """What a connection is bound to. `wrote`: the number of commits when it wrote last; -1: it did not.
+
+    `timestamp_ms` is that of the record in hand (SF.TIME), for writes that name none; None: the wall clock.
+    """
+
+    __slots__ = ("held", "partition", "session", "store", "timestamp_ms", "wrote")
+
+    def __init__(self) -> None:
+        self.partition = 0
+        self.store: str | None = None
+        self.timestamp_ms: int | None = None
+        self.held: EngineTask | None = None
+        self.session = 0
+        self.wrote = -1
+
+    def unbind(self) -> None:
+        """Bound anew by its next call."""
+        self.held, self.wrote = None, -1
+
+    @property
+    def dirty(self) -> bool:
+        """Whether writes of this connection wait for a commit."""
+        held = self.held
+        return held is not None and self.session == held.session and self.wrote == held.commits
+
+
+class EngineTask:
+    """One active task. `session` grows whenever the uncommitted is discarded; `ended` says why it did last.
+
+    `lost`, if not empty, says what was discarded and not yet made up for: nobody writes until the offsets are taken up.
+    """
+
+    __slots__ = ("commit", "commits", "ended", "lost", "repeats", "session", "task", "waiting")
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.session = 0
+        self.ended = ""
+        self.lost = ""
+        self.commits = 0
+        self.commit: Commit | None = None
+        self.repeats = Repeats()
+        self.waiting: list[Callable[[], None]] = []
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether rows or changes wait for a commit."""
+        buffer = self.task.stores.buffer
+        return bool(buffer.rows or buffer.changes)
+
+    def end_session(self, *, lost: str, ended: str = "") -> None:
+        """Discard what is uncommitted, and fence everything that is bound now.
+
+        With `lost` (what to say) only if there is something to lose. A commit that runs is let through.
+        """
+        uncommitted = self.commit is None and self.uncommitted
+        if lost and not uncommitted:
+            return
+        if uncommitted:
+            self.task.discard()
+            self.lost = lost
+        self.session += 1
+        self.ended = ended or lost or "a newer generation was assigned: bind anew (SELECT, or a new connection)"
+
+    def replace(self, task: Task, *, dirty: bool) -> None:
+        """The task was opened anew: another object, and maybe another epoch. `dirty`: something was uncommitted."""
+        self.task = task
+        self.session += 1
+        self.ended = REOPENED
+        if dirty:
+            self.lost = REOPENED
+
+    def check(self, request: CommitRequest, source_group: str) -> CommitAnswer | None:
+        """See Engine.check_commit."""
+        if request.group is not None and request.group != source_group:
+            raise Refused(
+                BAD_BATCH,
+                f"offsets of group {request.group!r} cannot be committed here: this application commits for group "
+                f"{source_group!r}; let its consumer use that as its group.id",
+            )
+        return self.repeats.answer(request, self.task.epoch)
+
+    def begin_commit(self, request: CommitRequest, clock: Clock) -> Commit:
+        """See Engine.begin_commit."""
+        self.commits += 1
+        self.commit = Commit(self, request, clock)
+        return self.commit
+
+    def end_commit(self, commit: Commit) -> CommitAnswer:
+        """See Engine.end_commit."""
+        if self.commit is not commit:
+            raise InternalError(f"task {self.task.id} ends a commit that it has not begun")
+        self.commit = None
+        try:
+            if commit.error is not None:
+                if self.task.state is TaskState.FAILED:
+                    self.lost = (
+                        f"a commit failed ({commit.error}): read the source offsets (SF.OFFSETS) once it is open"
+                    )
+                raise commit.error
+            answer = CommitAnswer(self.task.epoch, commit.request.seq, commit.changes, commit.replies)
+            self.repeats.keep(commit.request, answer)
+            return answer
+        finally:
+            waiting, self.waiting = self.waiting, []
+            for call in waiting:
+                call()
+
+
+class Commit:
+    """One commit on its way."""
+
+    __slots__ = ("_clock", "changes", "error", "held", "replies", "request", "seconds")
+
+    def __init__(self, held: EngineTask, request: CommitRequest, clock: Clock) -> None:
+        self.held = held
+        self.request = request
+        self.error: BaseException | None = None
+        self.changes = 0
+        self.replies: tuple[bytes, ...] = ()  # of the batch that ends with this commit
+        self.seconds = 0.0
+        self._clock = clock
+
+    def run(self) -> None:
+        """Write to the log and the disk; raises nothing, the outcome is told by `Engine.end_commit`."""
+        started_ms = self._clock.monotonic_ms()
+        task = self.held.task
+        try:
+            changes = sum(map(len, task.stores.buffer.changes.values()))
+            task.commit(self.request.offsets, member=self.request.consumer)
+            self.changes = changes
+            if self.request.checkpoint:
+                task.stores.flush()
+        except BaseException as error:  # noqa: BLE001  raised again by end_commit, in the engine's thread
+            self.error = error
+        self.seconds = (self._clock.monotonic_ms() - started_ms) / 1_000

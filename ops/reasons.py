@@ -1,0 +1,125 @@
+"""Why the sidecar refuses something: one table from errors to reason name, HTTP status and RESP prefix.
+
+    error of store/errors.py ──┐
+    Refused(reason, message) ──┴─> Reason(name, http, resp, retry_after_s)      both doors answer from it
+
+Rules of this file: the only place that maps errors to answers of the sidecar's doors. A name, once given out, keeps its
+meaning: clients of all languages tell them apart. It knows no door, no task and no socket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from standfast.store.errors import (
+    Backpressure,
+    BadConfig,
+    Closed,
+    Corruption,
+    Fenced,
+    Held,
+    InternalError,
+    InvalidRequest,
+    NotReady,
+    StandfastError,
+    StateLost,
+    Unavailable,
+    UnknownStore,
+)
+
+RETRY_AFTER_S: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason: its name, the HTTP status, the first word of a RESP error, and when to ask again, if it helps."""
+
+    name: str
+    http: int
+    resp: str
+    retry_after_s: int | None = None
+
+
+# The restore gate of the task is shut: wait until it is ready.
+RESTORING: Final = Reason("RESTORING", 503, "LOADING", RETRY_AFTER_S)
+# This instance does not hold the partition: assign it, or locate who has it.
+NOT_ASSIGNED: Final = Reason("NOT_ASSIGNED", 409, "NOTASSIGNED")
+# A standby here: write and read at the active task.
+NOT_ACTIVE: Final = Reason("NOT_ACTIVE", 409, "READONLY")
+# The replica has not read as far as was asked for.
+NOT_UP_TO_BOUND: Final = Reason("NOT_UP_TO_BOUND", 503, "BEHIND", RETRY_AFTER_S)
+# A newer owner, or a newer generation or session than the caller's: stop, read the source offsets, begin anew.
+FENCED: Final = Reason("FENCED", 409, "FENCED")
+STALE_EPOCH: Final = Reason("STALE_EPOCH", 409, "FENCED")
+# The call is wrong: fix it.
+BAD_REQUEST: Final = Reason("BAD_REQUEST", 400, "ERR")
+BAD_BATCH: Final = Reason("BAD_BATCH", 400, "ERR")
+BAD_NAME: Final = Reason("BAD_NAME", 400, "ERR")
+NO_SUCH_STORE: Final = Reason("NO_SUCH_STORE", 404, "ERR")
+CONFLICT: Final = Reason("CONFLICT", 409, "ERR")
+TOO_LARGE: Final = Reason("TOO_LARGE", 413, "ERR")
+# Too much at once: back off.
+QUEUE_FULL: Final = Reason("QUEUE_FULL", 429, "BUSY", RETRY_AFTER_S)
+LIMIT: Final = Reason("LIMIT", 429, "BUSY", RETRY_AFTER_S)
+DISK_FULL: Final = Reason("DISK_FULL", 507, "MISCONF", RETRY_AFTER_S)
+# The log or the file system did not answer: ask again.
+UNAVAILABLE: Final = Reason("UNAVAILABLE", 503, "UNAVAILABLE", RETRY_AFTER_S)
+HELD: Final = Reason("HELD", 409, "UNAVAILABLE", RETRY_AFTER_S)
+# The task failed and is being opened again.
+CLOSED: Final = Reason("CLOSED", 503, "UNAVAILABLE", RETRY_AFTER_S)
+# The process ends: connect again later.
+DRAINING: Final = Reason("DRAINING", 503, "LOADING", RETRY_AFTER_S)
+# Call a person.
+CORRUPT: Final = Reason("CORRUPT", 500, "CORRUPT")
+LOG_LOST: Final = Reason("LOG_LOST", 500, "CORRUPT")
+INTERNAL: Final = Reason("INTERNAL", 500, "ERR")
+# Who asks is not known, or may not.
+NOAUTH: Final = Reason("NOAUTH", 401, "NOAUTH")
+WRONGPASS: Final = Reason("WRONGPASS", 401, "WRONGPASS")
+NOPERM: Final = Reason("NOPERM", 403, "NOPERM")
+
+REASONS: Final[dict[str, Reason]] = {
+    reason.name: reason for reason in list(globals().values()) if isinstance(reason, Reason)
+}
+
+# First match wins, so a class stands above the one it derives from.
+_BY_ERROR: tuple[tuple[type[StandfastError], Reason], ...] = (
+    (UnknownStore, NO_SUCH_STORE),
+    (BadConfig, BAD_REQUEST),
+    (InvalidRequest, BAD_REQUEST),
+    (Backpressure, QUEUE_FULL),
+    (NotReady, RESTORING),
+    (Held, HELD),
+    (Unavailable, UNAVAILABLE),
+    (StateLost, LOG_LOST),
+    (Fenced, FENCED),
+    (Corruption, CORRUPT),
+    (Closed, CLOSED),
+    (InternalError, INTERNAL),
+)
+_DISK_FULL_TEXTS = ("No space left", "disk full", "database or disk is full", "Disk quota exceeded")
+
+
+class Refused(StandfastError):
+    """The sidecar refuses, for a reason of the table; what was asked for changed nothing."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        self.reason = reason
+        super().__init__(message)
+
+
+def reason_of(error: BaseException) -> Reason:
+    """The reason of any error; INTERNAL for one that standfast did not raise on purpose."""
+    if isinstance(error, Refused):
+        return error.reason
+    if isinstance(error, Unavailable) and any(text in str(error) for text in _DISK_FULL_TEXTS):
+        return DISK_FULL
+    return next((reason for kind, reason in _BY_ERROR if isinstance(error, kind)), INTERNAL)
+
+
+def message_of(error: BaseException) -> str:
+    """What a client is told: one line. An error that is no refusal tells its class only: its text may hold data."""
+    if isinstance(error, StandfastError):
+        return " ".join(str(error).split()) or type(error).__name__
+    return f"{type(error).__name__}: a bug of standfast, please report it with the lines in its log"

@@ -1,0 +1,179 @@
+"""One client of the data door on the event loop: bytes from its socket into its connection, replies back, and limits.
+
+    data_received ─> RequestReader ─> Connection.run ─> one write
+                                          │ more to do        next turn of the loop
+                                          │ it waits          replies so far are written; reading stops once much waits
+    pause_writing    the client does not read: nothing runs and nothing is read until it does, or until it is cut off
+
+Rules of this file: the only place that touches a transport. Nothing blocks. What a client does wrong ends its own
+connection; the door's sweep, once a second, ends those that wait too long (see `overdue`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from standfast.ops.resp_connection import Connection
+from standfast.ops.resp_requests import BadRequest, RequestReader
+
+if TYPE_CHECKING:
+    from standfast.ops.resp_door import RespDoor
+
+POLL_S = 0.02
+BACKLOG_REQUESTS_MAX = 1_000  # waiting requests beyond which nothing more is read
+
+
+class RespProtocol(asyncio.Protocol):
+    """See above. `data_received` runs for every read of the socket, so it is short."""
+
+    __slots__ = (
+        "_door", "_paused", "_reader", "_scheduled", "_since", "_stalled", "_transport", "connection", "ending",
+    )  # fmt: skip
+
+    def __init__(self, door: RespDoor) -> None:
+        self._door = door
+        self._reader = RequestReader(door.limits.command_bytes)
+        self._transport: asyncio.Transport | None = None
+        self.connection: Connection | None = None
+        self._since = door.ticks  # when it was last seen to move
+        self._stalled = False  # the client does not read
+        self._paused = False  # we do not read
+        self._scheduled = False
+        self.ending = False
+
+    # -- the loop's calls ---------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = stream = cast(asyncio.Transport, transport)
+        refusal = self._door.refuses(stream.get_extra_info("socket"))
+        if refusal is not None:
+            self.ending = True
+            stream.write(refusal)
+            stream.close()
+            return
+        stream.set_write_buffer_limits(high=self._door.limits.output_bytes)
+        self.connection = self._door.connect(self, self.advance)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        connection, door = self.connection, self._door
+        if connection is None or self.ending:
+            return
+        self._since = door.ticks
+        counters = door.engine.counters
+        counters.bytes_in += len(data)
+        try:
+            requests = self._reader.feed(data)
+        except BadRequest as error:
+            counters.cut_off["protocol"] += 1
+            connection.fail(str(error))
+            self.advance()
+            return
+        if requests:
+            counters.batches.observe(len(requests))
+            connection.push(requests)
+            self.advance()
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol: the client reads slower than it asks."""
+        self._stalled = True
+        self._since = self._door.ticks
+        self._read(False)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._stalled = False
+        self._since = self._door.ticks
+        self.advance()
+
+    def eof_received(self) -> bool:
+        """See asyncio.Protocol: the client is done; what it sent before is answered."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self.ending = True
+        self._transport = None
+        if self.connection is not None:
+            self._door.disconnect(self)
+            self.connection.close()
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Run what there is, write the replies, and see to it that the rest gets its turn."""
+        connection, transport = self.connection, self._transport
+        if connection is None or transport is None or self.ending:
+            return
+        more = not self._stalled and connection.run()
+        out = connection.take()
+        if out:
+            self._door.engine.counters.bytes_out += len(out)
+            transport.write(out)
+        if connection.ending:
+            self.ending = True
+            transport.close()
+            return
+        if more:
+            self._later(0, self._turn)
+        elif connection.waiting is not None and connection.polls:
+            self._later(POLL_S, self._poll)
+        self._read(not self._stalled and connection.backlog <= BACKLOG_REQUESTS_MAX)
+
+    def overdue(self, ticks: int) -> str | None:
+        """Why this client is to be cut off now, if it is; `ticks` are seconds."""
+        limits, connection = self._door.limits, self.connection
+        waited = ticks - self._since
+        if connection is None or self.ending:
+            # It was told to go, and does not take its last replies.
+            return "slow reader" if waited > limits.stalled_s else None
+        if self._stalled:
+            return "slow reader" if waited > limits.stalled_s else None
+        if connection.waiting is not None or connection.backlog:
+            return None
+        if self._reader.partial:
+            return "half a command" if waited > limits.unfinished_s else None
+        if limits.idle_s and waited > limits.idle_s and not connection.binding.dirty:
+            return "idle"
+        return None
+
+    def abort(self) -> None:
+        """Cut it off, without its last replies."""
+        self.ending = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """End it once what is written has gone."""
+        self.ending = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def _read(self, on: bool) -> None:
+        if on is self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = not on
+            if on:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            loop = self._door.loop
+            if seconds:
+                loop.call_later(seconds, call)
+            else:
+                loop.call_soon(call)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        self.advance()
+
+    def _poll(self) -> None:
+        self._scheduled = False
+        if self.connection is not None and not self.ending and self.connection.poll():
+            self._later(POLL_S, self._poll)

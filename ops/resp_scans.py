@@ -1,0 +1,92 @@
+"""Range replies that are whole or an error, long ones read in a thread; and the cursors of SCAN.
+
+Rules of this file: a scan begins in the engine's thread (what is uncommitted is copied there) and may be read on in
+another one, over one consistent view of what is committed. Bounded: without LIMIT by ROWS_MAX, always by BYTES_MAX; a
+range that is larger is an error that says how to page, never a short answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+
+from standfast.ops.reasons import BAD_REQUEST, TOO_LARGE, Refused
+from standfast.ops.resp_arguments import whole
+from standfast.ops.resp_connection import Answer, Connection, Offload
+
+ROWS_MAX = 100_000
+BYTES_MAX = 16 << 20
+AT_ONCE_ROWS = 64
+CURSORS_MAX = 1_000
+
+Row = tuple[bytes, ...]
+
+
+def collect(c: Connection, rows: Iterator[Row], given: Mapping[bytes, list[bytes]], width: int) -> Answer:
+    """The reply of a range: the encoded parts of its rows as one array; `width` parts a row."""
+    limit = whole(given[b"LIMIT"][0], "LIMIT", least=1, most=ROWS_MAX) if b"LIMIT" in given else None
+    parts: list[bytes] = []
+    wanted = islice(rows, ROWS_MAX + 1 if limit is None else limit)
+    if c.in_exec or not _take(parts, islice(wanted, AT_ONCE_ROWS), width):
+        if c.in_exec:
+            _take(parts, wanted, width)
+        return _reply(parts, width, limit)
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _take(parts, wanted, width)
+        except BaseException as error:  # noqa: BLE001  raised again in the engine's thread
+            failed.append(error)
+
+    def then() -> bytes:
+        if failed:
+            raise failed[0]
+        return _reply(parts, width, limit)
+
+    return Offload(work, then)
+
+
+def _take(parts: list[bytes], rows: Iterable[Row], width: int) -> bool:
+    """Add rows to the reply; whether there may be more."""
+    size = sum(map(len, parts))
+    count = 0
+    for row in rows:
+        parts.extend(row)
+        count += 1
+        size += sum(map(len, row))
+        if size > BYTES_MAX:
+            raise Refused(TOO_LARGE, f"more than {BYTES_MAX} bytes in this range: use LIMIT n, then AFTER the last key")
+    return count == AT_ONCE_ROWS
+
+
+def _reply(parts: list[bytes], width: int, limit: int | None) -> bytes:
+    if limit is None and len(parts) > ROWS_MAX * width:
+        raise Refused(TOO_LARGE, f"more than {ROWS_MAX} rows in this range: use LIMIT n, or a smaller range")
+    return b"*%d\r\n%b" % (len(parts), b"".join(parts))
+
+
+class Cursors:
+    """Places of SCANs that are under way: number -> the last key told. The oldest are forgotten."""
+
+    def __init__(self, most: int = CURSORS_MAX) -> None:
+        self._most = most
+        self._places: OrderedDict[int, tuple[str, int, bytes]] = OrderedDict()
+        self._last = secrets.randbits(52)  # a cursor of an earlier process is not taken for one of this
+
+    def keep(self, store: str, partition: int, key: bytes) -> int:
+        """A number for this place."""
+        self._last += 1
+        self._places[self._last] = (store, partition, key)
+        if len(self._places) > self._most:
+            self._places.popitem(last=False)
+        return self._last
+
+    def find(self, cursor: int, store: str, partition: int) -> bytes:
+        """The last key told. Raises Refused for a place that is forgotten, or of another store."""
+        place = self._places.get(cursor)
+        if place is None or place[:2] != (store, partition):
+            raise Refused(BAD_REQUEST, f"cursor {cursor} is not known (any more): begin again with SCAN 0")
+        return place[2]

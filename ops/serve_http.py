@@ -1,0 +1,178 @@
+"""The HTTP door of the sidecar: control, health, metrics, in one application on the event loop.
+
+    socket ──> uvicorn (h11, limits) ──> Guard (host, origin, token, role) ──> Starlette ──> control, health, metrics
+
+Rules of this file: puts the parts together; what is answered is in `control_routes`, `control_answers` and `health`.
+Health is judged on the loop from what the last round left, so that a probe never waits for the log or a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from standfast.ops.audit import Audit
+from standfast.ops.client import INSTANCE_HEADER
+from standfast.ops.config_types import Config
+from standfast.ops.control_answers import Answers
+from standfast.ops.control_routes import CALLS, Call, ControlRoutes, answer, error_response, not_found
+from standfast.ops.health import Facts, Health, live, ready, startup
+from standfast.ops.http_guard import App, Guard, GuardRules
+from standfast.ops.metrics_doors import HttpNumbers, counted
+from standfast.ops.reasons import BAD_REQUEST, Refused
+from standfast.ops.tls import ServerTls, guarded
+from standfast.ops.tokens import OWNER, Tokens
+
+KEEP_ALIVE_S = 30
+Judge = Callable[[Facts, Iterable[str]], Health]
+HEALTH: dict[str, Judge] = {"/startupz": startup, "/livez": live, "/readyz": ready}
+EXTRA_CONNECTIONS = 1  # uvicorn counts the one that it refuses
+
+
+def application(
+    routes: ControlRoutes,
+    answers: Answers,
+    loop_age_ms: Callable[[], int],
+    metrics: Callable[[], Awaitable[Response]],
+    more: Iterable[Route] = (),
+) -> Starlette:
+    """The application, without its guard. `more`: routes of the page."""
+
+    def control(call: Call) -> Route:
+        async def handle(request: Request) -> Response:
+            return await routes.respond(call, request)
+
+        return Route(call.path, handle, methods=[call.method])
+
+    def health(path: str, judge: Judge) -> Route:
+        async def handle(request: Request) -> Response:
+            excluded = [name for name in request.query_params.getlist("exclude") if name]
+            return health_response(request, judge(answers.facts(loop_age_ms=loop_age_ms()), excluded))
+
+        return Route(path, handle, methods=["GET"])
+
+    async def scrape(request: Request) -> Response:
+        return await metrics()
+
+    made = Starlette(
+        routes=[
+            *(control(call) for call in CALLS),
+            *(health(path, judge) for path, judge in HEALTH.items()),
+            Route("/metrics", scrape, methods=["GET"]),
+            *more,
+        ]
+    )
+    made.router.redirect_slashes = False
+
+    async def missing(request: Request, error: Exception) -> Response:
+        return not_found("no such path: see /v1/openapi.json")
+
+    async def wrong_method(request: Request, error: Exception) -> Response:
+        response = error_response(Refused(BAD_REQUEST, "no such method here: see /v1/openapi.json"))
+        response.status_code = 405
+        allowed = getattr(error, "headers", None) or {}
+        response.headers.update({name: value for name, value in allowed.items() if name.lower() == "allow"})
+        return response
+
+    made.add_exception_handler(404, missing)
+    made.add_exception_handler(405, wrong_method)
+    return made
+
+
+def health_response(request: Request, health: Health) -> Response:
+    """Text for people and probes, JSON by the Accept header."""
+    status = 200 if health.ok else 503
+    if "application/json" in request.headers.get("accept", ""):
+        return answer(status, health.document())
+    verbose = "verbose" in request.query_params or not health.ok
+    return Response(health.text(verbose=verbose), status, {"Cache-Control": "no-store"}, "text/plain; charset=utf-8")
+
+
+def named(app: App, instance: str) -> App:
+    """Every answer names the instance, so that a client of an old info file notices."""
+    header = (INSTANCE_HEADER.lower().encode(), instance.encode())
+
+    async def wrapped(scope: object, receive: object, send: object) -> None:
+        async def mark(message: dict[str, object]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), header]  # type: ignore[misc]
+            await send(message)  # type: ignore[operator]
+
+        await app(scope, receive, mark)  # type: ignore[arg-type]
+
+    return wrapped  # type: ignore[return-value]
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn in our loop: signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpDoor:
+    """The door, from start to close."""
+
+    def __init__(
+        self, app: Starlette, config: Config, instance: str, tokens: Tokens, audit: Audit, numbers: HttpNumbers
+    ) -> None:
+        hosts = None if config.http.allow_remote else frozenset({"localhost"})
+        anyone = None if tokens.from_file else OWNER
+        rules = GuardRules(hosts=hosts, origins=frozenset(config.http.origins), anyone=anyone)
+        self.tls = _tls(config)
+        settings = uvicorn.Config(
+            counted(named(Guard(app, rules, tokens, audit), instance), numbers),  # type: ignore[arg-type]
+            http=H11Protocol if self.tls is None else guarded(H11Protocol, self.tls),
+            ws="none",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=config.limits.http_connections + EXTRA_CONNECTIONS,
+            h11_max_incomplete_event_size=config.limits.http_head_max_bytes,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
+        settings.load()
+        if self.tls is not None:
+            settings.ssl = self.tls.context
+        self._server = HttpServer(settings)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, listening: socket.socket) -> None:
+        """Serve; returns once requests are answered."""
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
+        while not self._server.started:
+            if self._task.done():
+                await self._task
+            await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        """Answer what has begun, then end."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+def _tls(config: Config) -> ServerTls | None:
+    http = config.http
+    if http.tls_certificate is None or http.tls_key_file is None:
+        return None
+    return ServerTls(
+        http.tls_certificate,
+        http.tls_key_file,
+        key_password=http.tls_key_password_file,
+        client_ca=http.client_ca,
+        client_names=http.client_names,
+    )

@@ -1,0 +1,61 @@
+"""The RESP door within the sidecar's process: its socket's place and mode, its limits, its tokens.
+
+Rules of this file: joins settings to the door, nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from standfast.ops.audit import Audit
+from standfast.ops.config_types import Config
+from standfast.ops.engine import Engine
+from standfast.ops.resp_connection import Authenticate, Grant
+from standfast.ops.resp_door import RespDoor, RespLimits
+from standfast.ops.tokens import Role, Tokens
+from standfast.store.errors import BadConfig
+
+
+async def open_resp_door(engine: Engine, config: Config, tokens: Tokens, audit: Audit, run_dir: Path) -> RespDoor:
+    """Listen in the run directory. Raises BadConfig, InvalidRequest."""
+    limits = config.limits
+    door = RespDoor(
+        engine,
+        asyncio.get_running_loop(),
+        limits=RespLimits(
+            connections=limits.connections,
+            command_bytes=limits.command_max_bytes,
+            output_bytes=limits.reply_max_bytes,
+            unfinished_s=max(limits.command_timeout_ms // 1_000, 1),
+            idle_s=limits.idle_timeout_ms // 1_000,
+        ),
+        authenticate=authenticator(tokens, audit) if tokens.from_file else None,
+        uids=config.serve.uids or None,
+    )
+    group = config.serve.group
+    path = run_dir / config.serve.socket
+    await door.open(path, 0o600 if group is None else 0o660)
+    if group is not None:
+        try:
+            shutil.chown(path, group=group)
+            run_dir.chmod(0o710)
+            shutil.chown(run_dir, group=group)
+        except (LookupError, PermissionError) as error:
+            await door.close()
+            raise BadConfig([f"serve.group: {group!r}: {error}: name a group that this user is in"]) from error
+    return door
+
+
+def authenticator(tokens: Tokens, audit: Audit) -> Authenticate:
+    """Who is behind a password of AUTH: the token's actor, as the door knows it."""
+
+    def find(password: bytes) -> Grant | None:
+        actor = tokens.find(password)
+        if actor is None:
+            audit.refused("resp", "unknown", reason="NOAUTH")
+            return None
+        return Grant(actor.name, actor.role >= Role.WRITE, actor.stores)
+
+    return find

@@ -1,0 +1,78 @@
+"""Which process does what next with a task: restores and standbys in the worker, running tasks in the server.
+
+    cold, far behind     server opens, gives back ──> worker restores ──> worker closes ──> server opens
+    warm standby         worker closes ──> server opens
+    little to replay     server opens
+
+The server opens every active task last: that fences the old owner, reads the end anew, replays the little that is
+left and opens the gate. How far a task is, only whoever has it open knows; so a server that finds more than
+`NEAR_RECORDS` to replay gives the task back at once, because replaying many records would slow its doors down.
+
+Rules of this file: pure. One look at what is wanted and what each process holds gives the moves of this round; the
+shell carries them out and looks again. A task never has two owners: whoever is to get it waits for the other's close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+NEAR_RECORDS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A task as a process holds it. `state` as in stream/task.py; `remaining`: records to replay."""
+
+    role: str
+    state: str
+    remaining: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What each process is to hold from now on.
+
+    `far`     tasks that the server opened and gave back: the worker is to bring them to the end
+    `tried`   tasks with which the worker is through, whole or failed: the server keeps them, however far they are
+    """
+
+    server_active: frozenset[int] = frozenset()
+    server_standby: frozenset[int] = frozenset()
+    worker_active: frozenset[int] = frozenset()
+    worker_standby: frozenset[int] = frozenset()
+    far: frozenset[int] = frozenset()
+    tried: frozenset[int] = frozenset()
+
+
+def moves(
+    active: frozenset[int],
+    standby: frozenset[int],
+    server: Mapping[int, Holding],
+    worker: Mapping[int, Holding] | None,
+    last: Moves | None = None,
+    near_records: int = NEAR_RECORDS,
+) -> Moves:
+    """The next round after `last`. `worker` is None where there is none: then the server does everything."""
+    if worker is None:
+        return Moves(server_active=active, server_standby=standby)
+    far, tried = (set(last.far & active), set(last.tried & active)) if last is not None else (set(), set())
+    here, there = set(), set()
+    for partition in active:
+        ours, theirs = server.get(partition), worker.get(partition)
+        if theirs is not None and theirs.state in ("running", "failed", "closed"):
+            far.discard(partition)  # the worker closes it; the round after that opens it here
+            tried.add(partition)
+        elif theirs is not None and theirs.role == "standby" and theirs.remaining <= near_records:
+            far.discard(partition)
+        elif theirs is not None:
+            there.add(partition)
+        elif ours is None:
+            (there if partition in far else here).add(partition)
+        elif ours.state == "restoring" and ours.remaining > near_records and partition not in tried:
+            far.add(partition)  # given back; the worker gets it once it is closed here
+        else:
+            here.add(partition)
+    return Moves(
+        frozenset(here), frozenset(), frozenset(there), standby - server.keys(), frozenset(far), frozenset(tried)
+    )

@@ -1,0 +1,60 @@
+"""Which active tasks the doors may use now: a table that the control thread replaces and the event loop reads.
+
+Rules of this file: the engine's `TaskSource`. One attribute is replaced as a whole, so that the loop takes no lock and
+never sees half a change. Why a task cannot be used is said by the reasons of the doors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from standfast.ops.reasons import FENCED, NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
+from standfast.stream.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One moment. `open`: tasks behind an open gate; `states`: every assigned partition, in a word or two.
+
+    `failed`: active tasks that are to be opened again; `fenced`: what a newer owner took, and why.
+    """
+
+    open: Mapping[int, Task] = field(default_factory=dict)
+    failed: Mapping[int, Task] = field(default_factory=dict)
+    states: Mapping[int, str] = field(default_factory=dict)
+    missing: Sequence[str] = ()
+    fenced: Mapping[int, str] = field(default_factory=dict)
+
+
+class TaskTable:
+    """See Table."""
+
+    def __init__(self) -> None:
+        self.now = Table()
+
+    def running(self, partition: int) -> Task:
+        """The active task of a partition, restored and behind an open gate. Raises Refused."""
+        table = self.now
+        task = table.open.get(partition)
+        if task is not None:
+            return task
+        if partition in table.failed:
+            table.failed[partition].source_offsets()  # raises what it failed with
+        if partition in table.fenced:
+            raise Refused(FENCED, f"partition {partition}: {table.fenced[partition]}")
+        state = table.states.get(partition)
+        if state is None:
+            held = ", ".join(map(str, sorted(table.states))) or "none"
+            raise Refused(NOT_ASSIGNED, f"partition {partition} is not assigned to this instance (it holds: {held})")
+        if state == "standby":
+            raise Refused(NOT_ACTIVE, f"partition {partition} is a standby here: write and read at the active instance")
+        raise Refused(RESTORING, f"partition {partition} is {state}: wait until it is ready")
+
+    def partitions(self) -> Mapping[int, str]:
+        """What is assigned here."""
+        return self.now.states
+
+    def missing(self) -> Sequence[str]:
+        """Who keeps the restore gate shut."""
+        return self.now.missing

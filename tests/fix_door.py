@@ -1,0 +1,269 @@
+"""Fixtures for tests of the data door: a session on the embedded log, the engine, and a door on a real socket.
+
+Rules of this file: the door runs on an event loop in a thread of its own, and only that thread calls the engine; tests
+hand it work with `call` and wait for the answer. No sleeps: a test that waits, waits for something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hiredis
+import pytest
+import uvloop
+
+import standfast as sf
+from standfast.ops.engine import Engine
+from standfast.ops.engine_source import SessionSource
+from standfast.ops.resp_connection import Authenticate, Connection, Door, Offload
+from standfast.ops.resp_door import RespDoor, RespLimits
+from standfast.ops.resp_requests import RequestReader
+from standfast.ops.resp_scans import Cursors
+from standfast.ops.resp_table import Table
+from standfast.store.clock import ManualClock
+
+T = TypeVar("T")
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+TIMEOUT_S = 20.0
+
+
+def raw_stores(**overrides: Any) -> list[Any]:
+    """One store of each kind, of bytes, as the sidecar declares them, and a second key-value store."""
+    raw = sf.serde.bytes
+    return [
+        sf.KeyValueStore("kv", raw, raw, **overrides),
+        sf.KeyValueStore("other", raw, raw, **overrides),
+        sf.WindowStore("win", raw, raw, window_size_ms=HOUR_MS, retention_ms=DAY_MS, **overrides),
+        sf.SessionStore("ses", raw, raw, retention_ms=DAY_MS, **overrides),
+        sf.VersionedStore("ver", raw, raw, history_retention_ms=DAY_MS, **overrides),
+    ]
+
+
+class Client:
+    """A plain socket that speaks the protocol: requests in any bytes, replies as values."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(TIMEOUT_S)
+        self.socket.connect(str(path))
+        self._reader = hiredis.Reader()
+
+    def send(self, *args: bytes | str | int) -> None:
+        """One request, without waiting for its reply."""
+        self.socket.sendall(hiredis.pack_command(args))
+
+    def reply(self) -> Any:
+        """The next reply; errors as values, EOFError once the server closed."""
+        while (found := self._reader.gets()) is False:
+            try:
+                data = self.socket.recv(1 << 16)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise EOFError
+            self._reader.feed(data)
+        return found
+
+    def __call__(self, *args: bytes | str | int) -> Any:
+        self.send(*args)
+        return self.reply()
+
+    def refused(self, *args: bytes | str | int) -> str:
+        """The text of the error that this request gets."""
+        answer = self(*args)
+        assert isinstance(answer, hiredis.ReplyError), answer
+        return str(answer)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def open_session(root: Path, clock: ManualClock, **settings: Any) -> sf.Session:
+    """A session on the embedded log of this test, without background threads."""
+    arguments: dict[str, Any] = {
+        "log": f"sqlite:///{root}/log",
+        "state_dir": root / "state",
+        "stores": raw_stores(),
+        "partitions": 4,
+        "background": False,
+        "clock": clock,
+    }
+    return sf.Session("app", **{**arguments, **settings})
+
+
+class DoorBench:
+    """One sidecar's data door over a session without background threads."""
+
+    def __init__(self, root: Path, clock: ManualClock) -> None:
+        self.root = root
+        self.clock = clock
+        self.path = root / "s"
+        self._clients: list[Client] = []
+        self._doors: list[RespDoor] = []
+        self._sessions: list[sf.Session] = []
+        self.loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="door", daemon=True)
+        self._thread.start()
+
+    def session(self, **settings: Any) -> sf.Session:
+        """A session on the embedded log of this test."""
+        session = open_session(self.root, self.clock, **settings)
+        self._sessions.append(session)
+        return session
+
+    def open(
+        self, *, active: tuple[int, ...] = (0, 1), limits: RespLimits | None = None, session: sf.Session | None = None,
+        **options: Any,
+    ) -> RespDoor:  # fmt: skip
+        """A door over a session that runs these partitions, restored."""
+        if session is None:
+            session = self.session()
+            session.assign(active=active)
+            session.wait_ready(TIMEOUT_S)
+        self.current = session
+        engine = Engine(SessionSource(session), session.clock, source_group="app")
+        door = RespDoor(engine, self.loop, limits=limits, **options)
+        self._doors.append(door)
+        self.run(door.open(self.path))
+        return door
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the door's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(TIMEOUT_S)
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Call something in the thread of the loop."""
+
+        async def called() -> T:
+            return work()
+
+        return self.run(called())
+
+    def client(self, store: str | None = "kv") -> Client:
+        """A connected client with this default store."""
+        client = Client(self.path)
+        self._clients.append(client)
+        if store is not None:
+            assert client("AUTH", store, "x") == b"OK"
+        return client
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        for door in self._doors:
+            self.run(door.close())
+        for session in self._sessions:
+            session.close()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def door_bench(tmp_path: Path, clock: ManualClock) -> Iterator[DoorBench]:
+    """A data door on a Unix socket in a temporary directory."""
+    bench = DoorBench(tmp_path, clock)
+    yield bench
+    bench.close()
+
+
+class Talk:
+    """One connection without a socket: requests are answered at once, unless they wait."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._reader = hiredis.Reader()
+        self._requests = RequestReader()
+        self.resumed = 0
+        self.connection = Connection(desk.door, len(desk.talks), self._resume)
+        desk.talks.append(self)
+
+    def _resume(self) -> None:
+        self.resumed += 1
+        self.run()
+
+    def run(self) -> None:
+        while self.connection.run():
+            pass
+        if not self._desk.hold:
+            self._desk.release()
+        self._reader.feed(self.connection.take())
+
+    def send(self, *args: bytes | str | int) -> None:
+        self.connection.push(self._requests.feed(hiredis.pack_command(args)))
+        self.run()
+
+    def replies(self) -> list[Any]:
+        """What came and was not looked at."""
+        found = []
+        while (reply := self._reader.gets()) is not False:
+            found.append(reply)
+        return found
+
+    def __call__(self, *args: bytes | str | int) -> Any:
+        self.send(*args)
+        (reply,) = self.replies()
+        return reply
+
+    def refused(self, *args: bytes | str | int) -> str:
+        """The text of the error that this request gets."""
+        answer = self(*args)
+        assert isinstance(answer, hiredis.ReplyError), answer
+        return str(answer)
+
+    def exec(self, *requests: tuple[bytes | str | int, ...]) -> Any:
+        """These requests in one MULTI."""
+        assert self("MULTI") == b"OK"
+        for request in requests:
+            self.send(*request)
+        kept = self.replies()
+        answer = self("EXEC")
+        return answer if kept == [b"QUEUED"] * len(requests) else (kept, answer)
+
+
+class Desk:
+    """The engine and connections without sockets. Offloaded work runs at once; with `hold`, when the test says so."""
+
+    def __init__(self, session: sf.Session, authenticate: Authenticate | None = None) -> None:
+        self.session = session
+        self.engine = Engine(SessionSource(session), session.clock, source_group="app")
+        self.talks: list[Talk] = []
+        self.held: list[tuple[Connection, Offload]] = []
+        self.hold = False
+        table = Table(self.engine.counters)
+        self.door = Door(self.engine, table.commands, table.find, self._offload, Cursors(), "test", authenticate)
+
+    def talk(self, store: str | None = "kv", partition: int = 0) -> Talk:
+        """A new connection, bound to a partition and a default store."""
+        talk = Talk(self)
+        if store is not None:
+            assert talk("AUTH", store, "x") == b"OK"
+        if partition:
+            assert talk("SELECT", partition) == b"OK"
+        return talk
+
+    def _offload(self, connection: Connection, offload: Offload) -> None:
+        self.held.append((connection, offload))
+
+    def release(self) -> None:
+        """Let offloaded work run and end."""
+        held, self.held = self.held, []
+        for connection, offload in held:
+            offload.work()
+            connection.done(offload)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, clock: ManualClock) -> Iterator[Desk]:
+    """The engine over a session that runs partitions 0 and 1 on the embedded log."""
+    with open_session(tmp_path, clock) as session:
+        session.assign(active=[0, 1])
+        session.wait_ready(TIMEOUT_S)
+        yield Desk(session)
