@@ -58,8 +58,6 @@ def check(config: Config) -> None:
     """Raise BadConfig for settings that a sidecar needs and that are missing."""
     needed = (("app.name", config.app.name), ("app.log", config.app.log), ("app.state_dir", config.app.state_dir))
     problems = [f"{name} is missing: a sidecar needs it" for name, value in needed if value is None]
-    if config.serve.tcp_port is not None:
-        problems.append("serve.tcp_port is set: RESP is served on the Unix socket only, leave it out")
     if problems:
         raise BadConfig(problems)
 
