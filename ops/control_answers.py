@@ -194,7 +194,7 @@ class Answers:
             fatal="" if plane.fatal is None else message_of(plane.fatal),
             draining=plane.draining,
             pending=[one for one in plane.pending if one.partition not in table.failed],
-            failed=[f"task 0_{partition} {task.state.value}: {task.error}" for partition, task in table.failed.items()],
+            failed=[f"task 0_{partition}: {error}" for partition, error in table.failed.items()],
             disk_free_bytes=None if space is None else space.f_bavail * space.f_frsize,
             disk_floor_bytes=config.state.disk_floor_bytes,
             standbys_behind=[line for worker in workers for line in _behind(worker.status)],

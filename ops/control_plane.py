@@ -220,7 +220,8 @@ class ControlPlane:
             self._let_go(self.wanted.tasks)
         if self.session.is_open:
             self._look_after_failed(now_ms)
-            self.session.mover.round()
+            for partition in self.session.mover.round():
+                self._taken_over(partition)
             self.update_table()
         self.timers.tick(self.wanted.active, self.table.now.open)
 
@@ -274,18 +275,18 @@ class ControlPlane:
 
     def _look_after_failed(self, now_ms: int) -> None:
         held = self.session.held()
-        for partition in self.wanted.active:
-            task = held.get(partition)
-            was_open = self.table.now.open.get(partition)
-            if task is None and was_open is not None and isinstance(was_open.error, Fenced):
-                self._taken_over(partition, str(was_open.error))
-            elif task is not None and task.role == "active" and task.state in (TaskState.FAILED, TaskState.CLOSED):
+        for partition in self.wanted.active & held.keys():
+            task = held[partition]
+            if task.role == "active" and task.state in (TaskState.FAILED, TaskState.CLOSED):
                 self._open_again(partition, task, now_ms)
 
-    def _taken_over(self, partition: int, why: str) -> None:
-        self._fenced[partition] = f"{why}; assign under a new generation to take it back"
+    def _taken_over(self, partition: int) -> None:
+        """Another instance has it: it is given up, and not taken back."""
+        logger.warning("task 0_%d was taken over by another instance: it is given up here", partition)
+        self._fenced[partition] = "another instance has taken it: assign it under a new generation to take it back"
         self.events.publish("fenced", {"partition": partition, "reason": "taken over"})
         self.wanted = assignments.without(self.wanted, {partition})
+        self.timers.keep(self.wanted.active)
         self.session.mover.want(self.wanted.active, self.wanted.standby)
 
     def _open_again(self, partition: int, task: Task, now_ms: int) -> None:

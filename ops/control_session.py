@@ -25,7 +25,7 @@ from standfast.replication.offsets import TaskId
 from standfast.restore.bulk import BulkStatistics
 from standfast.restore.bulk_plan import COLD_RECORDS
 from standfast.store.clock import Clock
-from standfast.store.errors import Fenced, InvalidRequest, NotReady, Unavailable
+from standfast.store.errors import Fenced, InvalidRequest, NotReady, StandfastError, Unavailable
 from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir, write_marker
@@ -199,7 +199,10 @@ class ControlSession:
         """What the doors may use now."""
         held = self.held()
         running = {task_id.partition: task for task_id, task in self.session.open_tasks().items()}
-        failed = {one: held[one] for one in wanted.active if one in held and held[one].state in GONE}
+        failed: dict[int, BaseException] = dict(self.mover.refused)
+        for one in wanted.active & held.keys():
+            if held[one].state in GONE:
+                failed[one] = _failure(held[one])
         shut = wanted.active - running.keys() - failed.keys()
         if shut and self._config.app.gate == "all":
             running = {}
@@ -208,6 +211,9 @@ class ControlSession:
         far = {one.partition: one for one in pending}
         for partition in wanted.active:
             state = held[partition].state.value if partition in held else "restoring"
+            if partition in failed:
+                states[partition] = f"failed: {failed[partition]}"
+                continue
             one = far.get(partition)
             shown = one is not None and one.end and state != "running"
             states[partition] = f"{state}: {one.fraction:.0%}" if one is not None and shown else state
@@ -267,6 +273,15 @@ class ControlSession:
             "accept_empty_log": config.state.accept_empty_log,
             "accept_missing_history": config.state.accept_missing_history,
         }
+
+
+def _failure(task: Task) -> BaseException:
+    """What a task answers with that cannot go on."""
+    try:
+        task.source_offsets()
+    except StandfastError as error:
+        return error
+    return Unavailable(f"task {task.id} is {task.state.value}")  # it was opened again just now
 
 
 def _shown(restore: Any) -> dict[str, Any]:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from standfast.ops.assign_each import assign_each
 from standfast.ops.tail_moves import Holding, Moves, moves
 from standfast.ops.tail_worker_process import TailWorker
 from standfast.store.errors import StandfastError, Unavailable
+from standfast.store.log import logger
 from standfast.stream.session import Session
-from standfast.stream.task import TaskState
 
 Partitions = frozenset[int]
-GONE = (TaskState.FAILED, TaskState.CLOSED)
+AGAIN_MS = 5_000
 
 
 class TailMover:
@@ -31,25 +32,32 @@ class TailMover:
         self._active: Partitions = frozenset()
         self._standby: Partitions = frozenset()
         self._given: tuple[Partitions, Partitions] = (frozenset(), frozenset())
+        self._refused: dict[int, tuple[StandfastError, int]] = {}  # why, and when it is tried again
+        self._clock = session.clock
         self.error = ""
+
+    @property
+    def refused(self) -> dict[int, StandfastError]:
+        """Active tasks that cannot be opened here, and why."""
+        return {partition: error for partition, (error, _) in self._refused.items()}
 
     def want(self, active: Partitions, standby: Partitions) -> None:
         """From now on these are to be held."""
         self._active, self._standby = active, standby
+        self._refused.clear()
 
-    def round(self) -> bool:
-        """One round; whether everything is where it belongs."""
+    def round(self) -> Partitions:
+        """One round; gives the active tasks that another instance has taken, which are wanted no more."""
         here = held_by(self._session, restoring(self._session))
         active: set[int] = set()
         standby: set[int] = set()
-        settled = True
+        fenced = {one for one in self._given[0] - here.keys() if one in self._active}
         for number, part in enumerate(self._shards()):
             worker = self.workers[number] if self.workers else None
             there = None if worker is None else worker.poll()
             if worker is not None and there is None:
                 # It is carrying an order out; what is here stays, as far as it is still wanted.
                 active |= {one for one in here if here[one].role == "active" and one in part and one in self._active}
-                settled = False
                 continue
             found = moves(
                 self._active & part,
@@ -62,8 +70,10 @@ class TailMover:
                 self._last[number] = found
             active |= found.server_active
             standby |= found.server_standby
-        self._open_here(frozenset(active), frozenset(standby))
-        return self._tell_workers() and settled and self._given == (self._active, frozenset(standby))
+            fenced |= found.fenced
+        self._open_here(frozenset(active - fenced), frozenset(standby))
+        self._tell_workers()
+        return frozenset(fenced)
 
     def worker_status(self) -> list[Mapping[str, object]]:
         """The last status document of each worker."""
@@ -80,30 +90,35 @@ class TailMover:
         return [frozenset(one for one in everything if one % number == shard) for shard in range(number)]
 
     def _open_here(self, active: Partitions, standby: Partitions) -> None:
-        held = {one.partition: task for one, task in self._session.all_tasks().items()}
-        if (active, standby) == self._given and held.keys() == active | standby:
+        now_ms = self._clock.monotonic_ms()
+        waiting = {one for one, (_, due_ms) in self._refused.items() if now_ms < due_ms}
+        active -= waiting
+        held = {one.partition for one in self._session.all_tasks()}
+        if (active, standby) == self._given and held == active | standby:
             return
-        gone = frozenset(one for one in held if one not in active)
+        gone = frozenset(held - active)
         if gone:
             self._closing(gone)
         try:
-            self._session.assign(active=sorted(active), standby=sorted(standby))
-        except StandfastError as error:
+            refused = assign_each(self._session, active, standby)
+        except Unavailable as error:
             self.error = str(error)
-            if not isinstance(error, Unavailable):
-                raise
+            self._given = (self._given[0] & active, self._given[1] & standby)
             return
+        for partition, why in refused.items():
+            if partition not in self._refused:
+                logger.error("task 0_%d cannot be opened: %s", partition, why)
+            self._refused[partition] = (why, now_ms + AGAIN_MS)
+        for partition in active - refused.keys():
+            self._refused.pop(partition, None)
         self.error = ""
-        self._given = (active, standby)
+        self._given = (active - refused.keys(), standby - refused.keys())
 
-    def _tell_workers(self) -> bool:
+    def _tell_workers(self) -> None:
         here = {one.partition for one in self._session.all_tasks()}
-        settled = True
         for worker, found in zip(self.workers, self._last, strict=True):
             # Nobody opens there what is not closed here yet.
             worker.want(found.worker_active - here, found.worker_standby - here)
-            settled = settled and worker.settled and not found.worker_active
-        return settled
 
 
 def restoring(session: Session) -> dict[int, int]:

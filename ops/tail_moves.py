@@ -18,11 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 NEAR_RECORDS = 2_000
+FENCED = "fenced"
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A task as a process holds it. `state` as in stream/task.py; `remaining`: records to replay."""
+    """A task as a process holds it. `state` as in stream/task.py, or FENCED; `remaining`: records to replay."""
 
     role: str
     state: str
@@ -35,6 +36,7 @@ class Moves:
 
     `far`     tasks that the server opened and gave back: the worker is to bring them to the end
     `tried`   tasks with which the worker is through, whole or failed: the server keeps them, however far they are
+    `fenced`  tasks that another instance took while the worker restored them: nobody takes them back
     """
 
     server_active: frozenset[int] = frozenset()
@@ -43,6 +45,7 @@ class Moves:
     worker_standby: frozenset[int] = frozenset()
     far: frozenset[int] = frozenset()
     tried: frozenset[int] = frozenset()
+    fenced: frozenset[int] = frozenset()
 
 
 def moves(
@@ -57,10 +60,12 @@ def moves(
     if worker is None:
         return Moves(server_active=active, server_standby=standby)
     far, tried = (set(last.far & active), set(last.tried & active)) if last is not None else (set(), set())
-    here, there = set(), set()
+    here, there, fenced = set(), set(), set()
     for partition in active:
         ours, theirs = server.get(partition), worker.get(partition)
-        if theirs is not None and theirs.state in ("running", "failed", "closed"):
+        if theirs is not None and theirs.state == FENCED:
+            fenced.add(partition)
+        elif theirs is not None and theirs.state in ("running", "failed", "closed"):
             far.discard(partition)  # the worker closes it; the round after that opens it here
             tried.add(partition)
         elif theirs is not None and theirs.role == "standby" and theirs.remaining <= near_records:
@@ -74,5 +79,11 @@ def moves(
         else:
             here.add(partition)
     return Moves(
-        frozenset(here), frozenset(), frozenset(there), standby - server.keys(), frozenset(far), frozenset(tried)
+        frozenset(here),
+        frozenset(),
+        frozenset(there),
+        standby - server.keys(),
+        frozenset(far),
+        frozenset(tried),
+        frozenset(fenced),
     )

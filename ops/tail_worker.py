@@ -15,12 +15,13 @@ import sys
 import threading
 from dataclasses import replace
 
+from standfast.ops.assign_each import assign_each
 from standfast.ops.control_stores import spec_of
 from standfast.ops.status import status_document
-from standfast.ops.tail_moves import Holding
+from standfast.ops.tail_moves import FENCED, Holding
 from standfast.ops.tail_worker_protocol import Beat, Failed, Hold, Open, Report, State, Stop, parse_order, report_line
 from standfast.store.clock import SystemClock
-from standfast.store.errors import InternalError, StandfastError, Unavailable
+from standfast.store.errors import InternalError, Unavailable
 from standfast.store.log import logger
 from standfast.store.state_dir import StateDir
 from standfast.stream.session import Session
@@ -40,6 +41,8 @@ class Worker:
         self._clock = SystemClock()
         self._round = 0
         self._order: Hold | None = None  # that is not carried out yet
+        self._wanted = Hold(0, (), ())  # the last order that was carried out
+        self._refused: frozenset[int] = frozenset()
         self._error = ""
         self._behind: dict[int, int] = {}
         self._status_ms = 0
@@ -75,19 +78,21 @@ class Worker:
         order = self._order
         assert order is not None
         try:
-            self._session.assign(active=order.active, standby=order.standby)
-        except StandfastError as error:
-            # What could be opened is open; the server sees what is held and goes on from there.
+            self._refused = frozenset(refused := assign_each(self._session, order.active, order.standby))
+        except Unavailable as error:
             self._error = str(error)
-            if isinstance(error, Unavailable):
-                return
-        else:
-            self._error = ""
+            return
+        self._error = "; ".join(map(str, refused.values()))
+        self._wanted = order
         self._order, self._round = None, order.round
         self._status_ms = 0  # how far the new ones are is asked for now
 
     def _tasks(self) -> dict[int, Holding]:
         held = {}
+        for partition in (*self._wanted.active, *self._wanted.standby):
+            # Nobody but the log takes a task away from here: another instance has it now.
+            state = "failed" if partition in self._refused else FENCED
+            held[partition] = Holding("active" if partition in self._wanted.active else "standby", state)
         for task_id, task in self._session.all_tasks().items():
             # A standby of which nobody knows yet how far it is counts as far.
             unknown = 0 if task.state.value == "running" else 1 << 62

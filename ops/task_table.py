@@ -17,11 +17,11 @@ from standfast.stream.task import Task
 class Table:
     """One moment. `open`: tasks behind an open gate; `states`: every assigned partition, in a word or two.
 
-    `failed`: active tasks that are to be opened again; `fenced`: what a newer owner took, and why.
+    `failed`: active tasks that cannot be used, and why; `fenced`: what a newer owner took, and why.
     """
 
     open: Mapping[int, Task] = field(default_factory=dict)
-    failed: Mapping[int, Task] = field(default_factory=dict)
+    failed: Mapping[int, BaseException] = field(default_factory=dict)
     states: Mapping[int, str] = field(default_factory=dict)
     missing: Sequence[str] = ()
     fenced: Mapping[int, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class TaskTable:
         if task is not None:
             return task
         if partition in table.failed:
-            table.failed[partition].source_offsets()  # raises what it failed with
+            raise table.failed[partition]
         if partition in table.fenced:
             raise Refused(FENCED, f"partition {partition}: {table.fenced[partition]}")
         state = table.states.get(partition)

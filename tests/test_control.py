@@ -127,14 +127,53 @@ def test_lease_that_runs_out_closes_the_tasks_and_only_a_larger_generation_opens
 
 def test_task_that_another_instance_takes_is_fenced_and_not_taken_back(sidecars: Sidecars) -> None:
     first, second = sidecars.start("a"), sidecars.start("b")
-    for sidecar in (first, second):
-        sidecar.declare()
-    first.assign(1, active=(0,))
-    first.wait_ready()
-    second.assign(1, active=(0,))
-    second.wait_ready()
-    # It learns of it when it writes next; here by a commit of nothing, so ask the log by assigning anew.
-    assert {one["member"] for one in second.call("GET", "/v1/locate?partition=0")["tasks"]} >= {second.info["instance"]}
+    stores = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
+    with (
+        sf.connect(first.run_dir, stores=stores, partitions=1) as old,
+        sf.connect(second.run_dir, stores=stores, partitions=1) as new,
+    ):
+        old.assign(active=[0])
+        old.wait_ready(30)
+        task = old.task(0)
+        task.store("kv").put("a", "1")
+        task.commit({("in", 0): 1})
+        task.store("kv").put("a", "2")
+        new.assign(active=[0])
+        new.wait_ready(30)
+        with pytest.raises(sf.Fenced):
+            task.commit({("in", 0): 2})
+        wait_for(lambda: "0" in first.call("GET", "/v1/assignment")["fenced"], told=first.told)
+        assert new.task(0).source_offsets() == {("in", 0): 1}
+        assert new.task(0).store("kv").get("a") == "1"
+        new.task(0).commit({("in", 0): 1})  # nobody took it back
+        with pytest.raises(sf.Fenced):
+            task.store("kv").put("a", "3")
+        old.assign(active=[0])  # a new generation says so on purpose
+        old.wait_ready(30)
+        assert old.task(0).store("kv").get("a") == "1"
+
+
+def test_task_that_cannot_be_opened_fails_alone_and_says_why(sidecars: Sidecars) -> None:
+    sidecar = sidecars.start()
+    sidecar.declare(partitions=2)
+    sidecar.assign(1, active=(0,))
+    sidecar.wait_ready()
+    sidecar.stop()
+    sidecar = sidecars.start(app__gate="task")
+    sidecar.declare([{**KEYVALUE, "timestamped": False}], partitions=2)  # task 0 has files of another definition
+    sidecar.assign(1, active=(0, 1))
+    states = {}
+
+    def looked() -> bool:
+        found = sidecar.call("GET", "/v1/assignment")["tasks"]
+        states.update({one["partition"]: one["state"] for one in found})
+        return states == {0: "failed", 1: "running"}
+
+    wait_for(looked, told=sidecar.told)
+    assert sidecar.http is not None
+    ready = sidecar.http.get("/readyz")
+    assert ready.status_code == 503 and "another definition" in ready.text
+    assert sidecar.http.get("/livez").status_code == 200
 
 
 class Stream:
