@@ -7,8 +7,8 @@
     stores, assignment, revoke, schedule     write           drain, wipe, verify, snapshots       admin
 
 Rules of this file: decides from method, path and headers, and answers refusals itself as JSON; an ASGI layer around any
-door. Who calls stands in `scope["actor"]`. Nothing of a refused request is logged but its method, first path segment
-and the reason.
+door. Who calls stands in `scope["actor"]`. Every change and every refusal is audited; nothing of a request is told but
+its method, the first two parts of its path, and how it ended.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ ERROR_SCHEMA = "standfast.error/1"
 SAFE = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/livez", "/startupz", "/readyz", "/metrics"})
 ADMIN_PATHS = ("/v1/drain", "/v1/wipe", "/v1/verify", "/v1/snapshots", "/drain", "/quitquitquit")
+QUIET_PATHS = frozenset({"/v1/heartbeat"})  # changes that come all the time
 STANDING = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -132,7 +133,20 @@ class Guard:
             await _answer(found, send)
             return
         scope["actor"] = found
-        await self._app(scope, receive, send)
+        changes = scope["method"] not in SAFE and scope["path"] not in QUIET_PATHS
+        await self._app(scope, receive, self._audited(scope, found, send) if changes else send)
+
+    def _audited(self, scope: Scope, actor: Actor, send: Send) -> Send:
+        """Tells of each change who asked for it and how it ended."""
+
+        async def telling(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                tell = self._audit.done if status < 400 else self._audit.failed
+                tell(_shown_path(scope["path"]), actor.name, method=scope["method"][:10], status=status)
+            await send(message)
+
+        return telling
 
     def judge(self, scope: Scope) -> Actor | Refusal:
         """Who calls, or why not."""
@@ -149,7 +163,7 @@ class Guard:
                 return found
             actor = found if isinstance(found, Actor) else None
             refusal = found if isinstance(found, Refusal) else _no_permission(needed)
-        where = "/".join(path.split("/")[:3])[:60]
+        where = _shown_path(path)
         client = scope.get("client") or ("?", 0)
         self._audit.refused(
             "http",
@@ -166,6 +180,11 @@ class Guard:
         if token is None:
             return self._rules.without_token(scope)
         return self._tokens.find(token) or Refusal(401, "NOAUTH", "this token is not known, or not any more")
+
+
+def _shown_path(path: str) -> str:
+    """What may be told of a path: behind it are names of stores, and keys."""
+    return "/".join(path.split("/")[:3])[:60]
 
 
 def _no_permission(needed: Role) -> Refusal:

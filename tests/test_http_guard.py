@@ -187,6 +187,29 @@ def test_refusal_is_answered_as_json_and_audited_without_the_path_of_a_row(clock
     assert (event.outcome, event.fields["reason"], event.fields["path"]) == ("refused", "NOAUTH", "/v1/stores")
 
 
+@pytest.mark.parametrize(("status", "outcome"), [(200, "done"), (409, "failed")])
+def test_change_is_audited_with_who_asked_and_how_it_ended(clock: ManualClock, status: int, outcome: str) -> None:
+    audit = Audit(clock)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["actor"] == OWNER
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def call(*requests: tuple[str, str]) -> None:
+        door = Guard(app, GuardRules(), Tokens(), audit)
+        for method, path in requests:
+            await door(scope(method, path), None, ignore)  # type: ignore[arg-type]
+
+    async def ignore(message: Any) -> None:
+        """To nobody."""
+
+    asyncio.run(call(("PUT", "/v1/assignment"), ("GET", "/v1/status"), ("POST", "/v1/heartbeat")))
+    (event,) = audit.recent()
+    assert (event.event, event.actor, event.outcome) == ("/v1/assignment", "owner", outcome)
+    assert event.fields == {"method": "PUT", "status": status}
+
+
 def test_changes_need_at_least_the_role_write() -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "NONSENSE"):
         assert role_needed(method, "/anything") is Role.WRITE
