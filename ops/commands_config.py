@@ -36,7 +36,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_file(parser: argparse.ArgumentParser, *, needed: bool) -> None:
-    parser.add_argument("config", type=Path, metavar="FILE", **({} if needed else {"nargs": "?"}))
+    parser.add_argument("config", type=Path, metavar="FILE", nargs=None if needed else "?")
     add_set(parser)
     add_json(parser)
 

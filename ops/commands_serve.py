@@ -53,15 +53,13 @@ def run_drain(args: argparse.Namespace) -> int:
 
 def run_serve(args: argparse.Namespace) -> int:
     """serve."""
-    import logging
-    import sys
-
     from standfast.ops.arguments import config_of
     from standfast.ops.extras import require
 
     for module in ("starlette", "uvicorn", "uvloop", "hiredis"):
         require("serve", module)
-    config = config_of(args).config
+    loaded = config_of(args)
+    config = loaded.config
     from standfast.ops import serve
 
     serve.check(config)
@@ -69,9 +67,8 @@ def run_serve(args: argparse.Namespace) -> int:
         serve.check_log(config)
         print("the settings are fine and the log answers")
         return 0
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
 
     def reload() -> Config:
         return config_of(args).config
 
-    return serve.serve(config, reload)
+    return serve.serve(loaded, reload)

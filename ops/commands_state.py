@@ -130,8 +130,11 @@ def run_read(args: argparse.Namespace, out: Output) -> int:
 
 def show_status(status: Json, out: Output) -> None:
     """The whole status for people."""
-    verdict = "" if not status["live"] else "READY" if status["ready"] else "NOT READY"
-    out.line(f"{status['app']} on instance {status['instance'] or '(offline)'} {verdict}".rstrip())
+    from standfast.ops.page_model import verdict
+
+    found = verdict(status)
+    told = f"{found.word} {found.text}" if status["live"] else ""
+    out.line(f"{status['app']} on instance {status['instance'] or '(offline)'} {told}".rstrip())
     for reason in status["missing"]:
         out.line(f"- {reason}")
     if status["standbys_missing"]:

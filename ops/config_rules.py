@@ -89,8 +89,6 @@ def _of_http(config: Config) -> Problems:
 
 def _of_serve(config: Config) -> Problems:
     serve = config.serve
-    if serve.tcp_port is not None and config.auth.tokens_file is None:
-        yield "serve.tcp_port", "every user of this machine can connect to a port: set auth.tokens_file"
     if config.run_dir is not None:
         length = len(os.fsencode(config.run_dir.absolute() / serve.socket))
         if length > SOCKET_PATH_MAX:
@@ -105,9 +103,6 @@ def _of_limits(config: Config) -> Problems:
     for name, number, upper_name, upper in (
         ("limits.key_max", limits.key_max_bytes, "limits.command_max", limits.command_max_bytes),
         ("store.value_max", value_max, "limits.command_max", limits.command_max_bytes),
-        ("limits.command_max", limits.command_max_bytes, "limits.inflight_max", limits.inflight_max_bytes),
-        ("limits.batch_max", limits.batch_max_bytes, "limits.inflight_max", limits.inflight_max_bytes),
-        ("store.value_max", value_max, "limits.uncommitted_max", limits.uncommitted_max_bytes),
     ):
         if number > upper:
             yield name, f"{number} bytes are more than {upper_name} allows ({upper}): lower it, or raise {upper_name}"

@@ -133,7 +133,6 @@ class ServeSection:
     uids: tuple[int, ...] = shown(
         (), list_of(number(0, (1 << 32) - 2)), "users that may connect; none: our own, and root"
     )
-    tcp_port: int | None = shown(None, number(0, 65_535), "RESP on loopback too, which needs tokens; left out: no TCP")
     lease_ms: int = shown(10_000, at_least(DURATION, "100ms"), "how long the app may be silent before its tasks close")
     drain_timeout_ms: int = shown(20_000, _INTERVAL, "the one deadline of an orderly stop")
     workers: int = shown(1, number(1, 64), "processes for restores and standbys")
@@ -167,21 +166,12 @@ class LimitsSection:
     idle_timeout_ms: int = shown(300_000, at_least(DURATION, "1s"), "a connection without a command is closed")
     command_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "a command that began must have come by then")
     key_max_bytes: int = shown(64 << 10, at_least(SIZE, "1B"), "the largest key")
-    command_arguments: int = shown(10_000, number(2, 1 << 20), "arguments of one command")
     command_max_bytes: int = shown(8 << 20, at_least(SIZE, "1KiB"), "one command with all its arguments")
     batch_ops: int = shown(10_000, number(1, 1 << 20), "commands of one MULTI")
     batch_max_bytes: int = shown(16 << 20, at_least(SIZE, "1KiB"), "their bytes")
-    pipeline_commands: int = shown(10_000, number(1, 1 << 20), "commands of one connection that wait for an answer")
     reply_max_bytes: int = shown(
         32 << 20, at_least(SIZE, "1KiB"), "answers that a client has not read; more cuts it off"
     )
-    inflight_max_bytes: int = shown(256 << 20, at_least(SIZE, "1MiB"), "all that connections hold together")
-    uncommitted_max_bytes: int = shown(
-        64 << 20, at_least(SIZE, "64KiB"), "writes of one task that are not committed yet"
-    )
-    scan_rows: int = shown(10_000, number(1, 1 << 20), "rows of one page of a range")
-    iterators: int = shown(100, number(1, 100_000), "cursors that are open at a time")
-    iterator_timeout_ms: int = shown(60_000, at_least(DURATION, "1s"), "a cursor that nobody asks for is closed")
     http_connections: int = shown(64, number(1, 10_000), "connections of the HTTP door")
     http_head_max_bytes: int = shown(32 << 10, at_least(SIZE, "1KiB"), "request line and headers")
     http_body_max_bytes: int = shown(1 << 20, at_least(SIZE, "1KiB"), "body of a request")
@@ -239,7 +229,8 @@ class StoreConfig:
         ]
         if problems:
             raise BadConfig(problems)
-        return kind(name, serde.bytes, serde.bytes, **chosen)
+        made: StoreSpec = kind(name, serde.bytes, serde.bytes, **chosen)
+        return made
 
 
 _KINDS: dict[StoreKind, tuple[Any, dict[str, bool]]] = {  # the class, and its own settings: whether each is needed

@@ -15,6 +15,7 @@ from standfast._version import __version__
 from standfast.ops.control_plane import ControlPlane
 from standfast.ops.control_stores import shape_of
 from standfast.ops.health import Facts
+from standfast.ops.metrics_doors import VerifyNumbers
 from standfast.ops.reasons import message_of, reason_of
 from standfast.replication.offsets import TaskId
 from standfast.replication.takeover import MemberPlan
@@ -32,6 +33,7 @@ class Answers:
 
     def __init__(self, plane: ControlPlane, instance: str, resp_socket: str) -> None:
         self._plane = plane
+        self.verified = VerifyNumbers()
         self._instance = instance
         self._resp_socket = resp_socket
 
@@ -177,6 +179,7 @@ class Answers:
                 for task_id, views, positions in jobs
                 for found in verify_task(task_id, views, positions, session.log, session.app, now_ms=now_ms)
             ]
+            self.verified.count(verdicts, plane.clock.wall_ms())
             return {"schema": "standfast.verify/1", "verdicts": verdicts}
 
         return run

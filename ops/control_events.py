@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 QUEUE_MAX = 1_000
@@ -50,12 +50,15 @@ class Events:
         self._listeners: set[Listener] = set()
         self._past: deque[Event] = deque(maxlen=REMEMBERED)
         self._last = 0
+        self.heard: Callable[[str, Mapping[str, Any]], None] | None = None  # is told of each, where it is published
 
     def __len__(self) -> int:
         return len(self._listeners)
 
     def publish(self, name: str, data: Mapping[str, Any]) -> None:
         """Tell everybody. From any thread."""
+        if self.heard is not None:
+            self.heard(name, data)
         text = json.dumps(data, separators=(",", ":"))
         self._loop.call_soon_threadsafe(self._deliver, name, text)
 

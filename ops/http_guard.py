@@ -7,8 +7,8 @@
     stores, assignment, revoke, schedule     write           drain, wipe, verify, snapshots       admin
 
 Rules of this file: decides from method, path and headers, and answers refusals itself as JSON; an ASGI layer around any
-door. Who calls stands in `scope["actor"]`. Nothing of a refused request is logged but its method, first path segment
-and the reason.
+door. Who calls stands in `scope["actor"]`. Every change and every refusal is audited; nothing of a request is told but
+its method, the first two parts of its path, and how it ended.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from standfast.ops.audit import Audit
 from standfast.ops.loopback import is_loopback
+from standfast.ops.peer_uid import uid_of_peer
 from standfast.ops.tokens import OWNER, READER, Actor, Role, Tokens, bearer
 
 Scope = MutableMapping[str, Any]
@@ -32,6 +33,7 @@ ERROR_SCHEMA = "standfast.error/1"
 SAFE = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/livez", "/startupz", "/readyz", "/metrics"})
 ADMIN_PATHS = ("/v1/drain", "/v1/wipe", "/v1/verify", "/v1/snapshots", "/drain", "/quitquitquit")
+QUIET_PATHS = frozenset({"/v1/heartbeat"})  # changes that come all the time
 STANDING = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -66,12 +68,14 @@ def store_of(path: str) -> str | None:
 class GuardRules:
     """What is ours. `hosts`: names in the Host header that are; None: any (behind TLS names are the certificate's).
 
-    `anyone`: who one is without a token; None: nobody.
+    `anyone`: who one is without a token; None: nobody. `uids`: the users of this machine of whom that holds (every user
+    can reach a port on loopback); None: all of them.
     """
 
     hosts: frozenset[str] | None = None
     origins: frozenset[str] = frozenset()
     anyone: Actor | None = OWNER
+    uids: frozenset[int] | None = None
 
     def host_refusal(self, headers: Headers) -> Refusal | None:
         """A page of another site that points its own name at us gets nothing."""
@@ -95,6 +99,19 @@ class GuardRules:
             return None
         return Refusal(403, "BAD_ORIGIN", "a page of another origin may not change anything here: see http.origins")
 
+    def without_token(self, scope: Scope) -> Actor | Refusal:
+        """Who calls without a token."""
+        if self.anyone is None:
+            return Refusal(401, "NOAUTH", "give a token: Authorization: Bearer TOKEN")
+        if self.uids is None:
+            return self.anyone
+        client, server = scope.get("client"), scope.get("server")
+        uid = uid_of_peer((client[0], client[1]), (server[0], server[1])) if client and server else None
+        if uid in self.uids:
+            return self.anyone
+        who = "who asks cannot be told" if uid is None else f"user {uid} of this machine is not in serve.uids"
+        return Refusal(401, "NOAUTH", f"{who}: give a token, Authorization: Bearer TOKEN")
+
 
 class Guard:
     """An ASGI layer: lets in, or answers with a refusal that is audited."""
@@ -116,7 +133,20 @@ class Guard:
             await _answer(found, send)
             return
         scope["actor"] = found
-        await self._app(scope, receive, send)
+        changes = scope["method"] not in SAFE and scope["path"] not in QUIET_PATHS
+        await self._app(scope, receive, self._audited(scope, found, send) if changes else send)
+
+    def _audited(self, scope: Scope, actor: Actor, send: Send) -> Send:
+        """Tells of each change who asked for it and how it ended."""
+
+        async def telling(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                tell = self._audit.done if status < 400 else self._audit.failed
+                tell(_shown_path(scope["path"]), actor.name, method=scope["method"][:10], status=status)
+            await send(message)
+
+        return telling
 
     def judge(self, scope: Scope) -> Actor | Refusal:
         """Who calls, or why not."""
@@ -126,20 +156,14 @@ class Guard:
         actor: Actor | None = None
         if refusal is None:
             needed = role_needed(method, path)
-            token = bearer(headers)
-            actor = rules.anyone if token is None else self._tokens.find(token)
             if needed is None:
-                return actor or READER
-            if actor is None:
-                refusal = Refusal(401, "NOAUTH", "give a token: Authorization: Bearer TOKEN")
-            elif not actor.may(needed, store_of(path)):
-                refusal = Refusal(
-                    403, "NOPERM", f"this needs the role {needed.name.lower()}, or the store is not yours"
-                )
-        if refusal is None:
-            assert actor is not None
-            return actor
-        where = "/".join(path.split("/")[:3])[:60]
+                return READER
+            found = self._caller(scope)
+            if isinstance(found, Actor) and found.may(needed, store_of(path)):
+                return found
+            actor = found if isinstance(found, Actor) else None
+            refusal = found if isinstance(found, Refusal) else _no_permission(needed)
+        where = _shown_path(path)
         client = scope.get("client") or ("?", 0)
         self._audit.refused(
             "http",
@@ -150,6 +174,21 @@ class Guard:
             peer=client[0],
         )
         return refusal
+
+    def _caller(self, scope: Scope) -> Actor | Refusal:
+        token = bearer(scope["headers"])
+        if token is None:
+            return self._rules.without_token(scope)
+        return self._tokens.find(token) or Refusal(401, "NOAUTH", "this token is not known, or not any more")
+
+
+def _shown_path(path: str) -> str:
+    """What may be told of a path: behind it are names of stores, and keys."""
+    return "/".join(path.split("/")[:3])[:60]
+
+
+def _no_permission(needed: Role) -> Refusal:
+    return Refusal(403, "NOPERM", f"this needs the role {needed.name.lower()}, or the store is not yours")
 
 
 async def _answer(refusal: Refusal, send: Send) -> None:

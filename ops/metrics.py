@@ -23,7 +23,14 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from standfast._version import __version__
-from standfast.ops.metrics_doors import DataDoor, HttpNumbers, LoopLag, data_door_samples, http_door_samples
+from standfast.ops.metrics_doors import (
+    DataDoor,
+    HttpNumbers,
+    LoopLag,
+    VerifyNumbers,
+    data_door_samples,
+    http_door_samples,
+)
 from standfast.ops.metrics_list import METRICS, Metric
 from standfast.ops.metrics_values import Buckets, Labels, Sample, Value, buckets, session_samples
 from standfast.store.clock import Clock
@@ -102,10 +109,11 @@ class SidecarReading:
     data_door: DataDoor | None = None
     http_door: HttpNumbers | None = None
     loop_lag: LoopLag | None = None
+    verify: VerifyNumbers | None = None
 
 
 class SidecarMetrics(Metrics):
-    """The metrics of a sidecar: only its server exports, for all of its processes."""
+    """The metrics of a sidecar: only its server exports, for all of its processes. Made once: it counts its errors."""
 
     def __init__(self, read: Callable[[], SidecarReading], clock: Clock, state_path: Path) -> None:
         super().__init__(lambda: sidecar_samples(read()), clock, state_path)
@@ -120,6 +128,8 @@ def sidecar_samples(reading: SidecarReading) -> Iterator[Sample]:
         yield from http_door_samples(reading.http_door)
     if reading.loop_lag is not None:
         yield "loop_lag_seconds", (), buckets(reading.loop_lag.seconds)
+    if reading.verify is not None:
+        yield from reading.verify.samples({one.store for task in reading.statistics.tasks for one in task.stores})
 
 
 def _versions() -> Labels:

@@ -1,4 +1,4 @@
-"""The doors of a sidecar as numbers: what the data door counts, what the HTTP door counts, how late the loop is.
+"""The doors of a sidecar as numbers: what each counts, what verifications found, how late the loop is.
 
 Rules of this file: plain slots that are added to per request, and samples made of them at scrape time; no metrics
 library. Methods are of a fixed list, so that nobody makes series by asking for odd paths.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -122,6 +122,32 @@ def counted(app: App, numbers: HttpNumbers) -> App:
             numbers.answered(method, status, 0.0 if stream else loop.time() - started)
 
     return layer
+
+
+@dataclass(slots=True)
+class VerifyNumbers:
+    """What verifications over HTTP found, by store."""
+
+    records: Counter[str] = field(default_factory=Counter)
+    mismatches: Counter[str] = field(default_factory=Counter)
+    success_ms: dict[str, int] = field(default_factory=dict)
+
+    def count(self, verdicts: Iterable[Mapping[str, Any]], now_ms: int) -> None:
+        """Count the verdicts of one run; what is inconclusive neither fails nor succeeds."""
+        for one in verdicts:
+            store = str(one["store"])
+            self.records[store] += int(one["records"])
+            self.mismatches[store] += sum(int(one[name]) for name in ("missing", "extra", "different"))
+            if one["verdict"] == "equal":
+                self.success_ms[store] = now_ms
+
+    def samples(self, held: Iterable[str]) -> Iterator[Sample]:
+        """Of the stores that are held; counters from 0 on."""
+        for store in sorted(held):
+            yield "verify_records_total", (store,), self.records[store]
+            yield "verify_mismatches_total", (store,), self.mismatches[store]
+            if store in self.success_ms:
+                yield "verify_last_success_timestamp_seconds", (store,), self.success_ms[store] / 1_000
 
 
 class LoopLag:

@@ -36,7 +36,9 @@ class Metric:
 
 METRICS: tuple[Metric, ...] = (
     Metric(
-        *("build_info", "gauge", ("version", "protocol", "python", "rocksdict", "confluent_kafka")),
+        "build_info",
+        "gauge",
+        ("version", "protocol", "python", "rocksdict", "confluent_kafka"),
         "Always 1; the labels are the versions in use",
     ),
     Metric("ready", "gauge", (), "1 while the restore gate is open: every active store is whole"),
@@ -108,6 +110,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("sessions_cut_off_total", "counter", ("reason",), "Connections ended because of what the client did"),
     Metric("event_streams", "gauge", (), "Streams of events that are open"),
     Metric("loop_lag_seconds", "histogram", (), "How late the event loop of the doors woke up"),
+    # verifications asked for over HTTP; batch jobs report for themselves
+    Metric("verify_records_total", "counter", ("store",), "Rows that verifications compared with the changelog"),
+    Metric("verify_mismatches_total", "counter", ("store",), "Rows found missing, too many or different"),
+    Metric("verify_last_success_timestamp_seconds", "gauge", ("store",), "When a store was last found equal"),
     # the process
     Metric("state_dir_free_bytes", "gauge", (), "Free bytes of the file system that holds the state directory"),
     Metric("state_dir_size_bytes", "gauge", (), "Size of the file system that holds the state directory"),

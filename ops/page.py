@@ -2,7 +2,7 @@
 
     GET /              the page, whole without scripts
     GET /page.css, /page.js, /page-icon.svg
-    GET /page-events   Server-Sent Events: the whole page, then what changed, once a second; STREAMS_MAX at a time
+    GET /page-events   Server-Sent Events: the page (unless ?seen= it), then what changed; STREAMS_MAX at a time
     GET /page.json     the whole page in the same shape, for those without a stream
 
 Rules of this file: routes and headers. It reads only, and nothing it serves holds a key or a value. The page may load
@@ -86,7 +86,8 @@ class _Events:
         if scope["method"] not in ("GET", "HEAD"):
             await Response("this only reads", 405, {**HEADERS, "Allow": "GET"})(scope, receive, send)
             return
-        stream = await self._feed.subscribe()
+        seen = scope["query_string"].removeprefix(b"seen=").decode("latin-1")
+        stream = await self._feed.subscribe(seen)
         if stream is None:
             await Response("too many streams are open", 503, {**HEADERS, "Retry-After": "5"})(scope, receive, send)
             return

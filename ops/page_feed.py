@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -73,25 +74,28 @@ class Feed:
         self._status: Json = NOTHING
         self._page = Page("")
         self._page_ms: int | None = None
+        self._seen = secrets.token_hex(8)  # names the page as it is now
         self._lock = asyncio.Lock()
         self._ticker: asyncio.Task[None] | None = None
 
     async def html(self) -> str:
         """The whole page."""
         page = await self.page()
-        return document(self._status, page, self._clock.wall_ms())
+        return document(self._status, page, self._clock.wall_ms(), seen=self._seen)
 
     async def page(self) -> Page:
         """The page now; readings within half a second are shared."""
         async with self._lock:
             now_ms = self._clock.monotonic_ms()
             if self._page_ms is None or now_ms - self._page_ms >= SHARED_MS:
-                self._page = await asyncio.to_thread(self._render)
-                self._page_ms = now_ms
+                page = await asyncio.to_thread(self._render)
+                if page != self._page:
+                    self._seen = secrets.token_hex(8)
+                self._page, self._page_ms = page, now_ms
             return self._page
 
-    async def subscribe(self) -> Stream | None:
-        """A new stream, which begins with the whole page; None if there are too many."""
+    async def subscribe(self, seen: str = "") -> Stream | None:
+        """A new stream; it begins with the whole page, unless the reader has `seen` it. None if there are too many."""
         if len(self._streams) >= self._streams_max:
             return None
         stream = Stream()
@@ -101,7 +105,7 @@ class Feed:
         except BaseException:
             self._streams.discard(stream)
             raise
-        stream.put(json.dumps(whole(page)))
+        stream.put(json.dumps({} if seen == self._seen else whole(page)))
         if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.create_task(self._tick(page))
         return stream

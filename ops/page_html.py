@@ -35,7 +35,8 @@ from standfast.ops.page_model import (
     verdict,
 )
 
-ROWS_MAX = 2_000
+ROWS_MAX = 200
+TASKS_MAX = 2_000
 SHAPES = {"running": "●", "restoring": "◐", "standby": "○", "failed": "▲", "created": "◌", "closed": "■"}
 LEVELS = {"ok": "●", "busy": "◐", "warn": "◆", "bad": "▲"}
 SPARK_WIDTH, SPARK_HEIGHT = 90, 18
@@ -125,8 +126,8 @@ def render(status: Json, history: History, now_ms: int) -> Page:
     """The page of a status document."""
     found = verdict(status)
     tables = {
-        "restores": dict(_restore_row(bar) for bar in bars(status, history)),
-        "tasks": dict(_limited(_task_rows(status, now_ms))),
+        "restores": dict(_limited(map(_restore_row, bars(status, history)))),
+        "tasks": dict(_limited(_task_rows(status, now_ms), TASKS_MAX)),
         "standbys": dict(_limited(_standby_rows(status, history, now_ms))),
         "stores": dict(_store_row(name, one) for name, one in store_sums(status).items()),
         "changelogs": dict(_limited(_changelog_rows(status))),
@@ -169,8 +170,8 @@ def whole(page: Page) -> dict[str, Any]:
     return changes(Page(""), page) | {"whole": True}
 
 
-def document(status: Json, page: Page, now_ms: int) -> str:
-    """The whole page."""
+def document(status: Json, page: Page, now_ms: int, seen: str = "") -> str:
+    """The whole page; `seen` names it, so that a stream need not tell it again."""
     shown = [spec for spec in TABLES if spec.name not in OPTIONAL or page.tables[spec.name]]
     links = "".join(f'<a href="#{spec.name}">{spec.title}</a>' for spec in shown)
     return f"""<!doctype html>
@@ -184,7 +185,7 @@ def document(status: Json, page: Page, now_ms: int) -> str:
 <link rel="stylesheet" href="page.css">
 <script src="page.js" defer></script>
 </head>
-<body>
+<body data-seen="{escape(seen)}">
 <a class="skip" href="#main">Skip to the content</a>
 <header>
 <h1>{escape(str(status["app"]))} <small>{escape(str(status["instance"]))}</small></h1>
@@ -238,9 +239,9 @@ def _state(state: str, note: str = "") -> Cell:
     )
 
 
-def _limited(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _limited(rows: Iterable[tuple[str, str]], most: int = ROWS_MAX) -> Iterator[tuple[str, str]]:
     for number, row in enumerate(rows):
-        if number == ROWS_MAX:
+        if number == most:
             yield _row("", "more", _text("and more: see the JSON at v1/status"))
             return
         yield row
@@ -322,7 +323,7 @@ def _store_row(name: str, one: StoreSum) -> tuple[str, str]:
 
 
 def _changelog_rows(status: Json) -> Iterator[tuple[str, str]]:
-    for task, store in stores_of(status):
+    for task, store in sorted(stores_of(status), key=lambda one: not log_share(one[1])[1]):  # those at risk first
         share, risk = log_share(store)
         note = " ◆ may be deleted before it is read" if risk else ""
         label = f"{share} % applied"
@@ -400,6 +401,7 @@ def _facts(status: Json) -> str:
         ("version", status.get("version", "")),
         ("disk", room + floor),
         ("members", ", ".join(map(str, status["members"]))),
+        *((name.replace("_", " "), value) for name, value in (status.get("sidecar") or {}).items()),
         *(status.get("config") or {}).items(),
     ]
     rows = "".join(_fact(name, value) for name, value in facts if value not in ("", None))

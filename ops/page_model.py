@@ -2,9 +2,9 @@
 
     status document (+ what a sidecar adds) ──> verdict, restores, tasks, standbys, stores, changelogs
 
-    A sidecar may add: draining, version, health {degraded: [..]}, disk {free_bytes, total_bytes, floor_bytes},
-    doors [{door, what, value}], events [{at_ms, event, actor, outcome, fields}], schedules [{task, kind, next_ms,
-    missed}], config {name: value}. What is not there is not shown.
+    A sidecar may add: sidecar {draining, ...}, version, health {degraded: [..]}, disk {free_bytes, total_bytes,
+    floor_bytes}, doors [{door, what, value}], events [{number, at_ms, event, actor, outcome, fields}], schedules
+    [{task, kind, next_ms, missed}], config {name: value}: see `page_status`. What is not there is not shown.
 
 Rules of this file: pure; decides and formats, knows no HTML. Times in milliseconds, sizes in bytes. Ages are coarse, so
 that a row changes only when there is news.
@@ -105,7 +105,7 @@ def verdict(status: Json) -> Verdict:
     whole = sum(task["state"] == "running" for task in active)
     if not status.get("live", True):
         return Verdict("DOWN", "bad", "the instance does not run; what is shown was read from its files")
-    if status.get("draining"):
+    if status.get("draining") or status.get("sidecar", {}).get("draining"):
         return Verdict("DRAINING", "busy", f"{len(tasks)} tasks to close")
     if failed:
         return Verdict("FAILED", "bad", _some("task", failed))

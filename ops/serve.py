@@ -12,28 +12,32 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from starlette.responses import Response
 
 from standfast._version import __version__
 from standfast.ops.audit import Audit
+from standfast.ops.config import Loaded
 from standfast.ops.config_types import Config
 from standfast.ops.control_answers import PROTOCOL, Answers
 from standfast.ops.control_plane import ControlPlane
 from standfast.ops.control_routes import ControlRoutes
+from standfast.ops.engine_statistics import EngineStatistics
 from standfast.ops.health import live, ready
+from standfast.ops.log_lines import configure
 from standfast.ops.metrics import CONTENT_TYPE, SidecarMetrics, SidecarReading
 from standfast.ops.metrics_doors import HttpNumbers, LoopLag
 from standfast.ops.page import OpsPage
+from standfast.ops.page_status import page_status
 from standfast.ops.run_file import RunInfo, pid_alive, remove_run_file, write_run_file
 from standfast.ops.serve_files import RunDir, listen_tcp
 from standfast.ops.serve_http import HttpDoor, application
@@ -50,7 +54,6 @@ from standfast.store.state_dir import StateDir
 LOCK_WAIT_MS = 10_000
 BEAT_S = 0.5
 CLOSE_S_MAX = 30.0
-LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 Reload = Callable[[], Config]
 
 
@@ -58,8 +61,6 @@ def check(config: Config) -> None:
     """Raise BadConfig for settings that a sidecar needs and that are missing."""
     needed = (("app.name", config.app.name), ("app.log", config.app.log), ("app.state_dir", config.app.state_dir))
     problems = [f"{name} is missing: a sidecar needs it" for name, value in needed if value is None]
-    if config.serve.tcp_port is not None:
-        problems.append("serve.tcp_port is set: RESP is served on the Unix socket only, leave it out")
     if problems:
         raise BadConfig(problems)
 
@@ -76,12 +77,13 @@ def check_log(config: Config) -> None:
     check_listening(where.servers)
 
 
-def serve(config: Config, reload: Reload | None = None) -> int:
+def serve(loaded: Loaded, reload: Reload | None = None) -> int:
     """Run the sidecar until it is told to stop. Raises BadConfig, Held, Unavailable before anything can be called."""
+    config = loaded.config
     check(config)
     run_dir = config.run_dir
     assert config.app.name is not None and config.app.state_dir is not None and run_dir is not None
-    set_log_level(config)
+    configure(config.logging.level, config.logging.format)
     clock = SystemClock()
     with ExitStack() as opened:
         (config.app.state_dir / config.app.name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -91,7 +93,7 @@ def serve(config: Config, reload: Reload | None = None) -> int:
         opened.callback(state.close)
         check_log(config)
         http_socket = opened.enter_context(listen_tcp(config.http.host, config.http.port))
-        sidecar = Sidecar(config, run, state, clock, reload)
+        sidecar = Sidecar(loaded, run, state, clock, reload)
         faulthandler.register(signal.SIGQUIT, all_threads=True)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(sidecar.main(http_socket))
@@ -110,16 +112,12 @@ def own_state(state_dir: Path, app: str, clock: Clock) -> StateDir:
             clock.sleep_ms(20)
 
 
-def set_log_level(config: Config) -> None:
-    """The level of standfast's own lines."""
-    logging.getLogger("standfast").setLevel(LOG_LEVELS[config.logging.level])
-
-
 class Sidecar:
     """Everything of one process, from the sockets to the exit code."""
 
-    def __init__(self, config: Config, run: RunDir, state: StateDir, clock: Clock, reload: Reload | None) -> None:
-        self._config = config
+    def __init__(self, loaded: Loaded, run: RunDir, state: StateDir, clock: Clock, reload: Reload | None) -> None:
+        self._loaded = loaded
+        self._config = config = loaded.config
         self._run = run
         self._state = state
         self._clock = clock
@@ -130,6 +128,8 @@ class Sidecar:
         self._beat_ms = clock.monotonic_ms()
         self._numbers = HttpNumbers()
         self._lag = LoopLag()
+        self._door: EngineStatistics | None = None  # as of the last scrape
+        self._metrics = SidecarMetrics(self._reading, clock, state.path)
         self._closing: list[Callable[[], None]] = []  # what ends streams, before the doors close
         self._resp_path = str(run.path / config.serve.socket)
 
@@ -141,9 +141,10 @@ class Sidecar:
         self.answers = Answers(plane, self._state.instance_id, self._resp_path)
         routes = ControlRoutes(plane, self.answers)
         routes.on_drain = self._drain
-        page = OpsPage(self.answers.status, self._clock) if self._config.http.page else None
+        plane.events.heard = self._heard
+        page = OpsPage(self._page_status, self._clock) if self._config.http.page else None
         more = [] if page is None else page.routes
-        app = application(routes, self.answers, self._loop_age_ms, self._metrics, more)
+        app = application(routes, self.answers, self._loop_age_ms, self._scrape, more)
         self._http = HttpDoor(app, self._config, self._state.instance_id, self._tokens, self._audit, self._numbers)
         if page is not None:
             self._closing.append(page.close)
@@ -180,16 +181,32 @@ class Sidecar:
             self._notify.tell(**fields)
             await asyncio.sleep(BEAT_S)
 
-    async def _metrics(self) -> Response:
-        door, plane = self.plane.engine.statistics(), self.plane
-
-        def read() -> SidecarReading:
-            ready = not plane.table.now.missing and not plane.draining
-            return SidecarReading(plane.session.statistics(), ready, door, self._numbers, self._lag)
-
-        metrics = SidecarMetrics(read, self._clock, self._state.path)
-        exposition = await asyncio.to_thread(metrics.exposition)
+    async def _scrape(self) -> Response:
+        self._door = self.plane.engine.statistics()  # on the loop, whose numbers they are
+        exposition = await asyncio.to_thread(self._metrics.exposition)
         return Response(exposition, 200, media_type=CONTENT_TYPE)
+
+    def _reading(self) -> SidecarReading:
+        plane = self.plane
+        ready = not plane.table.now.missing and not plane.draining
+        numbers = (self._door, self._numbers, self._lag, self.answers.verified)
+        return SidecarReading(plane.session.statistics(), ready, *numbers)
+
+    def _page_status(self) -> Mapping[str, Any]:
+        return page_status(
+            self.answers.status(),
+            state_path=self._state.path,
+            disk_floor_bytes=self._config.state.disk_floor_bytes,
+            audit=self._audit,
+            loaded=self._loaded,
+            data_door=self._door,
+            http_door=self._numbers,
+        )
+
+    def _heard(self, event: str, data: Mapping[str, Any]) -> None:
+        """What the page's list of events and the audit have of what the sidecar does by itself."""
+        if event in ("task", "fenced", "draining"):
+            self._audit.done(event, "sidecar", **{name: str(value) for name, value in data.items()})
 
     def _write_info(self, http_socket: socket.socket) -> RunInfo:
         host, port = http_socket.getsockname()[:2]
@@ -245,7 +262,8 @@ class Sidecar:
             if self._http.tls is not None:
                 self._http.tls.reload()
             if self._reload is not None:
-                set_log_level(self._reload())
+                logging_now = self._reload().logging
+                configure(logging_now.level, logging_now.format)
         except StandfastError as error:
             self._audit.failed("reload", "signal")
             logger.error("nothing more is read again: %s", error)

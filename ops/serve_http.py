@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
@@ -18,7 +19,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from standfast.ops.audit import Audit
 from standfast.ops.client import INSTANCE_HEADER
@@ -27,7 +27,7 @@ from standfast.ops.control_answers import Answers
 from standfast.ops.control_routes import CALLS, Call, ControlRoutes, answer, error_response, not_found
 from standfast.ops.health import Facts, Health, live, ready, startup
 from standfast.ops.http_guard import App, Guard, GuardRules
-from standfast.ops.http_timeouts import timed
+from standfast.ops.http_protocol import timed
 from standfast.ops.metrics_doors import HttpNumbers, counted
 from standfast.ops.reasons import BAD_REQUEST, Refused
 from standfast.ops.tls import ServerTls, guarded
@@ -129,9 +129,11 @@ class HttpDoor:
     ) -> None:
         hosts = None if config.http.allow_remote else frozenset({"localhost"})
         anyone = None if tokens.from_file else OWNER
-        rules = GuardRules(hosts=hosts, origins=frozenset(config.http.origins), anyone=anyone)
+        # A port on loopback is open to every user of this machine; the socket beside it is not.
+        uids = None if config.http.allow_remote else frozenset({os.getuid(), 0, *config.serve.uids})
+        rules = GuardRules(hosts=hosts, origins=frozenset(config.http.origins), anyone=anyone, uids=uids)
         self.tls = _tls(config)
-        protocol = timed(H11Protocol, config.limits.http_timeout_ms / 1_000)
+        protocol = timed(config.limits.http_timeout_ms / 1_000)
         settings = uvicorn.Config(
             counted(named(Guard(app, rules, tokens, audit), instance), numbers),  # type: ignore[arg-type]
             http=protocol if self.tls is None else guarded(protocol, self.tls),

@@ -12,7 +12,7 @@ happens while it changes hands, is the server's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -95,18 +95,12 @@ class WorkerNumbers:
         tasks = {task.task: task for one in (*workers, own) for task in one.tasks}
         held = {task.task for task in own.tasks}
         restores = [one for worker in workers for one in worker.restores if one.task not in held]
-        bulks = [own.bulk, *(worker.bulk for worker in workers)]
         return replace(
             own,
             tasks=tuple(sorted(tasks.values(), key=lambda task: (task.task.partition("_")[0], task.partition))),
             restores=(*own.restores, *restores),
             counters=added([own.counters, self._gone, *(worker.counters for worker in workers)]),
-            bulk=BulkStatistics(
-                **{
-                    one.name: (max if "peak" in one.name else sum)(getattr(bulk, one.name) for bulk in bulks)
-                    for one in fields(BulkStatistics)
-                }
-            ),
+            bulk=_bulk([own.bulk, *(worker.bulk for worker in workers)]),
         )
 
 
@@ -124,6 +118,15 @@ def added(parts: Iterable[SessionCounters]) -> SessionCounters:
             else:
                 setattr(total, one.name, max(mine, theirs) if one.name in _LAST else mine + theirs)
     return total
+
+
+def _bulk(parts: Sequence[BulkStatistics]) -> BulkStatistics:
+    """Sums, but for what is the largest of something."""
+    found: dict[str, int] = {}
+    for one in fields(BulkStatistics):
+        values = [int(getattr(part, one.name)) for part in parts]
+        found[one.name] = max(values) if "peak" in one.name else sum(values)
+    return BulkStatistics(**found)
 
 
 def _task(document: Json) -> TaskStatistics:

@@ -54,9 +54,9 @@ def serve() -> Serve:
     return lambda status, port=0, **settings: serving(OpsPage(status, **settings), port)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A headless browser for the whole run."""
+    """A headless browser. For one file: as long as it is there, its event loop runs in this thread."""
     program = shutil.which("chromium")
     if program is None:
         pytest.fail("these tests need Debian's Chromium: apt-get install chromium")

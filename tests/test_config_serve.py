@@ -97,7 +97,7 @@ def test_settings_of_librdkafka_become_part_of_the_address(tmp_path: Path) -> No
 def test_defaults_are_whole_and_keep_to_this_machine() -> None:
     config = load_config(None, {}).config
     assert config == Config()
-    assert (config.http.host, config.serve.tcp_port, config.auth.tokens_file) == ("127.0.0.1", None, None)
+    assert (config.http.host, config.http.allow_remote, config.auth.tokens_file) == ("127.0.0.1", False, None)
     assert config.run_dir is None and config.log_address is None
 
 
@@ -137,7 +137,6 @@ def test_variables_reach_stores_and_librdkafka(tmp_path: Path) -> None:
         ('[http]\ntls_certificate = "c"\n', ":2: http.tls_certificate: http.tls_certificate and http.tls_key_file go"),
         ('[http]\nclient_names = ["DNS:a"]\n', ":2: http.client_names: http.client_ca and http.client_names go"),
         ('[http]\norigins = ["*"]\n', ":2: http.origins: '*' is not an origin"),
-        ("[serve]\ntcp_port = 6379\n", ":2: serve.tcp_port: every user of this machine can connect"),
         (
             '[limits]\nkey_max = "1GiB"\n',
             ":2: limits.key_max: 1073741824 bytes are more than limits.command_max allows",

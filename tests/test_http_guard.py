@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 from standfast.ops.audit import Audit
 from standfast.ops.http_guard import Guard, GuardRules, Refusal, role_needed
+from standfast.ops.peer_uid import uid_of_peer
 from standfast.ops.tokens import OWNER, READER, Actor, Role, Tokens
 from standfast.store.clock import ManualClock
 
@@ -98,6 +101,35 @@ def test_without_tokens_whoever_reaches_the_door_is_who_the_rules_say(clock: Man
     assert reason(door.judge(scope("GET", "/v1/status", (b"authorization", b"Bearer wrong")))) == "NOAUTH"
 
 
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_user_at_the_other_end_of_loopback_is_known(family: int, host: str) -> None:
+    with socket.socket(family) as listening, socket.socket(family) as caller:
+        listening.bind((host, 0))
+        listening.listen()
+        caller.connect(listening.getsockname()[:2])
+        accepted, client = listening.accept()
+        with accepted:
+            server = accepted.getsockname()[:2]
+            assert uid_of_peer(client[:2], server) == os.getuid()
+            assert uid_of_peer((client[0], client[1] ^ 1), server) is None
+            assert uid_of_peer(("nonsense", 5), server) is None
+            caller.close()
+            assert uid_of_peer(client[:2], server) is None  # who hangs up is nobody, not root
+
+
+def test_without_a_token_only_users_on_the_list_are_let_in(clock: ManualClock, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        with socket.create_connection(listening.getsockname()) as caller:
+            request = scope("GET", "/v1/status")
+            request |= {"client": caller.getsockname(), "server": listening.getsockname()}
+            for uids, found in (({os.getuid()}, "owner"), ({os.getuid() + 1}, "NOAUTH"), (set(), "NOAUTH")):
+                door = Guard(nothing, GuardRules(uids=frozenset(uids)), Tokens(), Audit(clock))
+                assert reason(door.judge(request)) == found
+                assert door.judge(request | {"path": "/livez"}) == READER
+                unknown = door.judge(request | {"client": ("127.0.0.1", 1)})
+                assert isinstance(unknown, Refusal) and "cannot be told" in unknown.message
+
+
 @pytest.mark.parametrize("host", [b"127.0.0.1", b"localhost:1", b"[::1]:8080", b"LOCALHOST"])
 def test_host_of_this_machine_is_let_in(guard: Guard, host: bytes) -> None:
     assert guard.judge(scope("GET", "/livez", (b"host", host), host=False)) == READER
@@ -110,7 +142,7 @@ def test_name_of_another_machine_gets_nothing(clock: ManualClock, hosts: list[by
     door = Guard(nothing, GuardRules(hosts=frozenset({"ours.example"})), Tokens(), Audit(clock))
     request = scope("GET", "/livez", *((b"host", host) for host in hosts), host=False)
     assert reason(door.judge(request)) == "BAD_HOST"
-    assert door.judge(scope("GET", "/livez", (b"host", b"ours.example:1"), host=False)) == OWNER
+    assert door.judge(scope("GET", "/livez", (b"host", b"ours.example:1"), host=False)) == READER
 
 
 @pytest.mark.parametrize(
@@ -153,6 +185,29 @@ def test_refusal_is_answered_as_json_and_audited_without_the_path_of_a_row(clock
     assert json.loads(sent[1]["body"])["error"] == "NOAUTH"
     (event,) = audit.recent()
     assert (event.outcome, event.fields["reason"], event.fields["path"]) == ("refused", "NOAUTH", "/v1/stores")
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(200, "done"), (409, "failed")])
+def test_change_is_audited_with_who_asked_and_how_it_ended(clock: ManualClock, status: int, outcome: str) -> None:
+    audit = Audit(clock)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["actor"] == OWNER
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def call(*requests: tuple[str, str]) -> None:
+        door = Guard(app, GuardRules(), Tokens(), audit)
+        for method, path in requests:
+            await door(scope(method, path), None, ignore)  # type: ignore[arg-type]
+
+    async def ignore(message: Any) -> None:
+        """To nobody."""
+
+    asyncio.run(call(("PUT", "/v1/assignment"), ("GET", "/v1/status"), ("POST", "/v1/heartbeat")))
+    (event,) = audit.recent()
+    assert (event.event, event.actor, event.outcome) == ("/v1/assignment", "owner", outcome)
+    assert event.fields == {"method": "PUT", "status": status}
 
 
 def test_changes_need_at_least_the_role_write() -> None:

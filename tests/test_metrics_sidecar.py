@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import standfast as sf
 from standfast.ops.metrics import SidecarMetrics, SidecarReading
-from standfast.ops.metrics_doors import HttpNumbers, LoopLag, counted
+from standfast.ops.metrics_doors import HttpNumbers, LoopLag, VerifyNumbers, counted
 from standfast.ops.metrics_list import METRICS
 from standfast.ops.metrics_values import session_samples
 from standfast.ops.status import status_document
@@ -128,7 +128,25 @@ def reading(bench: Bench, server: sf.Session, *, ready: bool = True) -> SidecarR
     http, lag = HttpNumbers(), LoopLag()
     http.answered("GET /v1/status", 200, 0.01)
     lag.seconds.observe(0.002)
-    return SidecarReading(server.statistics(), ready, Door(), http, lag)
+    verify = VerifyNumbers()
+    verify.count([verdict("kv", "equal"), verdict("win", "different", missing=2, extra=1)], 5_000)
+    return SidecarReading(server.statistics(), ready, Door(), http, lag, verify)
+
+
+def verdict(store: str, word: str, **found: int) -> dict[str, Any]:
+    """A verdict of a verification, as the control door tells it."""
+    return {"store": store, "verdict": word, "records": 10, "missing": 0, "extra": 0, "different": 0, **found}
+
+
+def test_verifications_are_counted_by_store(bench: Bench) -> None:
+    families = scrape(whole_sidecar(bench))
+
+    def by_store(name: str) -> dict[str, float]:
+        return {one.labels["store"]: one.value for one in families[f"standfast_verify_{name}"]}
+
+    assert by_store("records_total") == {"kv": 10, "ses": 0, "ver": 0, "win": 10}
+    assert by_store("mismatches_total") == {"kv": 0, "ses": 0, "ver": 0, "win": 3}
+    assert by_store("last_success_timestamp_seconds") == {"kv": 5}
 
 
 def scrape(metrics: SidecarMetrics) -> dict[str, list[Any]]:

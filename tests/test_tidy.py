@@ -33,6 +33,8 @@ PURE = {
     "ops/control_assignment.py",
     "ops/control_schema.py",
     "ops/health.py",
+    "ops/page_html.py",
+    "ops/page_model.py",
     "ops/reset_plan.py",
     "ops/tail_moves.py",
     "ops/tail_worker_protocol.py",
@@ -105,6 +107,7 @@ LIBRARY_HOMES = {
     "numpy": ("restore/spark_*.py",),  # comes with pandas
     "starlette": ("ops/*.py",),
     "uvicorn": ("ops/*.py",),
+    "h11": ("ops/http_protocol.py",),  # comes with uvicorn
     "uvloop": ("ops/*.py",),
     "hiredis": ("ops/*.py",),
     "rich": ("ops/*.py",),

@@ -47,6 +47,7 @@
 
   function take(change) {
     heard = Date.now();
+    if (change.tables) document.body.dataset.seen = ""; // no longer as it was served
     if (change.title) document.title = change.title;
     for (const [name, html] of Object.entries(change.blocks || {})) {
       const block = document.getElementById(name);
@@ -79,7 +80,7 @@
 
   function open() {
     if (!window.EventSource) { ask(); polling = setInterval(ask, POLL_MS); return; }
-    source = new EventSource("page-events");
+    source = new EventSource("page-events?seen=" + document.body.dataset.seen);
     source.onmessage = (event) => { stop(); take(JSON.parse(event.data)); say("live", false); };
     source.onerror = () => {
       lost();

@@ -1,0 +1,69 @@
+"""Lines of the log on stderr, for people or for programs.
+
+    text    2013-01-01 00:00:00,000 INFO standfast: serving flights
+    json    {"at": "2013-01-01T00:00:00.000+00:00", "level": "info", "logger": "standfast", "message": "serving"}
+
+Rules of this file: one line an event whatever it says: control characters are escaped, so that nobody writes lines of
+their own. An audit event stands in its JSON line as fields.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+AUDIT = "standfast.audit"
+
+
+class TextLines(logging.Formatter):
+    """For people."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A line; a traceback, which is our own text, keeps its lines."""
+        message = super().format(record)
+        head, newline, rest = message.partition("\n")
+        trace = newline + rest if record.exc_info else newline.replace("\n", "\\n") + rest.replace("\n", "\\n")
+        return _plain(head) + (trace if record.exc_info else _plain(trace))
+
+
+class JsonLines(logging.Formatter):
+    """For programs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One JSON object."""
+        message = record.getMessage()
+        line: dict[str, object] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        if record.name == AUDIT:
+            line["audit"] = json.loads(message)
+        else:
+            line["message"] = message
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def configure(level: str, kind: Literal["text", "json"], stream: TextIO | None = None) -> logging.Handler:
+    """Let standfast's lines go to stderr in this form; a second call changes level and form."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if kind == "json" else TextLines())
+    root = logging.getLogger("standfast")
+    root.handlers = [handler]
+    root.setLevel(LEVELS[level])
+    root.propagate = False
+    return handler
+
+
+def _plain(text: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

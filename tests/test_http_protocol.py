@@ -1,0 +1,97 @@
+"""Requests that do not end: cut off at their deadline, without harm to others."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+import uvicorn
+
+from standfast.ops.http_protocol import timed
+
+pytestmark = pytest.mark.slow
+DEADLINE_S = 0.5
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Reads the whole body, then answers."""
+    while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+        pass
+    if scope["path"] == "/slow":
+        await asyncio.sleep(3 * DEADLINE_S)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+@contextmanager
+def serving() -> Iterator[int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    settings = uvicorn.Config(echo, http=timed(DEADLINE_S), lifespan="off", log_level="critical")
+    settings.timeout_graceful_shutdown = 1
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread.start()
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def ask(port: int, *parts: bytes, pause_s: float = 0.0) -> tuple[bytes, float]:
+    """What came until the server ended or fell silent after an answer, and when."""
+    started, answer = monotonic(), b""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        try:
+            for number, part in enumerate(parts):
+                if number:
+                    threading.Event().wait(pause_s)
+                sock.sendall(part)
+            while not answer.endswith(b"hi") and (chunk := sock.recv(4_096)):
+                answer += chunk
+        except ConnectionError:
+            pass
+    return answer, monotonic() - started
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
+
+
+@pytest.mark.parametrize("parts", [(b"",), (b"GET / HT",), (HEAD,), (HEAD + b"\r\nab",)], ids=range(4))
+def test_request_that_does_not_end_is_cut_off(parts: tuple[bytes, ...]) -> None:
+    with serving() as port:
+        answer, took = ask(port, *parts)
+        assert answer == b"" and DEADLINE_S * 0.8 < took < 10 * DEADLINE_S
+        assert ask(port, HEAD + b"\r\nabcd")[0].endswith(b"hi")
+
+
+def test_request_in_drops_is_cut_off_all_the_same() -> None:
+    with serving() as port:
+        drops = [bytes([byte]) for byte in HEAD + b"\r\nabcd"]
+        answer, _ = ask(port, *drops, pause_s=2 * DEADLINE_S / len(drops))
+        assert answer == b""
+
+
+def test_answer_may_take_longer_than_the_request() -> None:
+    with serving() as port:
+        answer, took = ask(port, HEAD.replace(b"/ ", b"/slow ") + b"\r\nabcd")
+        assert answer.endswith(b"hi") and took > 2 * DEADLINE_S
+
+
+def test_each_request_of_a_connection_has_its_own_deadline() -> None:
+    with serving() as port, socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        for _ in range(3):
+            threading.Event().wait(0.7 * DEADLINE_S)  # idle between requests is not ours to end
+            sock.sendall(HEAD + b"\r\nabcd")
+            answer = b""
+            while not answer.endswith(b"hi"):
+                answer += sock.recv(4_096)
+        sock.sendall(b"GET / HT")
+        assert sock.recv(10) == b""
