@@ -28,6 +28,7 @@ RESTART_MS = 200
 RESTART_MS_MAX = 10_000
 WELL_MS = 30_000
 CLOSE_MS = 10_000
+SILENT_MS = 8_000  # it says every second that it lives
 
 
 class TailWorker:
@@ -76,6 +77,10 @@ class TailWorker:
                 return {}
             self._start(now_ms)
         self._hear(now_ms)
+        if self._process is not None and now_ms - self.heard_ms > SILENT_MS:
+            logger.error("the worker for restores and standbys says nothing: it is killed")
+            self._process.kill()  # its end is heard in the next round
+            self.heard_ms = now_ms
         if self._process is None:
             return {}
         self._send()
