@@ -281,6 +281,14 @@ def test_rows_for_people_and_verify(shared: Sidecar) -> None:
     assert [one["verdict"] for one in verdicts] == ["equal", "equal"]
 
 
+def test_rows_are_refused_with_the_reason_that_the_partition_has(shared: Sidecar) -> None:
+    shared.assign(next_generation(shared), active=(0,))
+    shared.wait_ready()
+    assert shared.call("GET", "/v1/stores/kv/scan?partition=1", status=409)["reason"] == "NOT_ASSIGNED"
+    shared.assign(next_generation(shared), active=(0,), standby=(1,))
+    assert shared.call("GET", "/v1/stores/kv/scan?partition=1", status=409)["reason"] == "NOT_ACTIVE"
+
+
 def test_body_over_the_limit_is_refused_without_reading_it_all(shared: Sidecar) -> None:
     assert shared.http is not None
     answer = shared.http.put("/v1/stores", content=b" " * ((1 << 20) + 1))
