@@ -39,6 +39,7 @@ _ROWS_QUERY: tuple[tuple[str, Any, str], ...] = (
     ("to", {"type": "string", "maxLength": 1_000}, "scan: last key; fetch: milliseconds"),
     ("prefix", {"type": "string", "maxLength": 1_000}, "scan: keys that begin so"),
     ("as_of", schemas.number(), "get: of a versioned store"),
+    ("after", {"type": "string", "maxLength": 2_000}, "scan: where the answer before said that it goes on"),
     ("limit", schemas.number(1, 10_000), "rows at most"),
     ("partition", schemas.PARTITION, "of this partition only"),
     ("stale", {"type": "string", "enum": ["0", "1"]}, "also from a standby or a restoring task"),

@@ -2,7 +2,7 @@
 
     /metrics   /livez   /readyz   /v1/status   /v1/tasks
     /v1/stores/NAME/get?key=&as_of=                              partition=, stale=1, key_format=utf8|hex everywhere
-    /v1/stores/NAME/scan?from=&to=&prefix=&limit=
+    /v1/stores/NAME/scan?from=&to=&prefix=&limit=&after=         after: as the answer before gave it
     /v1/stores/NAME/fetch?key=&from=&to=&limit=                  from and to in milliseconds, both ends included
 
 Rules of this file: from a path and its query to a reply; no sockets. Reads only, committed rows only. An error is a
@@ -59,7 +59,7 @@ STATUSES: tuple[tuple[type[StandfastError], int], ...] = (
 )
 _ALLOWED = {
     "get": frozenset({"key", "as_of"}),
-    "scan": frozenset({"from", "to", "prefix", "limit"}),
+    "scan": frozenset({"from", "to", "prefix", "limit", "after"}),
     "fetch": frozenset({"key", "from", "to", "limit"}),
 }
 _ALWAYS = frozenset({"partition", "stale", "key_format"})
@@ -244,6 +244,7 @@ def _request(verb: str, store: str, values: Mapping[str, str]) -> ReadRequest:
         partition=_number(values, "partition"),
         limit=LIMIT_DEFAULT if limit is None else limit,
         key_format=parse_key_format(values.get("key_format", "utf8")),
+        after=values.get("after"),
     )
 
 

@@ -6,14 +6,18 @@
             versioned: versions valid in from..to
 
 Rules of this file: reads a store through raw bytes and decodes afterwards, so that a serde of the application's own
-may be unknown (hex is shown then). Bounded: at most LIMIT_MAX rows and REPLY_BYTES_MAX bytes an answer. Nothing is
+may be unknown (hex is shown then). Bounded: at most LIMIT_MAX rows and REPLY_BYTES_MAX bytes an answer; a scan that was
+cut short says where it goes on (`after`), in a key-value store behind a key, elsewhere behind so many rows. Nothing is
 logged here.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeAlias
 
 from standfast.ops.text import KeyFormat, key_from_raw, key_to_raw, prefix_to_raw, value_from_raw
@@ -58,6 +62,7 @@ class ReadRequest:
     partition: int | None = None
     limit: int = LIMIT_DEFAULT
     key_format: KeyFormat = "utf8"
+    after: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.limit <= LIMIT_MAX:
@@ -66,6 +71,8 @@ class ReadRequest:
             raise InvalidRequest(f"{self.verb} needs a key: name one")
         if self.verb == "scan" and self.prefix is not None and (self.key_from, self.key_to) != (None, None):
             raise InvalidRequest("scan takes a prefix or a key range, not both: leave one out")
+        if self.after is not None:
+            parse_place(self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,7 @@ class Answer:
 
     rows: list[JsonRow]
     truncated: bool = False
+    after: str | None = None
 
 
 def live_part(spec: StoreSpec, rows: StoreRows, partition: int, role: str, lag_records: int) -> Part:
@@ -98,12 +106,19 @@ def read(parts: Iterable[Part], request: ReadRequest) -> Answer:
     """Rows of all parts in turn, each in raw key order. Parts are used up: their scans are closed."""
     total = 0
     rows: list[JsonRow] = []
+    begin, place = parse_place(request.after) if request.after is not None else (-1, 0)
+    last: tuple[int, bytes | int] = (-1, 0)
     for part in parts:
         try:
-            for row in _rows(part, request):
+            told = place if part.partition == begin else 0
+            count = told if isinstance(told, int) else 0
+            for row in _rows(part, request, told) if part.partition >= begin else ():
                 total += row.pop("_bytes")
                 if len(rows) >= request.limit or (rows and total > REPLY_BYTES_MAX):
-                    return Answer(rows, truncated=True)
+                    return Answer(rows, truncated=True, after=_place(*last) if request.verb == "scan" else None)
+                count += 1
+                key = row.pop("_raw")
+                last = part.partition, key if part.spec.kind == "keyvalue" else count
                 rows.append(row)
         finally:
             part.rows.close()  # a scan that was cut short would pin its files until it is collected
@@ -123,19 +138,43 @@ def document(app: str, request: ReadRequest, parts: Iterable[Part], answer: Answ
         ],
         "rows": answer.rows,
         "truncated": answer.truncated,
+        "after": answer.after,
     }
 
 
-def _rows(part: Part, request: ReadRequest) -> Iterator[JsonRow]:
+def parse_place(token: str) -> tuple[int, bytes | int]:
+    """Where a scan goes on: a partition, and behind which key or how many rows of it. Raises InvalidRequest."""
+    try:
+        partition, key, count = json.loads(base64.urlsafe_b64decode(token.encode("ascii")))
+        place = count if key is None else bytes.fromhex(key)
+        if not isinstance(partition, int) or not isinstance(place, bytes | int) or (key is None and count < 0):
+            raise ValueError
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequest("`after` is none that an answer gave: take it from the answer before, as it is") from error
+    return partition, place
+
+
+def _place(partition: int, place: bytes | int) -> str:
+    shape = [partition, place.hex(), 0] if isinstance(place, bytes) else [partition, None, place]
+    return base64.urlsafe_b64encode(json.dumps(shape).encode()).decode()
+
+
+def _rows(part: Part, request: ReadRequest, told: bytes | int = 0) -> Iterator[JsonRow]:
+    """Rows behind those that were told: up to a key, or so many."""
     store = _open_raw(part, request)
     if not set(store.families()) <= part.rows.engine.families():
         return  # declared, but nothing was ever written
-    for raw_key, fields, raw_value in _RAW_READS[request.verb](store, part, request):
+    if isinstance(told, bytes) != (part.spec.kind == "keyvalue") and told != 0:
+        raise InvalidRequest("`after` is of another store: begin without it")
+    found = _RAW_READS[request.verb](store, part, request)
+    if isinstance(told, bytes):
+        found = _scan(store, part, request, behind=told)
+    for raw_key, fields, raw_value in islice(found, told if isinstance(told, int) else 0, None):
         row: JsonRow = {"partition": part.partition}
         row["key"] = key_from_raw(part.key_serde, raw_key, request.key_format, store=request.store)
         row.update(fields)
         row["value"] = value_from_raw(part.value_serde, raw_value, store=request.store)
-        row["_bytes"] = len(raw_key) + len(raw_value)
+        row["_bytes"], row["_raw"] = len(raw_key) + len(raw_value), raw_key
         yield row
 
 
@@ -186,11 +225,16 @@ def _fetch(store: RawStore, part: Part, request: ReadRequest) -> Iterator[RawRow
             yield key, {"valid_from": record.valid_from, "valid_to": record.valid_to}, record.value
 
 
-def _scan(store: RawStore, part: Part, request: ReadRequest) -> Iterator[RawRow]:
+def _scan(store: RawStore, part: Part, request: ReadRequest, behind: bytes | None = None) -> Iterator[RawRow]:
     low, high = _key(part, request, request.key_from), _key(part, request, request.key_to)
     prefix = None if request.prefix is None else prefix_to_raw(request.prefix, request.key_format)
     if isinstance(store, KeyValueState):
-        for key, row in store.prefix_scan(prefix) if prefix is not None else store.range(low, high):
+        if behind is not None:
+            low = behind + b"\x00"
+        plain = prefix is not None and behind is None
+        for key, row in store.prefix_scan(prefix) if plain else store.range(low, high):
+            if prefix is not None and not key.startswith(prefix):
+                return
             yield _keyvalue_row(part, key, row)
     elif isinstance(store, WindowState):
         rows = store.fetch_key_range(low if prefix is None else prefix, high, 0, TIME_MAX)

@@ -154,6 +154,27 @@ def test_scan_takes_a_range_a_prefix_and_a_limit(ask: Ask) -> None:
     assert ask("/v1/stores/kv/scan?limit=6")[1]["truncated"] is False
 
 
+@pytest.mark.parametrize("store", ["kv", "win", "ses", "ver", "numbers"])
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_scan_goes_on_where_the_answer_before_ended(ask: Ask, store: str, limit: int) -> None:
+    whole, told, after = rows(ask(f"/v1/stores/{store}/scan")), [], ""
+    while after is not None:
+        found = ask(f"/v1/stores/{store}/scan?limit={limit}" + (f"&after={after}" if after else ""))[1]
+        assert len(found["rows"]) <= limit and found["truncated"] == (found["after"] is not None)
+        told += found["rows"]
+        after = found["after"]
+    assert told == whole
+    for wrong in ("x", "e30=", "WzAsICJ6eiIsIDBd", "WzAsIG51bGwsIC0xXQ=="):
+        assert ask(f"/v1/stores/{store}/scan?after={wrong}")[0] == 400
+
+
+def test_scan_goes_on_within_its_prefix_and_its_range(ask: Ask) -> None:
+    for query in ("prefix=k", "from=k1&to=k3"):
+        whole = rows(ask(f"/v1/stores/kv/scan?{query}"))
+        after = ask(f"/v1/stores/kv/scan?{query}&limit=2")[1]["after"]
+        assert rows(ask(f"/v1/stores/kv/scan?{query}&after={after}")) == whole[2:]
+
+
 def test_scan_reads_every_kind(ask: Ask) -> None:
     windows = rows(ask("/v1/stores/win/scan?prefix=kk"))
     assert [(row["key"], row["window_start"], row["window_end"]) for row in windows] == [
