@@ -10,7 +10,7 @@ Rules of this file: one command is one atomic step. SET and GET run most, so the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from standfast.ops.reasons import BAD_REQUEST, Refused
@@ -21,6 +21,7 @@ from standfast.ops.resp_scans import collect
 from standfast.store.keyvalue import KeyValueState, after_prefix
 
 _EXPIRY = {b"EX", b"PX", b"EXAT", b"PXAT", b"KEEPTTL"}
+_SET_NAMES = {b"SET", b"set"}
 SCAN_DEFAULT = 10
 SCAN_MAX = 1_000
 
@@ -56,6 +57,17 @@ def set_(c: Connection, args: list[bytes]) -> Answer:
         return _set(c, store, args[1], args[2], args[3:])
     store.put_raw(args[1], args[2], c.now_ms)
     return OK
+
+
+def set_run(c: Connection, requests: Iterable[list[bytes]]) -> tuple[int, bytes]:
+    """As many plain SETs as stand together, in one step: how many, and the reply to each. 0 if that is not possible."""
+    pairs = []
+    for args in requests:
+        if len(args) != 3 or args[0] not in _SET_NAMES:
+            break
+        pairs.append((args[1], args[2]))
+    store = c.writes.get(b"") or _default_write(c)
+    return (len(pairs), OK) if len(pairs) > 1 and store.put_raw_all(pairs, c.now_ms) else (0, OK)
 
 
 def _set(

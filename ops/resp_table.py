@@ -14,7 +14,7 @@ from standfast.ops import resp_multi as multi
 from standfast.ops import resp_times as times
 from standfast.ops.engine_statistics import DoorCounters
 from standfast.ops.reasons import BAD_REQUEST, Refused
-from standfast.ops.resp_connection import Answer, Command, Connection, Handler
+from standfast.ops.resp_connection import Answer, Command, Connection, Handler, Run
 
 MANY = 1 << 20
 NAME_SHOWN_MAX = 32
@@ -73,6 +73,8 @@ COMMANDS: tuple[tuple[str, Handler, int, int, str], ...] = (
     ("SF.STATUS", commits.status, 1, 1, ""),
 )
 
+RUNS: dict[str, Run] = {"SET": keyvalue.set_run}
+
 _EXPIRY = "keys do not expire one by one: retention is a property of window, session and versioned stores"
 _TYPES = "a store holds plain values: declare a window, session or versioned store (SF.WPUT, SF.SPUT, SF.VPUT) instead"
 _SCRIPTS = "no scripts run here: a MULTI is one atomic apply, and one task has one writer"
@@ -104,7 +106,7 @@ class Table:
     def __init__(self, counters: DoorCounters) -> None:
         self.commands: dict[bytes, Command] = {}
         for name, handler, least, most, kind in COMMANDS:
-            command = Command(name, handler, least, most, counters.method(name), kind)
+            command = Command(name, handler, least, most, counters.method(name), kind, RUNS.get(name))
             self.commands[name.encode()] = self.commands[name.lower().encode()] = command
         self._other = counters.method("other")
         self._refused = {name: why for why, names in REFUSED.items() for name in names.split()}

@@ -84,6 +84,10 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
         row = TIMESTAMP.pack(timestamp) + raw if self._skip and raw is not None else raw
         self.rows.write(self.name, raw_key, row, raw, timestamp)
 
+    def put_raw_all(self, pairs: Sequence[tuple[bytes, bytes]], timestamp: int) -> bool:
+        """`put_raw` of several values, if nothing speaks against any of them; False if something does: none is set."""
+        return self.rows.write_all(self.name, pairs, TIMESTAMP.pack(timestamp) if self._skip else b"", timestamp)
+
     def put_if_absent(self, key: K, value: V, timestamp: int | None = None) -> V | None:
         """Set the value only where there is none; returns the value that was there."""
         old = self.get(key)

@@ -11,7 +11,7 @@ limits and bounded iterators by using it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from types import TracebackType
@@ -185,6 +185,26 @@ class StoreRows:
         buffer.put(family, key, row)
         if self.logging:
             buffer.log(self.name, key, raw, timestamp, latest_only=False)
+
+    def write_all(self, family: str, pairs: Sequence[tuple[bytes, bytes]], prefix: bytes, timestamp: int) -> bool:
+        """`write` of several values, each row being the prefix and the value, if all are within limits and there is
+        room for all. False otherwise, and for a store that is not both cached and logged: nothing is changed then.
+        """
+        buffer, limits = self.buffer, self.limits
+        keys, values = [len(key) for key, _ in pairs], [len(value) for _, value in pairs]
+        most = 2 * (sum(keys) + sum(values)) + len(pairs) * ENTRY_OVERHEAD_BYTES
+        if (
+            not (self.logging and self.caching)
+            or self.closed
+            or self.read_only
+            or max(keys, default=0) > limits.key_bytes
+            or max(values, default=0) > limits.value_bytes
+            or buffer.size_bytes + most > buffer.refuse_bytes
+        ):
+            return False
+        self.counters.put += len(pairs)
+        buffer.write_all(family, pairs, prefix, self.name, timestamp)
+        return True
 
     def put(self, family: str, key: bytes, row: bytes | None) -> None:
         """Buffer a row; the caller has called `check`."""

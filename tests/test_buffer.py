@@ -122,3 +122,31 @@ def test_a_dropped_family_is_forgotten_and_its_changes_stay() -> None:
     buffer.drop_family("a@0")
     assert buffer.pending("a@0", None, None, reverse=False) == []
     assert buffer.take_changes() == {"a": [(b"k", b"v", 1, ())]}
+
+
+@given(
+    before=st.lists(
+        st.tuples(st.sampled_from([b"", b"a", b"b", b"ab"]), st.one_of(st.none(), st.binary(max_size=5))), max_size=5
+    ),
+    pairs=st.lists(st.tuples(st.sampled_from([b"", b"a", b"b", b"ab"]), st.binary(max_size=5)), max_size=8),
+    prefix=st.sampled_from([b"", b"12345678"]),
+    savepoint=st.booleans(),
+)
+def test_writing_all_is_writing_each(
+    before: list[tuple[bytes, bytes | None]], pairs: list[tuple[bytes, bytes]], prefix: bytes, savepoint: bool
+) -> None:
+    one, other = WriteBuffer(), WriteBuffer()
+    for buffer in (one, other):
+        for key, value in before:
+            buffer.write("f", key, None if value is None else prefix + value, "s", value, 1)
+        if savepoint:
+            buffer.begin()
+    one.write_all("f", pairs, prefix, "s", 2)
+    for key, value in pairs:
+        other.write("f", key, prefix + value, "s", value, 2)
+    for buffer in (one, other):
+        assert (buffer.rows, buffer.changes, buffer.size_bytes) == (other.rows, other.changes, other.size_bytes)
+        assert list(buffer.changes.get("s", {})) == list(other.changes.get("s", {}))
+        if savepoint:
+            buffer.rollback()
+    assert (one.rows, one.changes, one.size_bytes) == (other.rows, other.changes, other.size_bytes)

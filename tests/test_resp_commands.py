@@ -298,3 +298,26 @@ def test_token_opens_and_limits_the_connection(desk: Desk) -> None:
     assert talk("AUTH", "all") == b"OK"
     assert talk("RESET") == b"RESET"
     assert talk.refused("PING").startswith("NOAUTH")
+
+
+def test_sets_that_stand_together_are_as_good_as_single_ones(desk: Desk) -> None:
+    talk = desk.talk()
+    large = b"x" * 1_000_001
+    requests = [[b"SET", b"k%d" % number, b"v%d" % number] for number in range(1_200)]
+    requests[700] = [b"SET", b"large", large]
+    requests[900] = [b"SET", b"k900", b"nx", b"NX"]
+    requests[901] = [b"set", b"k0", b"again"]
+    talk.connection.push([*requests, [b"GET", b"k0"], [b"GET", b"k1199"]])
+    talk.run()
+    replies = talk.replies()
+    assert [number for number, reply in enumerate(replies) if reply != b"OK"] == [700, 1200, 1201]
+    assert "over the limit" in str(replies[700])
+    assert replies[1200:] == [b"again", b"v1199"]
+    assert desk.engine.statistics().calls["SET"] == 1_200
+    assert talk("SF.COMMIT", "SEQ", 1) == [1, 1, 1_198]
+    uncached = desk.talk("other")
+    desk.session.task(0).store("other").rows.caching = False  # every put is logged
+    uncached.connection.push([[b"SET", b"a", b"1"], [b"SET", b"a", b"2"], [b"GET", b"a"]])
+    uncached.run()
+    assert uncached.replies() == [b"OK", b"OK", b"2"]
+    assert uncached("SF.COMMIT", "SEQ", 2) == [1, 2, 2]
