@@ -1,0 +1,69 @@
+"""A long mixed load on a real sidecar: its memory stays flat, and every client gets its answers.
+
+`STANDFAST_SOAK_S=300 pytest -s tests/test_resp_soak.py` soaks for five minutes; the default is a few seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from pathlib import Path
+
+import hiredis
+import pytest
+from fix_door import Client
+from fix_serve import FOUR, Sidecars
+
+SOAK_S = float(os.environ.get("STANDFAST_SOAK_S", "6"))
+SAMPLES_MIN = 12
+GROWTH_MAX_MIB = 24  # memtables and block cache of 32 MiB fill up meanwhile
+KEYS = 20_000
+
+
+def rss_mib(pid: int) -> float:
+    """Memory that a process holds."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def one_round(path: Path, writer: Client, number: int) -> None:
+    """500 sets and what else may come, one commit, and clients that come and go, well and badly behaved."""
+    pack = hiredis.pack_command
+    requests = [pack(("SET", f"k{(number * 500 + one) % KEYS}", b"v" * 100)) for one in range(500)]
+    requests += [pack(("SF.WPUT", "win", "k", number * 60_000, "w")), pack(("SF.VPUT", "ver", "k", "v", "TS", number))]
+    requests += [pack(("MULTI",)), pack(("SF.SPUT", "ses", "k", number, number + 1, "s")), pack(("EXEC",))]
+    requests += [pack(("SF.RANGE", "kv", "", "", "LIMIT", 300)), pack(("SF.WALL", "win", 0, 2**40)), pack(("NIX",))]
+    requests.append(pack(("SF.COMMIT", "SEQ", number, "OFFSETS", "flights", 0, number)))
+    writer.socket.sendall(b"".join(requests))
+    replies = [writer.reply() for _ in requests]
+    assert replies[-1][1] == number, replies[-1]
+    for bad in (b"*2\r\n$3\r\nGE", b"*99999999\r\n", pack(("SCAN", 0)) + pack(("GET", "k1")), b"\x00" * 100):
+        client = Client(path)
+        client.socket.sendall(pack(("AUTH", "kv", "x")) + bad)
+        client.reply()
+        client.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SOAK_S * 2 + 120)
+def test_memory_is_flat_under_a_long_mixed_load(sidecars: Sidecars) -> None:
+    sidecar = sidecars.start(store__memory="32MiB")
+    sidecar.declare(FOUR)
+    sidecar.assign(1, active=(0,), lease_ms=3_600_000)
+    sidecar.wait_ready()
+    path = Path(sidecar.info["resp_socket"])
+    writer = Client(path)
+    writer("AUTH", "kv", "x")
+    samples: list[float] = []
+    number, ends = 1, time.monotonic() + SOAK_S
+    while time.monotonic() < ends or len(samples) < SAMPLES_MIN:
+        for _ in range(10):
+            one_round(path, writer, number)
+            number += 1
+        samples.append(rss_mib(sidecar.pid))
+    late = samples[len(samples) // 3 :]
+    third = len(late) // 3
+    before, after = statistics.median(late[:third]), statistics.median(late[-third:])
+    print(f"soak of {SOAK_S:.0f} s: {number} commits; {before:.1f} MiB at a third of it, {after:.1f} MiB at its end")
+    assert after < before + GROWTH_MAX_MIB, samples
+    writer.close()
