@@ -73,14 +73,17 @@ class Engine:
             held.end_session(lost="")
             held.lost = ""  # who assigns is told the offsets with the answer
 
-    def take_up(self, partition: int) -> dict[tuple[str, int], int]:
+    def take_up(self, partition: int, *, anew: bool = False) -> dict[tuple[str, int], int]:
         """Where to read on, by (topic, partition): the caller begins there, so a lost session is made up for.
 
-        Raises Refused as `TaskSource.running`, MustWait while the task commits.
+        `anew`: what is uncommitted comes again with the records from there on, so it is discarded. Raises Refused as
+        `TaskSource.running`, MustWait while the task commits.
         """
         held = self._find(partition)
         if held.commit is not None:
             raise MustWait(held)
+        if anew and held.uncommitted:
+            held.end_session(lost="", ended="another connection began anew at the source offsets (SF.OFFSETS)")
         held.lost = ""
         return {(at.topic, at.partition): offset for at, offset in held.task.source_offsets().items()}
 

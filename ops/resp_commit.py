@@ -2,7 +2,7 @@
 
     SF.COMMIT [SEQ n] [EPOCH e] [CHECKPOINT] [GROUP g [GEN e MEMBER m]] [OFFSETS topic partition offset ...]
         -> [epoch, seq, changes]      everything written before it survives from now on; OFFSETS stands last
-    SF.OFFSETS                 -> [topic, partition, offset, ...]   read on from there; a lost session is made up for
+    SF.OFFSETS                 -> [topic, partition, offset, ...]   begin there: what is uncommitted is discarded
     SF.TIME [ms]               -> the stream time of the task       and the timestamp of writes that name none
     SF.WAITREADY ms            -> OK once the partition can be used; LOADING after so many milliseconds
     SF.STATUS                  -> a map for people and programs; changes nothing
@@ -94,10 +94,11 @@ def run_commit(
 
 
 def offsets(c: Connection, args: list[bytes]) -> Answer:
-    """SF.OFFSETS: where to read on; binds the connection anew."""
+    """SF.OFFSETS: where to read on, with nothing uncommitted; binds the connection anew."""
     c.check_may_write()
+    found = c.engine.take_up(c.binding.partition, anew=True)
     c.engine.select(c.binding, c.binding.partition)
-    found = c.engine.take_up(c.binding.partition)
+    c.reads, c.writes = {}, {}
     flat: list[Value] = []
     for (topic, partition), offset in sorted(found.items()):
         flat += [topic, partition, offset]

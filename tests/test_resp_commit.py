@@ -166,6 +166,22 @@ def test_lost_connection_discards_what_it_wrote_and_nobody_goes_on_unaware(desk:
     assert other("SF.COMMIT", "SEQ", 2, *OFFSETS, 6) == [1, 2, 2]
 
 
+def test_who_begins_anew_begins_without_the_writes_of_others(desk: Desk) -> None:
+    before, after = desk.talk(), desk.talk()
+    before("SET", "a", "1")
+    before("SF.COMMIT", "SEQ", 1, *OFFSETS, 5)
+    before("SET", "a", "half done")  # its application was killed, and nobody has noticed yet
+    assert after("SF.OFFSETS") == [b"flights", 0, 5]
+    assert after("GET", "a") == b"1"
+    assert before.refused("SF.COMMIT", "SEQ", 2, *OFFSETS, 6).startswith("FENCED partition 0: another connection began")
+    assert after("SET", "a", "2") == b"OK"
+    before.connection.close()
+    assert after("SF.COMMIT", "SEQ", 2, *OFFSETS, 6) == [1, 2, 1]
+    after("SET", "a", "3")
+    assert after("SF.OFFSETS") == [b"flights", 0, 6]
+    assert after("GET", "a") == b"2"
+
+
 def test_connection_that_wrote_nothing_takes_nothing_along(desk: Desk) -> None:
     writer, reader = desk.talk(), desk.talk()
     writer("SET", "a", "1")

@@ -182,6 +182,8 @@ class DoorMachine(RuleBasedStateMachine):
         at = self.partitions[client.partition]
         expected = [] if at.offset is None else [b"flights", client.partition, at.offset]
         assert client.talk("SF.OFFSETS") == expected
+        if at.dirty:
+            at.discard()
         at.lost = False
         if client.session is not None and client.session != at.session:
             client.session, client.wrote = None, -1
