@@ -46,6 +46,7 @@ KEYS = 100_000
 CONNECTIONS = 4
 VALUE = random.Random(1).randbytes(100)
 OK = b"+OK\r\n"
+PACK: Any = hiredis.pack_command
 Figures: TypeAlias = dict[str, float]
 
 
@@ -178,7 +179,7 @@ def pipelines(
 def single_gets(server: Server, number: int, until: Callable[[], bool] | None = None) -> Figures:
     """One get at a time: so many, or until something ended. Microseconds."""
     connection = server.connect()
-    requests = [hiredis.pack_command(("GET", key(random.randrange(KEYS)))) for _ in range(2_000)]
+    requests = [of_command(b"GET", key(random.randrange(KEYS))) for _ in range(2_000)]
     clock, took = time.perf_counter_ns, []
     for at in count():
         if at >= number if until is None else (at % 64 == 0 and until()):
@@ -202,7 +203,8 @@ def single_gets(server: Server, number: int, until: Callable[[], bool] | None = 
 
 def of_command(*parts: bytes) -> bytes:
     """One request."""
-    return hiredis.pack_command(parts)
+    packed: bytes = PACK(parts)
+    return packed
 
 
 def measure(server: Server, args: argparse.Namespace) -> dict[str, Figures]:

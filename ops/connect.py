@@ -69,7 +69,7 @@ class SidecarTask:
             raise UnknownStore(f"task 0_{self.partition} has no store {name!r}: it declares {known}") from None
 
     def source_offsets(self) -> dict[tuple[str, int], int]:
-        """Where the application must read on; a lost session is made up for, so begin there."""
+        """Where the application must read on: begin there, since what is uncommitted is discarded."""
         flat = self._wire.call("SF.OFFSETS")
         return {(topic.decode(), int(number)): int(at) for topic, number, at in zip(*[iter(flat)] * 3, strict=True)}
 

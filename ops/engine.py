@@ -36,12 +36,15 @@ class TaskSource(Protocol):
 
         Raises Refused (RESTORING, NOT_ASSIGNED, NOT_ACTIVE), or what the task failed with.
         """
+        ...
 
     def partitions(self) -> Mapping[int, str]:
         """What is assigned here, by partition: "running", "restoring: 41 %", "standby", "failed: ..."."""
+        ...
 
     def missing(self) -> Sequence[str]:
         """Who keeps the restore gate shut, and how far it is; empty when everything assigned is ready."""
+        ...
 
 
 class Engine:

@@ -210,10 +210,10 @@ class Connection:
             try:
                 if self._queue is None and self.grant is not None and command.least <= len(args) <= command.most:
                     if together and command.run is not None and len(todo) > 1:
-                        done, answer = command.run(self, islice(todo, left))
+                        done, each = command.run(self, islice(todo, left))
                         if done:
                             deque(map(deque.popleft, repeat(todo, done)), maxlen=0)
-                            out(answer * done)
+                            out(each * done)
                             command.counters.calls += done
                             left -= done
                             if not left:

@@ -70,11 +70,11 @@ class RespDoor:
     ) -> None:
         self.engine = engine
         self.loop = loop
-        self.limits = limits or RespLimits()
+        self._limits = limits or RespLimits()
         self.ticks = 0  # seconds, as far as sweeps went
         self._uids = frozenset((os.getuid(), 0) if uids is None else uids)
         self._clients: set[RespProtocol] = set()
-        self._most = min(self.limits.connections, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_KEPT, 1))
+        self._most = min(self._limits.connections, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_KEPT, 1))
         self._numbers = 0
         self._listening: list[tuple[asyncio.AbstractServer, Path]] = []
         self._sweeper: asyncio.TimerHandle | None = None
@@ -137,6 +137,11 @@ class RespDoor:
         self._threads.shutdown(wait=False)
         for _, path in listening:
             path.unlink(missing_ok=True)
+
+    @property
+    def limits(self) -> RespLimits:
+        """What clients may use."""
+        return self._limits
 
     # -- for its clients ----------------------------------------------------------------------------------------------
 

@@ -13,16 +13,43 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Any, Protocol, cast
 
+from standfast.ops.engine import Engine
 from standfast.ops.resp_connection import Connection
 from standfast.ops.resp_requests import BadRequest, RequestReader
 
-if TYPE_CHECKING:
-    from standfast.ops.resp_door import RespDoor
-
 POLL_S = 0.02
 BACKLOG_REQUESTS_MAX = 1_000  # waiting requests beyond which nothing more is read
+
+
+class ClientLimits(Protocol):
+    """What one client may use; see RespLimits."""
+
+    @property
+    def command_bytes(self) -> int: ...
+    @property
+    def output_bytes(self) -> int: ...
+    @property
+    def stalled_s(self) -> int: ...
+    @property
+    def unfinished_s(self) -> int: ...
+    @property
+    def idle_s(self) -> int: ...
+
+
+class Host(Protocol):
+    """The door, as its clients see it. `ticks`: seconds, as far as sweeps went."""
+
+    engine: Engine
+    loop: asyncio.AbstractEventLoop
+    ticks: int
+
+    @property
+    def limits(self) -> ClientLimits: ...
+    def refuses(self, peer: Any) -> bytes | None: ...
+    def connect(self, client: Any, on_resume: Callable[[], None]) -> Connection: ...
+    def disconnect(self, client: Any) -> None: ...
 
 
 class RespProtocol(asyncio.Protocol):
@@ -32,7 +59,7 @@ class RespProtocol(asyncio.Protocol):
         "_door", "_paused", "_reader", "_scheduled", "_since", "_stalled", "_transport", "connection", "ending",
     )  # fmt: skip
 
-    def __init__(self, door: RespDoor) -> None:
+    def __init__(self, door: Host) -> None:
         self._door = door
         self._reader = RequestReader(door.limits.command_bytes)
         self._transport: asyncio.Transport | None = None

@@ -46,6 +46,15 @@ def raw_stores(**overrides: Any) -> list[Any]:
     ]
 
 
+_pack_command: Any = hiredis.pack_command  # its stub knows requests of one word only
+
+
+def pack(*args: bytes | str | int) -> bytes:
+    """The bytes of one request."""
+    packed: bytes = _pack_command(args)
+    return packed
+
+
 class Client:
     """A plain socket that speaks the protocol: requests in any bytes, replies as values."""
 
@@ -57,7 +66,7 @@ class Client:
 
     def send(self, *args: bytes | str | int) -> None:
         """One request, without waiting for its reply."""
-        self.socket.sendall(hiredis.pack_command(args))
+        self.socket.sendall(pack(*args))
 
     def reply(self) -> Any:
         """The next reply; errors as values, EOFError once the server closed."""
@@ -197,7 +206,7 @@ class Talk:
         self._reader.feed(self.connection.take())
 
     def send(self, *args: bytes | str | int) -> None:
-        self.connection.push(self._requests.feed(hiredis.pack_command(args)))
+        self.connection.push(self._requests.feed(pack(*args)))
         self.run()
 
     def replies(self) -> list[Any]:

@@ -8,9 +8,8 @@ import stat
 import threading
 from pathlib import Path
 
-import hiredis
 import pytest
-from fix_door import Client, DoorBench
+from fix_door import Client, DoorBench, pack
 
 from standfast.ops.resp_connection import Grant
 from standfast.ops.resp_door import RespDoor, RespLimits
@@ -174,7 +173,7 @@ def test_command_that_is_too_large_ends_its_client_only(door_bench: DoorBench) -
     door_bench.open(limits=RespLimits(command_bytes=100_000))
     large, other = door_bench.client(), door_bench.client()
     try:
-        large.socket.sendall(hiredis.pack_command(("SET", "k", b"x" * 3_000_000)))
+        large.socket.sendall(pack("SET", "k", b"x" * 3_000_000))
     except (BrokenPipeError, ConnectionResetError):
         pass
     found = ends(large)
@@ -187,7 +186,7 @@ def test_bytes_that_are_no_request_are_answered_and_end_the_client(door_bench: D
     door = door_bench.open()
     for raw in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"*99999999\r\n", b"*1\r\n:5\r\n", bytes(range(256))):
         client = door_bench.client()
-        client.socket.sendall(hiredis.pack_command(("ECHO", "before")))
+        client.socket.sendall(pack("ECHO", "before"))
         assert client.reply() == b"before"
         client.socket.sendall(raw)
         (refusal,) = ends(client)
@@ -202,7 +201,7 @@ def test_client_that_stops_reading_is_cut_off_and_held_within_bounds(door_bench:
     other("SF.COMMIT")
     greedy.socket.settimeout(0.2)
     sent = 0
-    get = hiredis.pack_command(("GET", "k")) * 1_000
+    get = pack("GET", "k") * 1_000
     try:
         while sent < 200:  # until the server does not read any more either
             greedy.socket.sendall(get)
@@ -232,7 +231,7 @@ def test_slow_reader_that_reads_in_time_gets_everything(door_bench: DoorBench) -
 def test_flood_of_one_client_leaves_others_their_turn(door_bench: DoorBench) -> None:
     door_bench.open()
     flood, other = door_bench.client(), door_bench.client()
-    pings = hiredis.pack_command(("PING",)) * 20_000
+    pings = pack("PING") * 20_000
     sender = threading.Thread(target=lambda: flood.socket.sendall(pings * 5))
     sender.start()
     waited = 0

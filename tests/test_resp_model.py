@@ -14,7 +14,7 @@ from typing import Any
 
 import hiredis
 import pytest
-from fix_door import Desk, Talk, open_session
+from fix_door import Desk, Talk, open_session, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -244,7 +244,7 @@ def test_any_request_gets_one_reply_and_never_a_bug(shared_desk: Desk, requests:
 def test_replies_are_the_same_however_the_bytes_are_cut(
     shared_desk: Desk, requests: list[tuple[bytes, ...]], garbage: bytes, places: list[int]
 ) -> None:
-    data = b"".join(map(hiredis.pack_command, requests)) + garbage
+    data = b"".join(pack(*request) for request in requests) + garbage
     ends = sorted({len(data), *(place % (len(data) + 1) for place in places)})
     cuts = [[data], [data[at : at + 1] for at in range(len(data))]]
     cuts.append([data[start:end] for start, end in zip([0, *ends], ends, strict=False)])

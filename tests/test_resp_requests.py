@@ -5,8 +5,8 @@ from __future__ import annotations
 import tracemalloc
 from itertools import pairwise
 
-import hiredis
 import pytest
+from fix_door import pack
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ def by_bytes(data: bytes) -> list[bytes]:
 
 @given(st.lists(REQUEST, max_size=8), st.lists(st.integers(0, 1000), max_size=12))
 def test_requests_are_read_however_they_are_cut(requests: list[list[bytes]], places: list[int]) -> None:
-    data = b"".join(hiredis.pack_command(tuple(request)) for request in requests)
+    data = b"".join(pack(*request) for request in requests)
     assert read([data]) == (requests, False)
     assert read(cut(data, places)) == (requests, False)
     assert read(by_bytes(data)) == (requests, False)
@@ -94,7 +94,7 @@ def test_header_within_a_request_is_refused_too(data: bytes) -> None:
 
 def test_value_that_looks_like_a_header_is_only_a_value() -> None:
     value = b"*99999999\r\n$999999999\r\n" * 50
-    data = hiredis.pack_command((b"SET", b"k", value))
+    data = pack(b"SET", b"k", value)
     assert read([data]) == ([[b"SET", b"k", value]], False)
     assert read(by_bytes(data)) == ([[b"SET", b"k", value]], False)
 
@@ -129,7 +129,7 @@ def test_what_is_no_array_of_bulk_strings_is_refused(data: bytes) -> None:
 
 
 def test_partial_says_whether_half_a_command_waits() -> None:
-    whole = hiredis.pack_command((b"GET", b"k"))
+    whole = pack(b"GET", b"k")
     reader = RequestReader()
     assert not reader.partial
     reader.feed(whole)

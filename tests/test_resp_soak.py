@@ -10,9 +10,8 @@ import statistics
 import time
 from pathlib import Path
 
-import hiredis
 import pytest
-from fix_door import Client
+from fix_door import Client, pack
 from fix_serve import FOUR, Sidecars
 
 SOAK_S = float(os.environ.get("STANDFAST_SOAK_S", "6"))
@@ -28,18 +27,17 @@ def rss_mib(pid: int) -> float:
 
 def one_round(path: Path, writer: Client, number: int) -> None:
     """500 sets and what else may come, one commit, and clients that come and go, well and badly behaved."""
-    pack = hiredis.pack_command
-    requests = [pack(("SET", f"k{(number * 500 + one) % KEYS}", b"v" * 100)) for one in range(500)]
-    requests += [pack(("SF.WPUT", "win", "k", number * 60_000, "w")), pack(("SF.VPUT", "ver", "k", "v", "TS", number))]
-    requests += [pack(("MULTI",)), pack(("SF.SPUT", "ses", "k", number, number + 1, "s")), pack(("EXEC",))]
-    requests += [pack(("SF.RANGE", "kv", "", "", "LIMIT", 300)), pack(("SF.WALL", "win", 0, 2**40)), pack(("NIX",))]
-    requests.append(pack(("SF.COMMIT", "SEQ", number, "OFFSETS", "flights", 0, number)))
+    requests = [pack("SET", f"k{(number * 500 + one) % KEYS}", b"v" * 100) for one in range(500)]
+    requests += [pack("SF.WPUT", "win", "k", number * 60_000, "w"), pack("SF.VPUT", "ver", "k", "v", "TS", number)]
+    requests += [pack("MULTI"), pack("SF.SPUT", "ses", "k", number, number + 1, "s"), pack("EXEC")]
+    requests += [pack("SF.RANGE", "kv", "", "", "LIMIT", 300), pack("SF.WALL", "win", 0, 2**40), pack("NIX")]
+    requests.append(pack("SF.COMMIT", "SEQ", number, "OFFSETS", "flights", 0, number))
     writer.socket.sendall(b"".join(requests))
     replies = [writer.reply() for _ in requests]
     assert replies[-1][1] == number, replies[-1]
-    for bad in (b"*2\r\n$3\r\nGE", b"*99999999\r\n", pack(("SCAN", 0)) + pack(("GET", "k1")), b"\x00" * 100):
+    for bad in (b"*2\r\n$3\r\nGE", b"*99999999\r\n", pack("SCAN", 0) + pack("GET", "k1"), b"\x00" * 100):
         client = Client(path)
-        client.socket.sendall(pack(("AUTH", "kv", "x")) + bad)
+        client.socket.sendall(pack("AUTH", "kv", "x") + bad)
         client.reply()
         client.close()
 
