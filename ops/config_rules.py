@@ -103,6 +103,7 @@ def _of_limits(config: Config) -> Problems:
     for name, number, upper_name, upper in (
         ("limits.key_max", limits.key_max_bytes, "limits.command_max", limits.command_max_bytes),
         ("store.value_max", value_max, "limits.command_max", limits.command_max_bytes),
+        ("store.value_max", value_max, "limits.uncommitted_max", limits.uncommitted_max_bytes),
     ):
         if number > upper:
             yield name, f"{number} bytes are more than {upper_name} allows ({upper}): lower it, or raise {upper_name}"

@@ -172,6 +172,9 @@ class LimitsSection:
     reply_max_bytes: int = shown(
         32 << 20, at_least(SIZE, "1KiB"), "answers that a client has not read; more cuts it off"
     )
+    uncommitted_max_bytes: int = shown(
+        64 << 20, at_least(SIZE, "64KiB"), "writes of one task that are not committed yet"
+    )
     http_connections: int = shown(64, number(1, 10_000), "connections of the HTTP door")
     http_head_max_bytes: int = shown(32 << 10, at_least(SIZE, "1KiB"), "request line and headers")
     http_body_max_bytes: int = shown(1 << 20, at_least(SIZE, "1KiB"), "body of a request")

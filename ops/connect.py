@@ -77,16 +77,26 @@ class SidecarTask:
         """Tell the timestamp of the record in hand: that of writes which name none, and the task's stream time."""
         return int(self._wire.call("SF.TIME", stream_time_ms))
 
-    def commit(self, source_offsets: Offsets | None = None, *, checkpoint: bool = False) -> None:
+    def commit(
+        self,
+        source_offsets: Offsets | None = None,
+        *,
+        checkpoint: bool = False,
+        member: tuple[int, str] | None = None,
+    ) -> None:
         """Make everything since the last commit durable, with the source offsets, as one cut.
 
         Its number and epoch make it repeatable: if the connection breaks before the answer it is asked for once more,
-        which commits nothing that the first did not. Raises Fenced where writes before it were lost.
+        which commits nothing that the first did not. `member` (generation, member id) is the consumer that read the
+        records: exactly once, the log refuses the commit when it is that no more. Raises Fenced then, and where writes
+        before it were lost.
         """
         self._sequence += 1
         arguments: list[bytes | str | int] = ["SF.COMMIT", "SEQ", self._sequence, "EPOCH", self.epoch]
         if checkpoint:
             arguments.append("CHECKPOINT")
+        if member is not None:
+            arguments += ["GEN", member[0], "MEMBER", member[1]]
         if source_offsets:
             arguments.append("OFFSETS")
             for (topic, partition), offset in source_offsets.items():

@@ -30,7 +30,7 @@ from standfast.ops.health import Restoring
 from standfast.ops.reasons import CONFLICT, DRAINING, RESTORING, Refused
 from standfast.ops.task_table import Table, TaskTable
 from standfast.store.clock import Clock
-from standfast.store.errors import Fenced, StandfastError, Unavailable
+from standfast.store.errors import Fenced, InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
@@ -133,10 +133,15 @@ class ControlPlane:
         if not changed:
             self.lease = self.lease.renewed(self.clock.monotonic_ms())
             return
+        if asked.tasks and self.partitions is None:
+            raise InvalidRequest(
+                "how many partitions there are is not known, and changelogs are made with as many: say so with the "
+                "stores (PUT /v1/stores, partitions) or in the settings (app.partitions)"
+            )
         session = self.session.opened(self.specs, self.partitions)
-        self.on_loop(lambda: self.engine.begin_generation(asked.generation))
-        if self.partitions is not None and asked.tasks:
+        if asked.tasks:
             session.check(max(asked.tasks))
+        self.on_loop(lambda: self.engine.begin_generation(asked.generation))
         self._fenced.clear()
         self._reopen_ms.clear()
         self.wanted = asked

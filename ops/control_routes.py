@@ -22,7 +22,7 @@ from standfast.ops import control_schema as schemas
 from standfast.ops.control_answers import Answers, error_document
 from standfast.ops.control_plane import ControlPlane
 from standfast.ops.control_schema import Schema
-from standfast.ops.http_routes import Routes
+from standfast.ops.http_routes import Reply, Routes
 from standfast.ops.reasons import LIMIT, TOO_LARGE, Refused, reason_of
 from standfast.ops.text import dumps
 from standfast.store.errors import InvalidRequest
@@ -174,7 +174,14 @@ class ControlRoutes:
         routes = self._reads[1]
         target = request.scope["raw_path"].decode("ascii", "replace")
         query = request.scope["query_string"].decode("ascii", "replace")
-        reply = await asyncio.to_thread(routes.answer, f"{target}?{query}" if query else target)
+        partition = number(request, "partition", schemas.PARTITION_MAX)
+
+        def read() -> Reply:
+            if partition is not None and partition not in self._plane.session.held():
+                self._plane.table.running(partition)  # says why: a standby or a restore, which the worker has
+            return routes.answer(f"{target}?{query}" if query else target)
+
+        reply = await asyncio.to_thread(read)
         return Response(reply.body, reply.status, dict(reply.headers), reply.content_type)
 
     async def verify(self, request: Request, body: dict[str, Any]) -> Response:

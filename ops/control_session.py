@@ -207,6 +207,9 @@ class ControlSession:
         if shut and self._config.app.gate == "all":
             running = {}
         running = {partition: task for partition, task in running.items() if partition in wanted.active}
+        for task in running.values():
+            # The cache's own bound is for whoever commits by himself; here the application says when.
+            task.stores.buffer.refuse_bytes = self._config.limits.uncommitted_max_bytes
         states = dict.fromkeys(wanted.standby, "standby")
         far = {one.partition: one for one in pending}
         for partition in wanted.active:

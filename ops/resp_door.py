@@ -76,17 +76,17 @@ class RespDoor:
         self._clients: set[RespProtocol] = set()
         self._most = min(self.limits.connections, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_KEPT, 1))
         self._numbers = 0
-        self._server: asyncio.AbstractServer | None = None
-        self._path: Path | None = None
+        self._listening: list[tuple[asyncio.AbstractServer, Path]] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="standfast-resp")
         table = Table(engine.counters)
         self._door = Door(engine, table.commands, table.find, self._offload, Cursors(), __version__, authenticate)
 
     async def open(self, path: Path, mode: int = 0o600) -> None:
-        """Listen at `path`; a socket that was left there is replaced. Raises InvalidRequest for a path that cannot be.
+        """Listen at `path` (several are fine); a socket that was left there is replaced.
 
-        The caller holds the lock of the folder. `mode`: 0600, or 0660 for a group.
+        The caller holds the lock of the folder. `mode`: 0600, or 0660 for a group. Raises InvalidRequest for a path
+        that cannot be, Held for one that is something else.
         """
         if len(os.fsencode(path)) > PATH_BYTES_MAX:
             raise InvalidRequest(f"{path}: a socket's path has at most {PATH_BYTES_MAX} bytes: choose a shorter one")
@@ -111,20 +111,19 @@ class RespDoor:
         if mode != 0o600:
             path.chmod(mode)
         listener.setblocking(False)
-        self._path = path
-        self._server = await self.loop.create_unix_server(
-            lambda: RespProtocol(self), sock=listener, backlog=LISTEN_BACKLOG
-        )
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        server = await self.loop.create_unix_server(lambda: RespProtocol(self), sock=listener, backlog=LISTEN_BACKLOG)
+        self._listening.append((server, path))
+        if self._sweeper is None:
+            self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Take no new clients, let commits that run end, write replies, close. Twice is fine."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        listening, self._listening = self._listening, []
+        for server, _ in listening:
+            server.close()
         deadline = self.loop.time() + timeout_s
         while self.engine.statistics().committing and self.loop.time() < deadline:
             await asyncio.sleep(0.005)
@@ -136,9 +135,8 @@ class RespDoor:
             client.abort()
         await asyncio.sleep(0)
         self._threads.shutdown(wait=False)
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-            self._path = None
+        for _, path in listening:
+            path.unlink(missing_ok=True)
 
     # -- for its clients ----------------------------------------------------------------------------------------------
 

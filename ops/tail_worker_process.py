@@ -27,7 +27,8 @@ READ_BYTES = 1 << 20
 RESTART_MS = 200
 RESTART_MS_MAX = 10_000
 WELL_MS = 30_000
-CLOSE_S = 10.0
+CLOSE_MS = 10_000
+SILENT_MS = 8_000  # it says every second that it lives
 
 
 class TailWorker:
@@ -76,6 +77,10 @@ class TailWorker:
                 return {}
             self._start(now_ms)
         self._hear(now_ms)
+        if self._process is not None and now_ms - self.heard_ms > SILENT_MS:
+            logger.error("the worker for restores and standbys says nothing: it is killed")
+            self._process.kill()  # its end is heard in the next round
+            self.heard_ms = now_ms
         if self._process is None:
             return {}
         self._send()
@@ -87,12 +92,15 @@ class TailWorker:
         if process is None:
             return
         assert process.stdin is not None and process.stdout is not None
-        try:
+        with contextlib.suppress(OSError):
             process.stdin.write(order_line(Stop()))
+        deadline_ms = self._clock.monotonic_ms() + CLOSE_MS
+        while process.poll() is None and self._clock.monotonic_ms() < deadline_ms:
             # Its reports are read to their end, so that it does not wait for a full pipe.
-            os.set_blocking(process.stdout.fileno(), False)
-            process.wait(CLOSE_S)
-        except (OSError, subprocess.TimeoutExpired):
+            with contextlib.suppress(BlockingIOError):
+                os.read(process.stdout.fileno(), READ_BYTES)
+            self._clock.sleep_ms(5)
+        if process.poll() is None:
             process.kill()
             process.wait()
         with contextlib.suppress(OSError):

@@ -106,7 +106,7 @@ class DoorBench:
         self.clock = clock
         self.path = root / "s"
         self._clients: list[Client] = []
-        self._doors: list[RespDoor] = []
+        self.doors: list[RespDoor] = []
         self._sessions: list[sf.Session] = []
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="door", daemon=True)
@@ -130,7 +130,7 @@ class DoorBench:
         self.current = session
         engine = Engine(SessionSource(session), session.clock, source_group="app")
         door = RespDoor(engine, self.loop, limits=limits, **options)
-        self._doors.append(door)
+        self.doors.append(door)
         self.run(door.open(self.path))
         return door
 
@@ -157,7 +157,7 @@ class DoorBench:
     def close(self) -> None:
         for client in self._clients:
             client.close()
-        for door in self._doors:
+        for door in self.doors:
             self.run(door.close())
         for session in self._sessions:
             session.close()

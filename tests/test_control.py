@@ -95,6 +95,17 @@ def test_partition_that_does_not_exist_is_refused_and_nothing_changes(shared: Si
     assert "partition 7 does not exist" in shared.call("PUT", "/v1/assignment", body, status=400)["message"]
 
 
+def test_number_of_partitions_must_be_known_before_the_first_task(sidecars: Sidecars) -> None:
+    sidecar = sidecars.start()
+    body = {"generation": 1, "tasks": [{"partition": 0, "role": "active"}]}
+    assert sidecar.call("PUT", "/v1/assignment", body, status=400)["message"].startswith("how many partitions")
+    sidecar.call("PUT", "/v1/stores", {"stores": [KEYVALUE]})
+    sidecar.call("PUT", "/v1/assignment", body, status=400)
+    sidecar.declare()
+    sidecar.assign(1, active=(0,))
+    sidecar.wait_ready()
+
+
 def test_revoke_gives_final_positions_and_leaves_the_rest(shared: Sidecar) -> None:
     shared.assign(next_generation(shared), active=(0, 1))
     shared.wait_ready()
@@ -268,6 +279,14 @@ def test_rows_for_people_and_verify(shared: Sidecar) -> None:
     assert "did you mean" in shared.call("GET", "/v1/stores/kw/get?key=a", status=404)["message"]
     verdicts = shared.call("POST", "/v1/verify", {"store": "kv"})["verdicts"]
     assert [one["verdict"] for one in verdicts] == ["equal", "equal"]
+
+
+def test_rows_are_refused_with_the_reason_that_the_partition_has(shared: Sidecar) -> None:
+    shared.assign(next_generation(shared), active=(0,))
+    shared.wait_ready()
+    assert shared.call("GET", "/v1/stores/kv/scan?partition=1", status=409)["reason"] == "NOT_ASSIGNED"
+    shared.assign(next_generation(shared), active=(0,), standby=(1,))
+    assert shared.call("GET", "/v1/stores/kv/scan?partition=1", status=409)["reason"] == "NOT_ACTIVE"
 
 
 def test_body_over_the_limit_is_refused_without_reading_it_all(shared: Sidecar) -> None:

@@ -103,6 +103,16 @@ def test_worker_that_dies_is_started_again(sidecars: Sidecars) -> None:
     sidecar.wait_ready()
 
 
+def test_worker_that_hangs_is_killed_and_started_again(sidecars: Sidecars) -> None:
+    sidecar = sidecars.start()
+    sidecar.declare()
+    wait_for(sidecar.worker_pids)
+    (worker,) = sidecar.worker_pids()
+    os.kill(worker, signal.SIGSTOP)
+    wait_for(lambda: sidecar.worker_pids() not in ([], [worker]), 30, sidecar.told)
+    assert sidecar.http is not None and sidecar.http.get("/livez").status_code == 200
+
+
 def test_usr1_tells_the_status_and_hup_reads_again_and_neither_ends_it(sidecars: Sidecars) -> None:
     sidecar = sidecars.start()
     os.kill(sidecar.pid, signal.SIGUSR1)

@@ -88,3 +88,23 @@ def test_restore_goes_on_after_the_worker_was_killed_in_it(sidecars: Sidecars) -
         os.kill(worker, signal.SIGKILL)
         client.wait_ready(60)
         assert sum(1 for _ in client.task(0).store("kv").all()) == ROWS
+
+
+def test_standbys_are_shared_out_among_workers_by_their_number(sidecars: Sidecars) -> None:
+    sidecar = sidecars.start(serve__workers=2)
+    sidecar.declare(partitions=4)
+    sidecar.assign(1, active=(0,), standby=(1, 2, 3))
+    sidecar.wait_ready()
+    instance = sidecar.info["instance"]
+
+    def looked() -> bool:
+        return {partition: role_of(sidecar, partition) for partition in range(4)} == {
+            0: {("active", instance)},
+            1: {("standby", f"{instance}-tail1")},
+            2: {("standby", f"{instance}-tail0")},
+            3: {("standby", f"{instance}-tail1")},
+        }
+
+    wait_for(looked, told=sidecar.told)
+    sidecar.assign(2, active=(0, 1, 2, 3))
+    sidecar.wait_ready()

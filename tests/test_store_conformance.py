@@ -51,7 +51,7 @@ def open_side(name: str, root: Path, sidecars: Sidecars) -> Side:
     if name == "embedded":
         log, state = f"sqlite:///{root}/embedded", root / "embedded-state"
         return Side(lambda: sf.Session("app", log=log, state_dir=state, stores=four_stores(), partitions=1))
-    sidecar = sidecars.start(store__cache="64MiB")
+    sidecar = sidecars.start(store__cache="64KiB")
     return Side(lambda: sf.connect(sidecar.run_dir, stores=four_stores(), partitions=1))
 
 

@@ -77,7 +77,8 @@ consumer.on(consumer.events.GROUP_JOIN, ({ payload }) => {
   assigned.catch(fail)
 })
 consumer.on(consumer.events.CRASH, ({ payload }) => fail(payload.error))
-setInterval(() => generation >= 0 && control('POST', '/v1/heartbeat', { generation }).catch(fail), 2_000)
+// The lease. That it is over, or another generation began meanwhile, shows at the next command.
+setInterval(() => generation >= 0 && control('POST', '/v1/heartbeat', { generation }).catch(() => {}), 2_000)
 for (const signal of ['SIGTERM', 'SIGINT']) process.once(signal, () => consumer.disconnect().finally(() => process.exit(0)))
 
 await consumer.connect()
