@@ -216,6 +216,7 @@ NAMES = st.one_of(st.sampled_from([b"host", b"Origin", b"authorization", b"sec-f
 HEADERS = st.lists(st.tuples(NAMES, st.one_of(st.sampled_from([b"localhost", b"Basic e30="]), st.binary(max_size=60))))
 
 
+@pytest.mark.slow
 @given(headers=HEADERS, method=st.text(max_size=12), path=st.text(max_size=60).map(lambda text: "/" + text))
 def test_any_head_is_let_in_or_refused(headers: list[tuple[bytes, bytes]], method: str, path: str) -> None:
     door = Guard(nothing, GuardRules(anyone=None), Tokens(), Audit(ManualClock(0)))
