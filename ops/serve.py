@@ -128,7 +128,7 @@ class Sidecar:
         self._beat_ms = clock.monotonic_ms()
         self._numbers = HttpNumbers()
         self._lag = LoopLag()
-        self._door: EngineStatistics | None = None  # as of the last scrape
+        self._door: EngineStatistics | None = None  # as of the last beat or scrape
         self._metrics = SidecarMetrics(self._reading, clock, state.path)
         self._closing: list[Callable[[], None]] = []  # what ends streams, before the doors close
         self._resp_path = str(run.path / config.serve.socket)
@@ -174,6 +174,7 @@ class Sidecar:
         """The loop's own sign of life, and the watchdog's: only as long as the process is well."""
         while True:
             self._beat_ms = self._clock.monotonic_ms()
+            self._door = self.plane.engine.statistics()
             facts = self.answers.facts(loop_age_ms=0)
             fields: dict[str, str | int] = {"STATUS": ready(facts).text(verbose=False)}
             if live(facts).ok:

@@ -143,6 +143,7 @@ class HttpDoor:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # else any user of this machine may say that it is another one
             limit_concurrency=config.limits.http_connections + EXTRA_CONNECTIONS,
             h11_max_incomplete_event_size=config.limits.http_head_max_bytes,
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from standfast.ops.audit import Audit
 from standfast.ops.http_guard import Guard, GuardRules, Refusal, role_needed
@@ -208,6 +210,18 @@ def test_change_is_audited_with_who_asked_and_how_it_ended(clock: ManualClock, s
     (event,) = audit.recent()
     assert (event.event, event.actor, event.outcome) == ("/v1/assignment", "owner", outcome)
     assert event.fields == {"method": "PUT", "status": status}
+
+
+NAMES = st.one_of(st.sampled_from([b"host", b"Origin", b"authorization", b"sec-fetch-site"]), st.binary(max_size=20))
+HEADERS = st.lists(st.tuples(NAMES, st.one_of(st.sampled_from([b"localhost", b"Basic e30="]), st.binary(max_size=60))))
+
+
+@pytest.mark.slow
+@given(headers=HEADERS, method=st.text(max_size=12), path=st.text(max_size=60).map(lambda text: "/" + text))
+def test_any_head_is_let_in_or_refused(headers: list[tuple[bytes, bytes]], method: str, path: str) -> None:
+    door = Guard(nothing, GuardRules(anyone=None), Tokens(), Audit(ManualClock(0)))
+    found = door.judge(scope(method, path, *headers, host=False))
+    assert isinstance(found, Refusal) or (found == READER and path in ("/livez", "/startupz", "/readyz", "/metrics"))
 
 
 def test_changes_need_at_least_the_role_write() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+import uvloop
 
 from standfast.ops.http_protocol import timed
 
@@ -35,7 +36,12 @@ def serving() -> Iterator[int]:
     settings = uvicorn.Config(echo, http=timed(DEADLINE_S), lifespan="off", log_level="critical")
     settings.timeout_graceful_shutdown = 1
     server = uvicorn.Server(settings)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the sidecar does
+            runner.run(server.serve([listener]))
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         yield int(listener.getsockname()[1])

@@ -225,6 +225,7 @@ def test_requests_are_counted_by_methods_of_a_fixed_list() -> None:
     assert (numbers.inflight, numbers.streams, numbers.bytes_out) == (0, 0, 3 * 55)
 
 
+@pytest.mark.slow
 def test_lag_of_the_loop_is_measured() -> None:
     lag = LoopLag()
 

@@ -217,6 +217,7 @@ def hostile(name: str) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 @given(name=st.one_of(st.just(EVIL), st.text(min_size=1)))
 def test_names_stay_text_whatever_they_are(name: str) -> None:
     found = hostile(name)

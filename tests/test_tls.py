@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
+import uvloop
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from standfast.ops.tls import ServerTls, guarded
@@ -36,11 +37,16 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 def serving(tls: ServerTls) -> Iterator[int]:
     """The port of a server in a thread of its own."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(hello, http=guarded(H11Protocol, tls), lifespan="off", log_level="critical", loop="uvloop")
+    config = uvicorn.Config(hello, http=guarded(H11Protocol, tls), lifespan="off", log_level="critical")
     config.load()
     config.ssl = tls.context
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the sidecar does
+            runner.run(server.serve([listener]))
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         yield int(listener.getsockname()[1])
