@@ -20,7 +20,8 @@ from standfast.ops.reasons import message_of, reason_of
 from standfast.replication.offsets import TaskId
 from standfast.replication.takeover import MemberPlan
 from standfast.restore.verify import committed_views, verify_task
-from standfast.store.errors import InvalidRequest, UnknownStore
+from standfast.store.errors import InvalidRequest, StandfastError, UnknownStore
+from standfast.stream.task import Task
 
 Json = dict[str, Any]
 PROTOCOL = 1
@@ -89,7 +90,7 @@ class Answers:
                     "role": "active" if active else "standby",
                     "state": table.states.get(partition, "opening").partition(":")[0],
                     "epoch": 0 if task is None else task.epoch,
-                    "source_offsets": None if task is None else self._offsets(partition, task.source_offsets()),
+                    "source_offsets": None if task is None else self._offsets(partition, task),
                     "position": None if one is None else one.position,
                     "end": None if one is None else one.end,
                     "remaining": 0 if one is None else one.remaining,
@@ -204,8 +205,15 @@ class Answers:
             log_error=next((worker.error for worker in workers if worker.error), ""),
         )
 
-    def _offsets(self, partition: int, committed: Mapping[Any, int]) -> list[Json]:
-        """Where to read on, of the sources that were named and those that were committed; null: from the beginning."""
+    def _offsets(self, partition: int, task: Task) -> list[Json] | None:
+        """Where to read on, of the sources that were named and those that were committed; null: from the beginning.
+
+        None for a task that was closed a moment ago, which the next round notices.
+        """
+        try:
+            committed = task.source_offsets()
+        except StandfastError:
+            return None
         found: dict[tuple[str, int], int | None] = dict.fromkeys(self._plane.wanted.sources.get(partition, ()))
         found.update({(topic, number): offset for (topic, number), offset in committed.items()})
         return [{"topic": topic, "partition": number, "offset": at} for (topic, number), at in sorted(found.items())]
