@@ -131,14 +131,16 @@ class SidecarClient:
         self._beats: threading.Thread | None = None
         self._generation = -1
         shapes = [shape_of(spec) for spec in stores]
-        body = {"stores": shapes} | ({} if partitions is None else {"partitions": partitions})
+        body: dict[str, Any] = {"stores": shapes}
+        if partitions is not None:
+            body["partitions"] = partitions
         self.ask("PUT", "/v1/stores", body)
 
     def assign(self, active: Iterable[int] = (), standby: Iterable[int] = (), *, generation: int | None = None) -> None:
         """Make exactly these the tasks of the sidecar. Without a generation the next one is taken."""
         if generation is None:
             generation = int(self.ask("GET", "/v1/assignment")["generation"]) + 1
-        tasks = [{"partition": one, "role": "active"} for one in sorted(set(active))]
+        tasks: list[dict[str, Any]] = [{"partition": one, "role": "active"} for one in sorted(set(active))]
         tasks += [{"partition": one, "role": "standby"} for one in sorted(set(standby))]
         answer = self.ask("PUT", "/v1/assignment", {"generation": generation, "tasks": tasks})
         self._generation = generation

@@ -231,7 +231,7 @@ class ControlSession:
         running = {task_id.partition for task_id in self.session.open_tasks()}
         restores = [_shown(one) for one in self.session.restores()]
         for status in self.mover.worker_status():
-            restores += [one for one in status["restores"] if one["partition"] not in held]  # type: ignore[attr-defined]
+            restores += [one for one in status["restores"] if one["partition"] not in held]
         return [
             _restoring(partition, held.get(partition), [one for one in restores if one["partition"] == partition])
             for partition in sorted(wanted.active - running)

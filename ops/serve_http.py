@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,7 +27,7 @@ from standfast.ops.config_types import Config
 from standfast.ops.control_answers import Answers
 from standfast.ops.control_routes import CALLS, Call, ControlRoutes, answer, error_response, not_found
 from standfast.ops.health import Facts, Health, live, ready, startup
-from standfast.ops.http_guard import App, Guard, GuardRules
+from standfast.ops.http_guard import App, Guard, GuardRules, Receive, Scope, Send
 from standfast.ops.http_protocol import timed
 from standfast.ops.metrics_doors import HttpNumbers, counted
 from standfast.ops.reasons import BAD_REQUEST, Refused
@@ -102,15 +103,15 @@ def named(app: App, instance: str) -> App:
     """Every answer names the instance, so that a client of an old info file notices."""
     header = (INSTANCE_HEADER.lower().encode(), instance.encode())
 
-    async def wrapped(scope: object, receive: object, send: object) -> None:
-        async def mark(message: dict[str, object]) -> None:
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        async def mark(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), header]  # type: ignore[misc]
-            await send(message)  # type: ignore[operator]
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
 
-        await app(scope, receive, mark)  # type: ignore[arg-type]
+        await app(scope, receive, mark)
 
-    return wrapped  # type: ignore[return-value]
+    return wrapped
 
 
 class HttpServer(uvicorn.Server):

@@ -9,6 +9,7 @@ never changes from worker to worker. Whatever the log does not answer is tried a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from standfast.ops.assign_each import assign_each
 from standfast.ops.tail_moves import Holding, Moves, moves
@@ -75,7 +76,7 @@ class TailMover:
         self._tell_workers()
         return frozenset(fenced)
 
-    def worker_status(self) -> list[Mapping[str, object]]:
+    def worker_status(self) -> list[Mapping[str, Any]]:
         """The last status document of each worker."""
         return [worker.status for worker in self.workers if worker.status is not None]
 

@@ -121,7 +121,7 @@ def open_session(order: Open) -> Session:
         stores=[spec_of(shape) for shape in order.stores],
         take_over=False,
         discovery_interval_ms=None,
-        **order.settings,  # type: ignore[typeddict-item]
+        **order.settings,
     )
 
 

@@ -98,8 +98,12 @@ def parse_report(line: bytes) -> Report:
     try:
         shape = json.loads(line)
         said = shape.pop("say")
+        if said == "Failed":
+            return Failed(**shape)
+        if said == "Beat":
+            return Beat(**shape)
         if said != "State":
-            return {"Failed": Failed, "Beat": Beat}[said](**shape)
+            raise ValueError(f"{said!r} is no kind of report")
         shape["tasks"] = {int(partition): Holding(**one) for partition, one in shape["tasks"].items()}
         return State(**shape)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
