@@ -41,6 +41,7 @@ TICK_MS = 20
 LOOP_S_MAX = 30.0
 REOPEN_MS = 1_000
 PROGRESS_MS = 500
+PRESSURE = 0.8  # of the limit of uncommitted writes
 Partitions = frozenset[int]
 
 
@@ -70,6 +71,7 @@ class ControlPlane:
         self._reopen_ms: dict[int, int] = {}
         self._told: dict[int, str] = {}
         self._progress_ms = 0
+        self._pressed: Partitions = frozenset()
         self._thread = threading.Thread(target=self._run, name="standfast-control", daemon=True)
 
     # -- of any thread ------------------------------------------------------------------------------------------------
@@ -247,6 +249,18 @@ class ControlPlane:
             self.events.publish("task", {"partition": partition, "state": "closed"})
         self._told = {partition: state.partition(":")[0] for partition, state in table.states.items()}
         self.table.now = table
+        self._tell_pressure(table)
+
+    def _tell_pressure(self, table: Table) -> None:
+        """Say once of each task that it holds so many uncommitted writes that it will soon take no more."""
+        limit = self.config.limits.uncommitted_max_bytes
+        held = {partition: task.stores.buffer.size_bytes for partition, task in table.open.items()}
+        pressed = frozenset(partition for partition, size in held.items() if size >= limit * PRESSURE)
+        for partition in sorted(pressed - self._pressed):
+            self.events.publish(
+                "pressure", {"partition": partition, "uncommitted_bytes": held[partition], "limit_bytes": limit}
+            )
+        self._pressed = pressed
 
     def _run(self) -> None:
         next_ms = self.clock.monotonic_ms()

@@ -237,6 +237,25 @@ def test_events_tell_of_tasks_and_punctuations_and_go_on_from_the_last_id(shared
     assert again.events[0] == stream.events[2]
 
 
+def test_many_uncommitted_writes_are_told_before_the_limit_refuses_them(sidecars: Sidecars) -> None:
+    sidecar = sidecars.start(limits__uncommitted_max="2MiB", store__value_max="100KiB")
+    stream = Stream(sidecar)
+    with sf.connect(
+        sidecar.run_dir, stores=[sf.KeyValueStore("kv", sf.serde.string, sf.serde.bytes)], partitions=1
+    ) as app:
+        app.assign(active=[0])
+        app.wait_ready(30)
+        task = app.task(0)
+        with pytest.raises(sf.Backpressure):
+            for number in range(100):
+                task.store("kv").put(f"k{number}", b"v" * 50_000)
+                time.sleep(0.005)
+        wait_for(lambda: stream.named("pressure"), told=sidecar.told)
+        assert stream.named("pressure")[0]["limit_bytes"] == 2 << 20
+        task.commit()
+        task.store("kv").put("more", b"v")
+
+
 def test_schedule_is_refused_on_a_standby(shared: Sidecar) -> None:
     shared.assign(next_generation(shared), active=(0,), standby=(1,))
     body = {"partition": 1, "kind": "wall_clock_time", "interval_ms": 50}
