@@ -80,9 +80,10 @@ crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applicat
 	  STANDFAST_CRASH_SERVE_RUNS=$(SERVE_RUNS) \
 	  $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
 
-bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore process", compare: bench-compare
+bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore process door", compare: bench-compare
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; \
 	  if [ $$bench = compare ]; then $(BIN)/python benchmarks/compare.py $(ARGS); \
+	  elif [ $$bench = door ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python benchmarks/door.py $(ARGS); \
 	  else $(BIN)/standfast bench $$bench $(ARGS); fi; done
 	@if [ "$(BENCHES)" != compare ]; then echo "==> bench: beside Kafka Streams and Quix Streams: make bench-compare"; fi
 

@@ -223,7 +223,8 @@ def measure(server: Server, args: argparse.Namespace) -> dict[str, Figures]:
         took = pipelines(server, sets, depth, len(OK), args.commit, partitions=args.partitions)
         found["sets-spread"] = {"per_s": total / took, "cpu_us": (server.cpu_s() - cpu) / total * 1e6}
     gets = [
-        b"".join(of_command(b"GET", key(at * 7 + one)) for one in range(depth)) for at in range(0, args.sets, depth)
+        b"".join(of_command(b"GET", key((at * 7 + one) % total)) for one in range(depth))
+        for at in range(0, args.sets, depth)
     ]
     cpu = server.cpu_s()
     took = pipelines(server, gets, depth, len(VALUE) + 8, 0)

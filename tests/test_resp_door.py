@@ -194,6 +194,7 @@ def test_bytes_that_are_no_request_are_answered_and_end_the_client(door_bench: D
     assert door_bench.call(door.engine.statistics).cut_off["protocol"] == 4
 
 
+@pytest.mark.slow
 def test_client_that_stops_reading_is_cut_off_and_held_within_bounds(door_bench: DoorBench) -> None:
     door = door_bench.open(limits=RespLimits(stalled_s=3, output_bytes=100_000))
     other, greedy = door_bench.client(), door_bench.client()
@@ -228,6 +229,7 @@ def test_slow_reader_that_reads_in_time_gets_everything(door_bench: DoorBench) -
     thread.join()
 
 
+@pytest.mark.slow
 def test_flood_of_one_client_leaves_others_their_turn(door_bench: DoorBench) -> None:
     door_bench.open()
     flood, other = door_bench.client(), door_bench.client()
