@@ -17,13 +17,14 @@ from standfast.ops.reasons import BAD_REQUEST, Refused
 from standfast.ops.resp_arguments import options, whole
 from standfast.ops.resp_connection import Answer, Connection
 from standfast.ops.resp_replies import OK, array, bulk, integer, replies
-from standfast.ops.resp_scans import collect
+from standfast.ops.resp_scans import bounded, collect
 from standfast.store.keyvalue import KeyValueState, after_prefix
 
 _EXPIRY = {b"EX", b"PX", b"EXAT", b"PXAT", b"KEEPTTL"}
 _SET_NAMES = {b"SET", b"set"}
 SCAN_DEFAULT = 10
 SCAN_MAX = 1_000
+SCAN_BYTES = 1 << 20
 
 
 def keyvalue(store: Any) -> KeyValueState[bytes, bytes]:
@@ -119,7 +120,7 @@ def exists(c: Connection, args: list[bytes]) -> Answer:
 
 def mget(c: Connection, args: list[bytes]) -> Answer:
     """MGET key ..."""
-    return array(map(_default_read(c).get, args[1:]), c.nil)
+    return array(bounded(map(_default_read(c).get, args[1:])), c.nil)
 
 
 def mset(c: Connection, args: list[bytes]) -> Answer:
@@ -151,15 +152,16 @@ def scan(c: Connection, args: list[bytes]) -> Answer:
     after = c.door.cursors.find(cursor, store.name, c.binding.partition) if cursor else None
     start = prefix if after is None else max(prefix, after + b"\x00")
     keys: list[bytes] = []
-    place = 0
+    place = size = 0
     with store.range(start, None) as rows:
         for key, _ in rows:
             if not key.startswith(prefix):
                 break
-            if len(keys) == min(count, SCAN_MAX):
+            if len(keys) == min(count, SCAN_MAX) or size > SCAN_BYTES:
                 place = c.door.cursors.keep(store.name, c.binding.partition, keys[-1])
                 break
             keys.append(key)
+            size += len(key)
     return replies([bulk(b"%d" % place), array(keys, c.nil)])
 
 

@@ -13,10 +13,11 @@ from functools import partial
 
 from standfast.ops.engine_commit import CommitAnswer
 from standfast.ops.engine_task import MustWait
-from standfast.ops.reasons import BAD_BATCH, INTERNAL, Refused, message_of, reason_of
+from standfast.ops.reasons import BAD_BATCH, INTERNAL, TOO_LARGE, Refused, message_of, reason_of
 from standfast.ops.resp_commit import answer_reply, commit_request, run_commit
 from standfast.ops.resp_connection import Answer, Command, Connection
 from standfast.ops.resp_replies import OK, plain_error, replies
+from standfast.ops.resp_scans import BYTES_MAX
 from standfast.store.errors import StandfastError
 
 COMMIT = "SF.COMMIT"
@@ -77,7 +78,8 @@ def _repeat(c: Connection, answer: CommitAnswer, length: int) -> bytes:
 
 def _apply(c: Connection, queue: Queue) -> list[bytes]:
     timestamp_ms, now_ms = c.binding.timestamp_ms, c.now_ms
-    steps = [partial(_step, c, number, command, args) for number, (command, args) in enumerate(queue, 1)]
+    left = [BYTES_MAX]
+    steps = [partial(_step, c, number, command, args, left) for number, (command, args) in enumerate(queue, 1)]
     try:
         if all(command.kind == "read" for command, _ in queue):
             return [step() for step in steps]
@@ -87,7 +89,8 @@ def _apply(c: Connection, queue: Queue) -> list[bytes]:
         raise
 
 
-def _step(c: Connection, number: int, command: Command, args: list[bytes]) -> bytes:
+def _step(c: Connection, number: int, command: Command, args: list[bytes], left: list[int]) -> bytes:
+    """One request; `left` is how many bytes the reply to all of them may still have."""
     command.counters.calls += 1
     try:
         answer = command.handler(c, args)
@@ -98,4 +101,7 @@ def _step(c: Connection, number: int, command: Command, args: list[bytes]) -> by
         ) from failure
     if not isinstance(answer, bytes):
         raise Refused(INTERNAL, f"{command.name} cannot be answered within MULTI")
+    left[0] -= len(answer)
+    if left[0] < 0:
+        raise Refused(TOO_LARGE, f"more than {BYTES_MAX} bytes in the reply to this MULTI; nothing of it was applied")
     return answer

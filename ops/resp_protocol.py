@@ -117,7 +117,7 @@ class RespProtocol(asyncio.Protocol):
         self.advance()
 
     def eof_received(self) -> bool:
-        """See asyncio.Protocol: the client is done; what it sent before is answered."""
+        """See asyncio.Protocol: the client is done; the replies that there are go out, and it ends."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

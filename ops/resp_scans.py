@@ -49,6 +49,16 @@ def collect(c: Connection, rows: Iterator[Row], given: Mapping[bytes, list[bytes
     return Offload(work, then)
 
 
+def bounded(values: Iterable[bytes | None]) -> Iterator[bytes | None]:
+    """The same values, as long as they fit in one reply. Raises Refused TOO_LARGE."""
+    left = BYTES_MAX
+    for value in values:
+        left -= 0 if value is None else len(value)
+        if left < 0:
+            raise Refused(TOO_LARGE, f"more than {BYTES_MAX} bytes in one reply: ask for fewer keys at once")
+        yield value
+
+
 def _take(parts: list[bytes], rows: Iterable[Row], width: int) -> bool:
     """Add rows to the reply; whether there may be more."""
     size = sum(map(len, parts))

@@ -321,3 +321,25 @@ def test_sets_that_stand_together_are_as_good_as_single_ones(desk: Desk) -> None
     uncached.run()
     assert uncached.replies() == [b"OK", b"OK", b"2"]
     assert uncached("SF.COMMIT", "SEQ", 2) == [1, 2, 2]
+
+
+def test_one_reply_has_its_bound(desk: Desk) -> None:
+    talk = desk.talk()
+    talk("SET", "k", b"x" * 900_000)
+    assert len(talk("MGET", *["k"] * 10)) == 10
+    assert "more than" in talk.refused("MGET", *["k"] * 100)
+    answer = talk.exec(("SET", "a", "1"), *[("GET", "k")] * 100)
+    assert "nothing of it was applied" in str(answer)
+    assert talk("GET", "a") is None
+    for number in range(40):
+        talk("SET", b"p%02d" % number + b"y" * 60_000, "v")
+        talk("SF.COMMIT")
+    cursor, keys, pages = b"0", [], 0
+    while True:
+        cursor, page = talk("SCAN", cursor, "MATCH", "p*", "COUNT", 1000)
+        keys += page
+        pages += 1
+        if cursor == b"0":
+            break
+    assert len(keys) == 40
+    assert pages == 3
