@@ -22,10 +22,10 @@ COUNT_DIGITS_MAX = 5  # arguments of a command: at most 99,999
 LENGTH_DIGITS_MAX = 8  # bytes of an argument, before it is measured against the bound for a whole command
 
 # A literal first byte each, which is found at the speed of memchr.
-_AGGREGATES = tuple(
+_MANY_IN_ARRAY, _MANY_IN_PUSH, _MANY_IN_SET, _MANY_IN_ATTRIBUTE = (
     re.compile(re.escape(kind) + rb"\d{%d}" % (COUNT_DIGITS_MAX + 1)).search for kind in (b"*", b">", b"~", b"|")
 )
-_LENGTH = re.compile(rb"\$\d{%d}" % (LENGTH_DIGITS_MAX + 1)).search
+_LONG = re.compile(rb"\$\d{%d}" % (LENGTH_DIGITS_MAX + 1)).search
 _ANY = re.compile(rb"[*>~|]\d{%d}|\$\d{%d}" % (COUNT_DIGITS_MAX + 1, LENGTH_DIGITS_MAX + 1))
 _CUT_HEADER = re.compile(rb"[*>~|$]\d{0,%d}\Z" % LENGTH_DIGITS_MAX)  # what the next chunk may make a long header
 _ONLY_LISTS = {list}
@@ -57,7 +57,13 @@ class RequestReader:
                 data, self._cut = data[: cut.start()], data[cut.start() :]
         found: list[list[bytes]] = []
         try:
-            if any(search(data) for search in _AGGREGATES) or _LENGTH(data):
+            if (
+                _MANY_IN_ARRAY(data)
+                or _LONG(data)
+                or _MANY_IN_PUSH(data)
+                or _MANY_IN_SET(data)
+                or _MANY_IN_ATTRIBUTE(data)
+            ):
                 self._feed_carefully(data, found)
             else:
                 self._drain(data, found)
