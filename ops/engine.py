@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 from standfast.ops.engine_commit import CommitAnswer, CommitRequest
 from standfast.ops.engine_statistics import DoorCounters, EngineStatistics
-from standfast.ops.engine_task import Binding, Commit, EngineTask, MustWait
+from standfast.ops.engine_task import DISCARDED, Binding, Commit, EngineTask, MustWait
 from standfast.ops.reasons import DRAINING, FENCED, Refused
 from standfast.store.clock import Clock
 from standfast.stream.task import Task, TaskState
@@ -246,9 +246,9 @@ class Engine:
 
     def _let_go(self, binding: Binding) -> None:
         held = binding.held
-        if held is not None and binding.session == held.session and binding.wrote == held.commits:
-            held.end_session(
-                lost="writes that were not committed were discarded with the connection that had made them: "
-                "read the source offsets (SF.OFFSETS) and go on from there"
-            )
+        if binding.dirty:
+            assert held is not None
+            held.end_session(lost=DISCARDED)
+        elif held is not None and held.commit is not None and binding.session == held.session:
+            held.commit.orphaned = held.commit.orphaned or binding.wrote == held.commits - 1
         binding.unbind()

@@ -14,6 +14,10 @@ from standfast.store.clock import Clock
 from standfast.store.errors import InternalError
 from standfast.stream.task import Task, TaskState
 
+DISCARDED = (
+    "writes that were not committed were discarded with the connection that had made them: "
+    "read the source offsets (SF.OFFSETS) and go on from there"
+)
 REOPENED = "the task was opened anew, and what was not committed is gone: read the source offsets (SF.OFFSETS)"
 
 
@@ -119,6 +123,11 @@ class EngineTask:
         if self.commit is not commit:
             raise InternalError(f"task {self.task.id} ends a commit that it has not begun")
         self.commit = None
+        if commit.error is not None and self.task.state is TaskState.RUNNING:
+            # Refused before anything was written: it is all still there, and belongs to those who wrote it.
+            self.commits -= 1
+            if commit.orphaned:
+                self.end_session(lost=DISCARDED)
         try:
             if commit.error is not None:
                 if self.task.state is TaskState.FAILED:
@@ -138,11 +147,12 @@ class EngineTask:
 class Commit:
     """One commit on its way."""
 
-    __slots__ = ("_clock", "changes", "error", "held", "replies", "request", "seconds")
+    __slots__ = ("_clock", "changes", "error", "held", "orphaned", "replies", "request", "seconds")
 
     def __init__(self, held: EngineTask, request: CommitRequest, clock: Clock) -> None:
         self.held = held
         self.request = request
+        self.orphaned = False  # a connection whose writes are in it is gone
         self.error: BaseException | None = None
         self.changes = 0
         self.replies: tuple[bytes, ...] = ()  # of the batch that ends with this commit

@@ -412,3 +412,29 @@ def test_task_that_was_opened_anew_without_a_loss_goes_on(desk: Desk) -> None:
     desk.session.wait_ready(10)
     assert talk.refused("SET", "a", "2").startswith("FENCED")
     assert desk.talk()("SET", "a", "2") == b"OK"
+
+
+LONG = ["topic" + "x" * 200 + str(number) for number in range(40)]  # with these a commit's text becomes too long
+
+
+@pytest.mark.parametrize("gone", ["later", "meanwhile"])
+def test_commit_that_is_refused_leaves_its_writes_to_those_who_made_them(desk: Desk, gone: str) -> None:
+    talk, other = desk.talk(), desk.talk()
+    task = desk.session.task(0)
+    talk("SET", "a", "1")
+    task.progress.update(dict.fromkeys(LONG, 1))
+    assert "over the limit" in talk.refused("SF.COMMIT", "SEQ", 1)
+    task.progress.clear()
+    assert talk("SF.COMMIT", "SEQ", 1) == [1, 1, 1]
+    talk("SET", "a", "2")
+    task.progress.update(dict.fromkeys(LONG, 1))
+    desk.hold = gone == "meanwhile"
+    other.send("SF.COMMIT", "SEQ", 2)
+    talk.connection.close()
+    desk.hold = False
+    desk.release()
+    other.run()
+    (refused,) = other.replies()
+    assert "over the limit" in str(refused)
+    assert desk.talk()("GET", "a") == b"1"
+    assert desk.talk().refused("SF.COMMIT", "SEQ", 3).startswith("FENCED")

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from fix_door import Client, DoorBench, pack
+from fix_door import Client, DoorBench, open_session, pack
 
 from standfast.ops.resp_connection import Grant
 from standfast.ops.resp_door import RespDoor, RespLimits
@@ -307,3 +307,38 @@ def test_ten_thousand_idle_connections_are_held_or_refused_by_rule(door_bench: D
         one.close()
     wait_for(door_bench, door, 1)
     assert first("SET", "a", "1") == b"OK"
+
+
+@pytest.mark.slow
+def test_writes_beside_commits_of_others_are_all_there(door_bench: DoorBench, tmp_path: Path) -> None:
+    door_bench.open()
+    door_bench.client()("SF.OFFSETS")
+    rounds, width = 60, 120
+    failures: list[object] = []
+
+    def work(name: str) -> None:
+        client = door_bench.client()
+        for number in range(rounds):
+            requests = [pack("SET", f"{name}{key}", f"{number}") for key in range(width)]
+            requests += [pack("DEL", f"{name}{number % width}"), pack("GET", f"{name}{width - 1}")]
+            client.socket.sendall(b"".join([*requests, pack("SF.COMMIT")]))
+            replies = [client.reply() for _ in range(len(requests) + 1)]
+            expected = [b"OK"] * width + [1, b"%d" % number]
+            if replies[:-1] != expected or not isinstance(replies[-1], list):
+                failures.append(replies)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    left = {f"{name}{key}".encode(): b"%d" % (rounds - 1) for name in "abc" for key in range(width)}
+    for name in "abc":
+        del left[f"{name}{rounds - 1}".encode()]
+    assert door_bench.call(lambda: door_bench.current.task(0).stores.buffer.size_bytes) == 0
+    with open_session(tmp_path, door_bench.clock, state_dir=tmp_path / "elsewhere") as session:
+        session.assign(active=[0])
+        session.wait_ready(20)
+        assert dict(session.task(0).store("kv").all()) == left
+    assert dict(door_bench.current.read("kv", 0, allow_stale=True).store.all()) == left
