@@ -12,21 +12,25 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import uvicorn
-from playwright.sync_api import Browser, Page, sync_playwright
-from starlette.applications import Starlette
 
-from standfast.ops.page import OpsPage
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
+    from standfast.ops.page import OpsPage
+
+# Heavy imports stand inside the fixtures: this file is read by every run of pytest.
 Serve = Callable[..., Any]
 
 
 @contextmanager
 def serving(page: OpsPage, port: int = 0) -> Iterator[str]:
     """The page's address, while a server runs in a thread of its own."""
+    import uvicorn
+    from starlette.applications import Starlette
+
     listener = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(Starlette(routes=list(page.routes)), log_level="critical", lifespan="off")
     config.timeout_graceful_shutdown = 1
@@ -51,12 +55,16 @@ def serving(page: OpsPage, port: int = 0) -> Iterator[str]:
 @pytest.fixture
 def serve() -> Serve:
     """`with serve(status) as address:`"""
+    from standfast.ops.page import OpsPage
+
     return lambda status, port=0, **settings: serving(OpsPage(status, **settings), port)
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """A headless browser. For one file: as long as it is there, its event loop runs in this thread."""
+    from playwright.sync_api import sync_playwright
+
     program = shutil.which("chromium")
     if program is None:
         pytest.fail("these tests need Debian's Chromium: apt-get install chromium")
