@@ -216,7 +216,7 @@ class Session:
         self._wake.set()
 
     def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
-        """For `consumer.subscribe(on_assign=...)`: active here from now on, paused until `commit` sees the gate open."""
+        """For `consumer.subscribe(on_assign=...)`: active from now on, paused until `commit` sees the gate open."""
         self.own_loop.on_assign(consumer, list(partitions))
 
     def on_revoke(self, consumer: Any, partitions: Iterable[Any]) -> None:
