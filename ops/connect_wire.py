@@ -61,7 +61,7 @@ class Wire:
         except (OSError, EOFError) as error:
             self.close()
             raise Unavailable(
-                f"{self._path}: the sidecar does not answer ({error or type(error).__name__}): what was not committed "
+                f"{self._path}: the sidecar does not answer ({type(error).__name__}: {error}): what was not committed "
                 "is lost, read the source offsets again"
             ) from error
 

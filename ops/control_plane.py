@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from standfast.ops import control_assignment as assignments
@@ -346,7 +347,7 @@ class ControlPlane:
                 self.engine.discard(partition, "the task is closed here: what was not committed is discarded")
                 free.set()
 
-            self.on_loop(lambda partition=partition, closed=closed: self.engine.when_free(partition, closed))
+            self.on_loop(partial(self.engine.when_free, partition, closed))
             if not free.wait(LOOP_S_MAX):
                 raise Unavailable(f"partition {partition}: its commit does not end: it cannot be closed yet")
 

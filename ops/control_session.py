@@ -200,9 +200,9 @@ class ControlSession:
         held = self.held()
         running = {task_id.partition: task for task_id, task in self.session.open_tasks().items()}
         failed: dict[int, BaseException] = dict(self.mover.refused)
-        for one in wanted.active & held.keys():
-            if held[one].state in GONE:
-                failed[one] = _failure(held[one])
+        for partition in wanted.active & held.keys():
+            if held[partition].state in GONE:
+                failed[partition] = _failure(held[partition])
         shut = wanted.active - running.keys() - failed.keys()
         if shut and self._config.app.gate == "all":
             running = {}

@@ -136,7 +136,7 @@ class HttpDoor:
         self.tls = _tls(config)
         protocol = timed(config.limits.http_timeout_ms / 1_000)
         settings = uvicorn.Config(
-            counted(named(Guard(app, rules, tokens, audit), instance), numbers),  # type: ignore[arg-type]
+            counted(named(Guard(app, rules, tokens, audit), instance), numbers),
             http=protocol if self.tls is None else guarded(protocol, self.tls),
             ws="none",
             loop="none",

@@ -60,7 +60,9 @@ def moves(
     if worker is None:
         return Moves(server_active=active, server_standby=standby)
     far, tried = (set(last.far & active), set(last.tried & active)) if last is not None else (set(), set())
-    here, there, fenced = set(), set(), set()
+    here: set[int] = set()
+    there: set[int] = set()
+    fenced: set[int] = set()
     for partition in active:
         ours, theirs = server.get(partition), worker.get(partition)
         if theirs is not None and theirs.state == FENCED:

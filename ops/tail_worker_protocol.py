@@ -83,7 +83,10 @@ def parse_order(line: bytes) -> Order:
     try:
         shape = json.loads(line)
         kind = _ORDERS[shape.pop("do")]
-        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in shape.items()})
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in shape.items()
+        }
+        return kind(**fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InternalError(f"a worker was given an order that it cannot read: {error!r}") from error
 

@@ -80,7 +80,7 @@ class ServerTls:
 def guarded(protocol: type[Any], tls: ServerTls) -> type[Any]:
     """An HTTP protocol class that drops clients whose certificate names nobody on the list, before it reads."""
 
-    class Guarded(protocol):  # type: ignore[misc, valid-type]
+    class Guarded(protocol):  # type: ignore[misc]
         def connection_made(self, transport: Any) -> None:
             refusal = tls.refusal(transport.get_extra_info("peercert"))
             if refusal is None:
