@@ -185,9 +185,11 @@ class ControlPlane:
         self.session.close()
 
     def snapshot(self, name: str) -> dict[int, dict[str, int]]:
-        """Copy the files of every active task. Raises Refused: CONFLICT for a name that is taken, RESTORING."""
-        if self.pending or not self.table.now.open:
-            raise Refused(RESTORING, "no snapshot while tasks restore, or of nothing: wait until they are ready")
+        """Copy the files of every active task. Raises Refused: RESTORING, CONFLICT for a taken name or no task."""
+        if self.pending:
+            raise Refused(RESTORING, "no snapshot while tasks restore: wait until they are ready")
+        if not self.table.now.open:
+            raise Refused(CONFLICT, "no task is active here: there is nothing to copy")
         try:
             return self.session.snapshot(name, self.table.now.open)
         except Conflict as error:

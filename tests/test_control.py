@@ -16,6 +16,7 @@ import pytest
 import schemathesis
 from fix_serve import FOUR, KEYVALUE, Sidecar, Sidecars, wait_for
 from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
@@ -123,11 +124,11 @@ def test_revoke_gives_final_positions_and_leaves_the_rest(shared: Sidecar) -> No
 def test_lease_that_runs_out_closes_the_tasks_and_only_a_larger_generation_opens_them(sidecars: Sidecars) -> None:
     sidecar = sidecars.start()
     sidecar.declare()
-    sidecar.assign(3, active=(0,), lease_ms=1_500)
+    sidecar.assign(3, active=(0,), lease_ms=3_000)
     sidecar.wait_ready()
-    for _ in range(8):  # longer than the lease in all
+    for _ in range(16):  # longer than the lease in all
         time.sleep(0.25)
-        assert sidecar.call("POST", "/v1/heartbeat", {"generation": 3})["lease_ms"] == 1_500
+        assert sidecar.call("POST", "/v1/heartbeat", {"generation": 3})["lease_ms"] == 3_000
     assert sidecar.call("POST", "/v1/heartbeat", {"generation": 2}, status=409)["reason"] == "FENCED"
     wait_for(lambda: not sidecar.call("GET", "/v1/assignment")["tasks"], told=sidecar.told)
     assert sidecar.call("POST", "/v1/heartbeat", {"generation": 3}, status=409)["reason"] == "FENCED"
@@ -342,8 +343,8 @@ def test_answers_keep_to_the_document_whatever_is_asked(sidecars: Sidecars) -> N
             @given(case=api.as_strategy(generation_mode=mode))
             def run(case: Any) -> None:
                 response = case.call()
-                # Rules beyond a schema (a window store needs its sizes) are 400 as well.
-                case.validate_response(response, excluded_checks=[positive_data_acceptance])
+                # Rules beyond a schema (a window store needs its sizes) are 400 as well, and not yet is 503.
+                case.validate_response(response, excluded_checks=[positive_data_acceptance, not_a_server_error])
                 assert response.status_code < 500 or response.status_code == 503, response.text
 
             run()
