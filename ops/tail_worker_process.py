@@ -83,6 +83,8 @@ class TailWorker:
             self.heard_ms = now_ms
         if self._process is None:
             return {}
+        if self._state is None and self._sent == (frozenset(), frozenset()):
+            return {}  # it was told to hold nothing, and starts: nobody waits for that
         self._send()
         return self._state.tasks if self._state is not None and self.settled else None
 
