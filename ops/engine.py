@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 from standfast.ops.engine_commit import CommitAnswer, CommitRequest
 from standfast.ops.engine_statistics import DoorCounters, EngineStatistics
 from standfast.ops.engine_task import DISCARDED, Binding, Commit, EngineTask, MustWait
-from standfast.ops.reasons import DRAINING, FENCED, Refused
+from standfast.ops.reasons import BAD_BATCH, DRAINING, FENCED, Refused
 from standfast.store.clock import Clock
 from standfast.stream.task import Task, TaskState
 
@@ -202,12 +202,20 @@ class Engine:
         """The answer of the first, if this request repeats it; None for one that can begin. Changes nothing.
 
         Raises Refused as `task`; FENCED while the offsets of a lost session were not taken up; STALE_EPOCH; BAD_BATCH
-        for a sequence number that went back or was used for other offsets, and for another group. MustWait.
+        for a sequence number that went back, or was used for other offsets or before writes of this connection, and for
+        another group. MustWait.
         """
         held = self.scan(binding)
         if held.lost:
             raise Refused(FENCED, f"partition {binding.partition}: {held.lost}")
-        return held.check(request, self.source_group)
+        repeated = held.check(request, self.source_group)
+        if repeated is not None and binding.dirty and held.uncommitted:
+            raise Refused(
+                BAD_BATCH,
+                f"SEQ {request.seq} is committed already, and this connection has written since: give the next commit "
+                "a new number, or begin anew (SF.OFFSETS)",
+            )
+        return repeated
 
     def begin_commit(self, binding: Binding, request: CommitRequest) -> Commit | CommitAnswer:
         """Begin to make everything uncommitted of the bound task durable, together with source offsets.

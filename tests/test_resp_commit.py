@@ -45,6 +45,8 @@ def test_repeated_number_answers_what_the_first_did(desk: Desk) -> None:
     assert "below 7" in talk.refused("SF.COMMIT", "SEQ", 6, *OFFSETS, 12)
     assert "other offsets" in talk.refused("SF.COMMIT", "SEQ", 7, *OFFSETS, 13)
     talk("SET", "a", "2")
+    assert "has written since" in talk.refused("SF.COMMIT", "SEQ", 7, *OFFSETS, 12)  # it would be told a lie
+    assert other("SF.COMMIT", "SEQ", 7, *OFFSETS, 12) == first
     assert talk("SF.COMMIT", "SEQ", 8, *OFFSETS, 13) == [1, 8, 1]
 
 
@@ -133,11 +135,14 @@ def test_multi_with_its_commit_is_applied_once(desk: Desk) -> None:
     batch = (("SF.PUT", "kv", "n", "1", "NX"), ("SF.VPUT", "ver", "k", "v", "TS", 5), ("SF.COMMIT", "SEQ", 1))
     first = talk.exec(*batch)
     assert first == [b"OK", -1, [1, 1, 2]]
+    again = desk.talk()
     talk("SET", "n", "2")
-    assert talk.exec(*batch) == first
+    assert again.exec(*batch) == first
+    assert again("GET", "n") == b"2"
+    assert "has written since" in str(talk.exec(*batch))
     assert talk("GET", "n") == b"2"
     assert desk.engine.statistics().commits == 1
-    assert "another batch" in str(talk.exec(("GET", "n"), *batch))
+    assert "another batch" in str(again.exec(("GET", "n"), *batch))
     assert "must be the last" in str(talk.exec(("SF.COMMIT",), ("SET", "a", "1")))
     assert "below 1" in str(talk.exec(("SET", "a", "1"), ("SF.COMMIT", "SEQ", 0)))
     assert talk("GET", "a") is None

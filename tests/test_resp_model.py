@@ -153,6 +153,9 @@ class DoorMachine(RuleBasedStateMachine):
         if self.bound(client) is None or at.lost:
             assert str(answer).startswith("FENCED")
             return
+        if again and client.wrote == at.commits and at.dirty:
+            assert "has written since" in str(answer)
+            return
         assert answer[:2] == [1, seq]
         if not again:
             at.committed, at.offset, at.seq, at.last = dict(at.seen), offset, seq, (seq, offset)
