@@ -68,6 +68,8 @@ class KafkaGroup:
         _check_metadata("member metadata", metadata)
         if not isinstance(lease_ms, int) or not 1 <= lease_ms <= LEASE_MS_MAX:
             raise InvalidRequest(f"lease of {lease_ms!r} ms for member {member_id!r}: use 1 to {LEASE_MS_MAX}")
+        with self._asking:
+            self._ready_asker()  # a member asks for offsets soon: its client connects meanwhile
         return self._board.join(member_id, metadata, lease_ms)
 
     def heartbeat(self, member_id: str) -> GroupView:
@@ -150,16 +152,20 @@ class KafkaGroup:
             raise KafkaException(failed)
         return failed is None
 
+    def _ready_asker(self) -> Consumer:
+        """The client that offsets are asked of; call with `_asking` held."""
+        self._check_open()
+        if self._asker is None:
+            self._asker = self._cluster.consumer(self._name, isolation_level="read_committed")
+        return self._asker
+
     def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:
         sources = self._cluster.partitions() if wanted is None else wanted
         asked = [KafkaPartition(*source) for source in sources]
         # Not less: a broker that was killed writes the markers of what it had committed when it is back.
         stable_s = self._cluster.transaction_ms / 1_000 + STABLE_EXTRA_S
         with self._asking:
-            self._check_open()
-            if self._asker is None:
-                self._asker = self._cluster.consumer(self._name, isolation_level="read_committed")
-            answer = self._asker.committed(asked, stable_s) if asked else []
+            answer = self._ready_asker().committed(asked, stable_s) if asked else []
         found = {}
         for at in answer:
             if at.error is not None and at.error.code() not in UNKNOWN_TOPIC:
