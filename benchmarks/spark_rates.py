@@ -80,7 +80,7 @@ def main() -> None:
                     ))  # fmt: skip
     settings = {name: getattr(args, name) for name in ("records", "rounds", "partitions", "cores", "log")}
     settings["command"] = " ".join(["python", "benchmarks/spark_rates.py", *sys.argv[1:]])
-    document = {"schema": "standfast.spark-rates/1", "settings": settings, "about": about()}
+    document: dict[str, Any] = {"schema": "standfast.spark-rates/1", "settings": settings, "about": about()}
     document |= {"measures": {one: figures(one, runs, args.records) for one in MEASURES}, "runs": runs}
     target = Path(args.out) / "spark-rates.json"
     target.parent.mkdir(parents=True, exist_ok=True)
