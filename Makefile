@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint audit format crash bench bench-compare pins clean
+.PHONY: help demo check test lint audit format crash bench bench-compare bench-spark pins clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -85,10 +85,13 @@ bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read re
 	  if [ $$bench = compare ]; then $(BIN)/python benchmarks/compare.py $(ARGS); \
 	  elif [ $$bench = door ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python benchmarks/door.py $(ARGS); \
 	  else $(BIN)/standfast bench $$bench $(ARGS); fi; done
-	@if [ "$(BENCHES)" != compare ]; then echo "==> bench: beside Kafka Streams and Quix Streams: make bench-compare"; fi
+	@if [ "$(BENCHES)" != compare ]; then echo "==> bench: beside Kafka Streams and Quix Streams: make bench-compare; on Spark: make bench-spark"; fi
 
 bench-compare: ## restores beside Kafka Streams and Quix Streams, an hour and more; ARGS="--records 200000 --rounds 2"
 	@$(MAKE) bench BENCHES=compare ARGS='$(ARGS)'
+
+bench-spark: $(VENV)/.spark ## rebuild and verify on Spark: 1, 4 and 16 million records, a quarter of an hour
+	@$(BIN)/python benchmarks/spark_rates.py $(ARGS)
 
 pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	@for set in core spark dev; do \

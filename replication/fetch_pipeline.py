@@ -93,8 +93,10 @@ class FetchPipeline:
         self._waiting: dict[TopicPartition, deque[Lane]] = {}
         self._moves: dict[int, tuple[TopicPartition, ...]] = {}  # requests that could fail, until carried out
         self._pumping = False
+        reader = log.reader()
+        reader.assign({})  # its client connects while there is nothing to read yet
         self._thread = FetchThread(
-            log.reader(),
+            reader,
             name=name,
             fetch_records_max=fetch_records_max,
             fetch_timeout_ms=fetch_timeout_ms,

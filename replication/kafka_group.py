@@ -41,7 +41,6 @@ _ALIVE = frozenset(
 )
 _METADATA_MAGIC = b"CGMDv2:"
 _GENERATION = struct.Struct("=i")
-_UNSTABLE = frozenset({KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError._TIMED_OUT})
 
 
 class KafkaGroup:
@@ -63,7 +62,7 @@ class KafkaGroup:
         self._clock = SystemClock()
         self._consumer: Consumer | None = None
         self._asking = threading.Lock()
-        self._askers: dict[bool, Consumer] = {}  # of stable offsets, and of any
+        self._asker: Consumer | None = None
         self._known: dict[TopicPartition, int] = {}
         self._closed = False
 
@@ -74,6 +73,8 @@ class KafkaGroup:
         _check_metadata("member metadata", metadata)
         if not isinstance(lease_ms, int) or not 1 <= lease_ms <= LEASE_MS_MAX:
             raise InvalidRequest(f"lease of {lease_ms!r} ms for member {member_id!r}: use 1 to {LEASE_MS_MAX}")
+        with self._asking:
+            self._ready_asker()  # a member asks for offsets soon: its client connects meanwhile
         return self._board.join(member_id, metadata, lease_ms)
 
     def heartbeat(self, member_id: str) -> GroupView:
@@ -99,8 +100,8 @@ class KafkaGroup:
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
         """Committed offsets of these partitions (all of the group if None); absent where there is none.
 
-        Offsets of a transaction that is still open, or committed a moment ago, are waited for a while; then those
-        before it are the answer.
+        Offsets of a transaction that is still open, or committed a moment ago, are waited for as long as it may last.
+        Raises Unavailable after that: those before them are no answer, who took them would process records twice.
         """
         self._check_open()
         wanted = None if partitions is None else [TopicPartition(*source) for source in partitions]
@@ -123,10 +124,11 @@ class KafkaGroup:
     def close(self) -> None:
         """Twice is fine. It does not leave the group."""
         with self._asking:
-            clients = [] if self._closed else [*self._askers.values(), *([self._consumer] if self._consumer else [])]
+            clients = () if self._closed else (self._asker, self._consumer)
             self._closed = True
         for client in clients:
-            client.close()
+            if client is not None:
+                client.close()
         self._forget(self)
 
     def _check_open(self) -> None:
@@ -155,28 +157,20 @@ class KafkaGroup:
             raise KafkaException(failed)
         return failed is None
 
-    def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:
-        # Not less: a broker that was killed writes the markers of what it had committed when it is back. Who took the
-        # offsets before them for the answer processed records twice.
-        stable_s = self._cluster.transaction_ms / 1_000 + STABLE_EXTRA_S
-        try:
-            return self._listed(wanted, require_stable=True, timeout_s=stable_s)
-        except KafkaException as error:
-            if error_of(error).code() not in _UNSTABLE:
-                raise
-        return self._listed(wanted, require_stable=False, timeout_s=self._cluster.timeout_s)
+    def _ready_asker(self) -> Consumer:
+        """The client that offsets are asked of; call with `_asking` held."""
+        self._check_open()
+        if self._asker is None:
+            self._asker = self._cluster.consumer(self._name, isolation_level="read_committed")
+        return self._asker
 
-    def _listed(
-        self, wanted: list[TopicPartition] | None, *, require_stable: bool, timeout_s: float
-    ) -> dict[TopicPartition, Committed]:
+    def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:
         sources = self._cluster.partitions() if wanted is None else wanted
         asked = [KafkaPartition(*source) for source in sources]
+        # Not less: a broker that was killed writes the markers of what it had committed when it is back.
+        stable_s = self._cluster.transaction_ms / 1_000 + STABLE_EXTRA_S
         with self._asking:
-            self._check_open()
-            if require_stable not in self._askers:
-                level = "read_committed" if require_stable else "read_uncommitted"
-                self._askers[require_stable] = self._cluster.consumer(self._name, isolation_level=level)
-            answer = self._askers[require_stable].committed(asked, timeout_s) if asked else []
+            answer = self._ready_asker().committed(asked, stable_s) if asked else []
         found = {}
         for at in answer:
             if at.error is not None and at.error.code() not in UNKNOWN_TOPIC:

@@ -62,9 +62,13 @@ class KafkaReader:
     # -- assignment ---------------------------------------------------------------------------------------------------
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Replace the assignment; every partition begins at its position, not paused. Raises UnknownStore."""
+        """Replace the assignment; every partition begins at its position, not paused. Raises UnknownStore.
+
+        One of nothing makes the client, which connects meanwhile.
+        """
         slots = self._resolve(positions)
         self.remove(list(self._slots))
+        self._consumer()
         self._begin(slots)
 
     def assignment(self) -> Mapping[TopicPartition, int]:

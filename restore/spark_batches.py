@@ -1,6 +1,6 @@
 """Changelog records as Arrow batches: what Spark's tasks pass on, and what a whole partition must tell of itself.
 
-    log reader ──> log_batches ──> prepare ──> Spark sorts by (partition, key, offset) ──> rebuild or verify
+    log reader ──> log_batches ──> prepare ──> Spark sorts by (key, offset) ──> rebuild or verify
 
     LOG        partition | offset | timestamp | key | value
     PREPARED   the same, for versioned stores with the stream time observed at each record

@@ -87,7 +87,8 @@ def _finished(frame: DataFrame, reading: Reading, mapper: Mapper, result: str) -
         frame = sampled(frame, reading.sample)
     definition = reading.shape.definition
     versioned = definition["kind"] == "versioned"
-    order = [F.col("partition"), F.col("key"), F.col("offset") if versioned else F.col("offset").desc()]
+    # The key first: see `spark_rows.partitions_of`.
+    order = [F.col("key"), F.col("offset") if versioned else F.col("offset").desc()]
     return hashed(frame.sortWithinPartitions(*order), bool(definition["timestamped"])).mapInArrow(mapper, result)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -22,7 +22,16 @@ import pyarrow as pa
 from pyarrow.compute import call_function as _call
 
 from standfast.restore.digest import Digest, digest_rows
-from standfast.restore.spark_batches import SESSION_SUFFIX, WINDOW_SUFFIX, Facts, StoreShape, key_times, numbers
+from standfast.restore.spark_batches import (
+    SESSION_SUFFIX,
+    WINDOW_SUFFIX,
+    Facts,
+    StoreShape,
+    check_facts,
+    key_times,
+    numbers,
+)
+from standfast.store.errors import InternalError
 from standfast.store.segments import earliest_visible_ms, family_name, segment_interval_ms
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
 from standfast.store.versioned import replay_key, versions_in
@@ -189,43 +198,23 @@ def digest_of(hashes: pa.Array) -> Digest:
 
 
 def partitions_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Facts, Iterator[pa.RecordBatch]]]:
-    """Sorted batches as partitions: facts, and what follows them. Each must be used up before the next."""
-    runs = _runs(batches)
-    waiting: list[pa.RecordBatch] = []
+    """The sorted partition of a task, if it has one: its facts, and what follows them.
 
-    def following() -> Iterator[pa.RecordBatch]:
-        for run in runs:
-            if not run.column("key")[0].is_valid:
-                waiting.append(run)
-                return
-            yield run
+    A task has one partition at most, since the sort begins with the key: Spark compares rows by the first 8 bytes of
+    the first column as long as these differ, and a partition's number in front would be the same in all. Raises
+    InternalError for a second one, whose rows would be among those of the first.
+    """
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return
+    facts, number = check_facts(first), first.column("partition")[0].as_py()
 
-    first = next(runs, None)
-    while first is not None:
-        facts = Facts.load(first.column("value")[0].as_py())
-        rest = first.slice(1)
-        own = following()
-        yield facts, _chain(rest, own)
-        for _ in own:
-            pass
-        first = waiting.pop() if waiting else None
+    def own() -> Iterator[pa.RecordBatch]:
+        for batch in chain([first.slice(1)], filled):
+            if batch.column("key").null_count:
+                raise InternalError(f"a task was handed another partition beside {number}: read each in its own task")
+            if batch.num_rows:
+                yield batch
 
-
-def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    if first.num_rows:
-        yield first
-    yield from rest
-
-
-def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches cut where a partition begins, which is where a row has no key."""
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        keys = batch.column("key")
-        edges = [0]
-        if keys.null_count:
-            edges += [at for at in np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False)).tolist() if at]
-        edges.append(batch.num_rows)
-        for begin, end in pairwise(edges):
-            yield batch.slice(begin, end - begin)
+    yield facts, own()

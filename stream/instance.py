@@ -40,6 +40,7 @@ from standfast.stream.take_over import TakeOver
 from standfast.stream.task import Task, TaskState
 
 TAKE_OVER_TICK_MS = 100
+RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, looks every 100 ms took a tenth of its time
 STANDBY_TICK_MS = 500
 AGAIN_TICK_MS = 500
 GONE = (TaskState.FAILED, TaskState.CLOSED)
@@ -207,7 +208,8 @@ class Instance:
         if self._untold:
             self.publish()
         if now_ms >= self._next_take_over_ms:
-            self._next_take_over_ms = now_ms + (TAKE_OVER_TICK_MS if self.follower is None else FOLLOW_TICK_MS)
+            quick_ms = RESTORING_TICK_MS if self.restorer.tasks else TAKE_OVER_TICK_MS
+            self._next_take_over_ms = now_ms + (quick_ms if self.follower is None else FOLLOW_TICK_MS)
             if self.follower is None:
                 self._take_over.tick()
             else:

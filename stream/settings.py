@@ -80,7 +80,7 @@ class SessionSettings:
     restore_workers         processes that build the files of a bulk restore; 0: batches only, in this process; None: as
                             many as there are cores, at most 4
     restore_memory_bytes    what these processes may hold of rows, all together
-    bulk_restore_records    from how many records on a cold store is restored in bulk; five times as many for one that
+    bulk_restore_records    from how many records on a cold store is restored in bulk; three times as many for one that
                             holds rows
     """
 

@@ -84,7 +84,7 @@ def check_restores(document: dict[str, Any]) -> None:
 
 @slow
 def test_bench_restore_stands_bulk_beside_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--json", "--versions", "1", "--workers", "0,1", "--restore-memory", "64MiB", "--records", "201000")
+    options = ("--json", "--versions", "1", "--workers", "0,1", "--restore-memory", "64MiB", "--records", "301000")
     assert main([*tiny("restore", tmp_path, "--runs", "1"), *options]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["settings"]["workers"] == [0, 1]
