@@ -19,21 +19,20 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from compare import about
-from compare_data import VALUE_BYTES, some_values
+from compare import about, say
+from compare_data import Shape, feed
 
 import standfast as sf
 from standfast.ops.broker import Broker
+from standfast.ops.offline import find_tasks
 from standfast.ops.spark_java import spark_java
 from standfast.replication.log import Log
-from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.open_log import open_log
 from standfast.restore.preflight import preflight
 from standfast.restore.spark_folder import Folder
@@ -41,12 +40,15 @@ from standfast.restore.spark_places import Place
 from standfast.restore.spark_rebuild import rebuild
 from standfast.restore.spark_session import SparkPlace, session
 from standfast.restore.spark_verify import plan_verify, stored_stores, verify_store
+from standfast.store.clock import SystemClock
+from standfast.store.names import changelog_topic
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = 4
-FEED_RECORDS = 20_000
+RECORDS_MIN = 80_000
+SEED = 1
 STORE = "totals"
-MIX = 0x9E3779B97F4B  # odd, so that no two numbers make the same key
+CLOCK = SystemClock()
 MEASURES = ("rebuild", "verify")
 
 
@@ -68,11 +70,11 @@ def main() -> None:
         java = spark_java(say)
         place = SparkPlace(f"local[{args.cores}]", java.home, java.major, (), (), (), {})
         with session("standfast benchmark", place) as spark:
-            run(spark, log, folder, args.records[0], args.partitions)  # warms
+            run(spark, log, folder, args.records[0])  # warms
             runs = []
             for number in range(args.rounds):
                 for records in args.records if number % 2 == 0 else args.records[::-1]:
-                    found = run(spark, log, folder, records, args.partitions)
+                    found = run(spark, log, folder, records)
                     runs.append({"round": number, "records": records} | found)
                     say(f"round {number + 1}, {records:>10,}: " + ", ".join(
                         f"{one} {found[one] / 1_000:.2f} s, {records * 1_000 / found[one]:,.0f} records/s"
@@ -99,44 +101,27 @@ def prepare(log: Log, address: str, folder: Path, records: int, partitions: int)
         return sf.Session(app=app, log=address, state_dir=folder / "state", stores=[spec], partitions=partitions)
 
     opened().close()
-    producer = log.producer()
-    for batch in batches_of(records, partitions, f"{app}-{STORE}-changelog"):
-        producer.append(batch)  # type: ignore[arg-type]
+    shape = Shape("keyvalue", records, records // VERSIONS, partitions, SEED, CLOCK.wall_ms())
+    feed(log, changelog_topic(app, STORE), shape.rows(0, records))
     with opened() as held:
         held.assign(active=range(partitions))
         held.wait_ready(timeout_s=3_600)
 
 
-def batches_of(records: int, partitions: int, topic: str) -> Iterator[dict[TopicPartition, list[Any]]]:
-    """Records of both partitions in turn; a key stays in its partition."""
-    keys, now_ms = records // VERSIONS, time.time_ns() // 1_000_000
-    tails = some_values(1, VALUE_BYTES)
-    for first in range(0, records, FEED_RECORDS):
-        batch: dict[TopicPartition, list[Any]] = {TopicPartition(topic, one): [] for one in range(partitions)}
-        lists = list(batch.values())
-        for number in range(first, min(first + FEED_RECORDS, records)):
-            key = number % keys
-            name = b"%012x" % (key * MIX & 0xFFFFFFFFFFFF)
-            value = b"%012d%s" % (number, tails[number % len(tails)])
-            lists[key % partitions].append((name, value, now_ms, ()))
-        yield batch
-
-
-def run(spark: Any, log: Log, folder: Path, records: int, partitions: int) -> dict[str, float]:
+def run(spark: Any, log: Log, folder: Path, records: int) -> dict[str, float]:
     """One rebuild and one verify, in milliseconds. Raises if a result is not whole."""
     app, spec, target = app_of(records), store(), folder / "rebuilt"
     began = time.perf_counter()
-    done = rebuild(spark, log, preflight(log, app, spec), Folder(str(target)), now_ms=wall_ms)
+    done = rebuild(spark, log, preflight(log, app, spec), Folder(str(target)), now_ms=CLOCK.wall_ms)
     rebuilt_ms = (time.perf_counter() - began) * 1_000
     rows = sum(one.entries for one in done.manifest.partitions)
     check(done.records == records and rows == records // VERSIONS, f"rebuilt {rows} rows of {done.records} records")
     shutil.rmtree(target)
 
-    tasks = [TaskId(0, number) for number in range(partitions)]
     began = time.perf_counter()
-    places = [Place(app, task, str(folder / "state" / app / str(task))) for task in tasks]
+    places = [Place(app, one.task, str(one.path)) for one in find_tasks(folder / "state", app)]
     plan = plan_verify(log, app, STORE, stored_stores(places, STORE)[STORE])
-    verified = verify_store(spark, log, plan, now_ms=wall_ms())
+    verified = verify_store(spark, log, plan, now_ms=CLOCK.wall_ms())
     verified_ms = (time.perf_counter() - began) * 1_000
     for one in verified.verdicts:
         check(one.verdict == "equal", f"verify found {one}")
@@ -182,20 +167,10 @@ def app_of(records: int) -> str:
     return f"rates-{records}"
 
 
-def wall_ms() -> int:
-    """Now."""
-    return time.time_ns() // 1_000_000
-
-
 def check(holds: bool, text: str) -> None:
     """A result that is not whole has no speed."""
     if not holds:
         raise SystemExit(f"the result is not right: {text}")
-
-
-def say(text: str) -> None:
-    """To people."""
-    print(f"==> {text}", file=sys.stderr, flush=True)
 
 
 def arguments() -> argparse.Namespace:
@@ -210,8 +185,8 @@ def arguments() -> argparse.Namespace:
     add("--dir", metavar="D", help="work below this folder (default: the system's temporary one)")
     add("--out", default=str(HERE / "results"), metavar="D", help="where results go (benchmarks/results)")
     args = parser.parse_args()
-    if args.rounds < 1 or args.partitions < 1 or min(args.records) < VERSIONS * FEED_RECORDS:
-        parser.error(f"--rounds and --partitions from 1, --records from {VERSIONS * FEED_RECORDS}")
+    if args.rounds < 1 or args.partitions < 1 or min(args.records) < RECORDS_MIN:
+        parser.error(f"--rounds and --partitions from 1, --records from {RECORDS_MIN}")
     return args
 
 
