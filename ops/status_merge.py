@@ -131,7 +131,8 @@ def _bulk(parts: Sequence[BulkStatistics]) -> BulkStatistics:
 
 def _task(document: Json) -> TaskStatistics:
     stores = tuple(StoreStatistics(**_known(StoreStatistics, one)) for one in document["stores"])
-    return TaskStatistics(**{**_known(TaskStatistics, document), "stores": stores})
+    known: dict[str, Any] = {**_known(TaskStatistics, document), "stores": stores}
+    return TaskStatistics(**known)
 
 
 def _known(kind: Any, document: Json) -> dict[str, Any]:

@@ -202,15 +202,18 @@ def test_requests_are_counted_by_methods_of_a_fixed_list() -> None:
     async def send(message: Any) -> None:
         """To nobody."""
 
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
     async def ask() -> None:
         layer = counted(app, numbers)
         for verb, path in (
             *(("GET", "/v1/stores/a/get"), ("GET", "/v1/stores/b/get"), ("GET", "/v1/events"), ("GET", "/")),
             *((f"ODD{number}", f"/x{number}") for number in range(50)),
         ):
-            await layer({"type": "http", "method": verb, "path": path}, send, send)
+            await layer({"type": "http", "method": verb, "path": path}, receive, send)
         with pytest.raises(ValueError, match="a bug"):
-            await layer({"type": "http", "method": "POST", "path": "/v1/wipe"}, send, send)
+            await layer({"type": "http", "method": "POST", "path": "/v1/wipe"}, receive, send)
 
     asyncio.run(ask())
     assert numbers.requests == Counter(
