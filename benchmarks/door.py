@@ -3,9 +3,9 @@
     python benchmarks/door.py                                    everything, a few minutes
     python benchmarks/door.py --rounds 1 --sets 100000 --restore 0 --json /tmp/door.json
 
-The server is pinned to one core: a session with RocksDB and its changelog on the embedded log, which syncs every
-commit. The client is another process on the other core, in which it spends little: its bytes are made beforehand, and
-as root it goes before all else there. In each round every measure is made once of each server (redis-server keeps
+The server is `standfast serve`, pinned to one core, with RocksDB and its changelog on the embedded log, which syncs
+every commit. The client is another process on the other core, in which it spends little: its bytes are made beforehand,
+and as root it goes before all else there. In each round every measure is made once of each server (redis-server keeps
 nothing on disk):
 
     sets        pipelines of 16 from 4 connections, and a commit after every 500 sets; all on one partition
@@ -13,10 +13,11 @@ nothing on disk):
     gets        pipelines of 16 from 4 connections
     get         one get at a time, nobody else there: 50th and 99th percentile, largest
     get-sets    one get at a time while 4 connections set and commit as above, at a fifth of the speed of `sets`
-    get-restore one get at a time while another process, on the client's core at lower priority, restores --restore
-                records in bulk from the same log
+    get-large   the same with a commit after every 5,000 sets
+    get-restore one get at a time while the server's worker, on the client's core, restores another partition of
+                --restore records from the same log, from its assignment to its open gate
 
-Rules of this file: the client and the rounds; the servers are benchmarks/door_server.py and Debian's redis-server.
+Rules of this file: the client and the rounds; the servers are standfast's and Debian's redis-server.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -42,9 +44,13 @@ from typing import Any, TypeAlias
 
 import hiredis
 
+import standfast as sf
+
 HERE = Path(__file__).resolve().parent
 KEYS = 100_000
 CONNECTIONS = 4
+LARGE = 5_000  # sets of a large commit
+FILL = 20_000  # records of a commit of what is restored
 VALUE = random.Random(1).randbytes(100)
 OK = b"+OK\r\n"
 PACK: Any = hiredis.pack_command
@@ -83,16 +89,54 @@ class Server:
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+STORES = [sf.KeyValueStore("kv", sf.serde.bytes, sf.serde.bytes)]
+
+
+class Sidecar(Server):
+    """`standfast serve` with a control client; one partition more than is served is there to be restored."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes], partitions: int, worker_core: int) -> None:
+        run = folder / "state/door/run"
+        wait_for(run / "INFO.json", process)
+        super().__init__("standfast", run / "resp.sock", process, commits=True)
+        self.partitions = partitions
+        self.control = sf.connect(run, stores=STORES)
+        self.control.assign(active=range(partitions))
+        self.control.wait_ready(60)
+        for worker in self.control.status()["workers"]:
+            for thread in Path(f"/proc/{worker['pid']}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {worker_core})
+
+
 @contextmanager
-def our_server(folder: Path, core: int, partitions: int) -> Iterator[Server]:
-    """The data door."""
-    command = [sys.executable, "-P", HERE / "door_server.py", "--dir", folder, "--core", str(core)]
-    command += ["--partitions", str(partitions)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
-        assert process.stdout.readline() == b"ready\n", "the server did not start"
-        yield Server("standfast", folder / "s", process, commits=True)
-        process.stdin.close()
+def our_server(folder: Path, core: int, worker_core: int, partitions: int) -> Iterator[Sidecar]:
+    """The sidecar, on one core, its worker on the other."""
+    settings = {
+        "app.name": "door",
+        "app.log": f"sqlite:///{folder}/log",
+        "app.state_dir": folder / "state",
+        "app.partitions": partitions + 1,
+        "app.gate": "task",
+        "logging.level": "warning",
+    }
+    command: list[Any] = ["taskset", "-c", str(core), sys.executable, "-P", "-m", "standfast.ops.cli", "serve"]
+    for name, value in settings.items():
+        command += ["--set", f"{name}={value}"]
+    with subprocess.Popen(command) as process:
+        try:
+            server = Sidecar(folder, process, partitions, worker_core)
+            yield server
+            server.control.close()
+        finally:
+            process.terminate()
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server that starts has made this file."""
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline, "the server did not start"
+        time.sleep(0.05)
 
 
 @contextmanager
@@ -105,10 +149,7 @@ def redis_server(program: str, folder: Path, core: int) -> Iterator[Server]:
         command[3:4] = ["bash", "-c", 'exec -a redis-server "$0" "$@"', program]
     environment = os.environ | {"LD_LIBRARY_PATH": str(Path(program).parent.parent / "lib/x86_64-linux-gnu")}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
-        deadline = time.monotonic() + 10
-        while not path.exists():
-            assert time.monotonic() < deadline, "redis-server did not start"
-            time.sleep(0.05)
+        wait_for(path, process)
         yield Server("redis-server", path, process, commits=False)
         process.terminate()
 
@@ -232,15 +273,23 @@ def measure(server: Server, args: argparse.Namespace) -> dict[str, Figures]:
     found["gets"] = {"per_s": total / took, "cpu_us": (server.cpu_s() - cpu) / total * 1e6}
     found["get"] = single_gets(server, args.singles)
     pause_s = depth * 4 / found["sets"]["per_s"]
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import door; door.writer(sys.argv[2:])"
-    command = [sys.executable, "-c", code, str(HERE), str(server.path), server.name, str(depth), str(args.commit)]
-    with subprocess.Popen([*command, str(pause_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
-        assert writer.stdin is not None and writer.stdout is not None
-        writer.stdout.readline()
-        found["get-sets"] = single_gets(server, args.singles)
-        writer.stdin.close()
+    for name, commit in (("get-sets", args.commit), ("get-large", LARGE))[: 1 + server.commits]:
+        with writing(server, depth, commit, pause_s):
+            found[name] = single_gets(server, args.singles)
     found["memory"] = {"rss_mib": server.rss_mib()}
     return found
+
+
+@contextmanager
+def writing(server: Server, depth: int, commit: int, pause_s: float) -> Iterator[None]:
+    """Another process sets and commits meanwhile."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import door; door.writer(sys.argv[2:])"
+    command = [sys.executable, "-c", code, str(HERE), str(server.path), server.name, str(depth), str(commit)]
+    with subprocess.Popen([*command, str(pause_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        yield
+        process.stdin.close()
 
 
 def writer(arguments: list[str]) -> None:
@@ -253,27 +302,46 @@ def writer(arguments: list[str]) -> None:
     os.set_blocking(0, False)
 
     def ended() -> bool:
-        return os.read(0, 1) == b"" if selectors_ready() else False
-
-    def selectors_ready() -> bool:
-        with selectors.DefaultSelector() as selector:
-            selector.register(0, selectors.EVENT_READ)
-            return bool(selector.select(0))
+        return select_ready(0) and os.read(0, 1) == b""
 
     pipelines(server, batch * 1_000, int(depth), len(OK), int(commit), float(pause_s), until=ended)
 
 
-def measure_restore(server: Server, folder: Path, args: argparse.Namespace) -> Figures:
-    """Single gets while another process restores a partition."""
-    command = [sys.executable, "-P", HERE / "door_server.py", "--dir", folder, "--core", str(args.client_core)]
-    command += ["--restore", "--partitions", str(args.partitions)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
-        assert worker.stdout is not None and worker.stdin is not None
-        assert worker.stdout.readline() == b"restoring\n"
-        found = single_gets(server, 0, lambda: bool(select_ready(worker.stdout)))
-        found["restore_s"] = float(worker.stdout.readline())
-        worker.stdin.close()
-    return found
+def fill(folder: Path, partitions: int, records: int) -> None:
+    """Write what is restored, as another instance of the application would."""
+    with sf.Session(
+        "door", log=f"sqlite:///{folder}/log", state_dir=folder / "fill", stores=STORES, partitions=partitions + 1,
+        take_over=False,
+    ) as session:  # fmt: skip
+        session.assign(active=[partitions])
+        session.wait_ready(60)
+        task = session.task(partitions)
+        put = task.store("kv").put
+        for start in range(0, records, FILL):
+            for number in range(start, min(start + FILL, records)):
+                put(b"key:%012d" % (number % 500_000), VALUE, number)
+            task.commit()
+
+
+def measure_restore(server: Sidecar, folder: Path, args: argparse.Namespace) -> Figures:
+    """Single gets while the worker restores a partition."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import door, pathlib; door.fill(pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:]))"  # fmt: skip  # noqa: E501
+    subprocess.run(
+        [sys.executable, "-c", code, str(HERE), str(folder), str(server.partitions), str(args.restore)], check=True
+    )
+    restored = threading.Event()
+    server.control.assign(active=range(server.partitions + 1))
+    began = time.perf_counter()
+
+    def wait() -> None:
+        server.control.wait_ready(600)
+        restored.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    found = single_gets(server, 0, restored.is_set)
+    waiting.join()
+    return found | {"restore_s": time.perf_counter() - began}
 
 
 def select_ready(stream: Any) -> bool:
@@ -322,13 +390,10 @@ def main() -> None:
             folder = Path(name) / str(number)
             folder.mkdir()
             found: dict[str, dict[str, Figures]] = {}
-            with our_server(folder, args.core, args.partitions) as server:
-                found["standfast"] = measure(server, args)
+            with our_server(folder, args.core, args.client_core, args.partitions) as sidecar:
+                found["standfast"] = measure(sidecar, args)
                 if args.restore:
-                    subprocess.run([sys.executable, "-P", HERE / "door_server.py", "--dir", folder, "--core",
-                                    str(args.client_core), "--fill", str(args.restore),
-                                    "--partitions", str(args.partitions)], check=True)  # fmt: skip
-                    found["standfast"]["get-restore"] = measure_restore(server, folder, args)
+                    found["standfast"]["get-restore"] = measure_restore(sidecar, folder, args)
             if program is not None:
                 with redis_server(program, folder, args.core) as server:
                     found["redis-server"] = measure(server, args)

@@ -102,7 +102,7 @@ def number(least: int, most: int | None = None) -> Reader:
 
     def parse(value: Any) -> int:
         text = value.strip() if isinstance(value, str) else ""
-        found = int(text) if _WHOLE.fullmatch(text) else value
+        found: Any = int(text) if _WHOLE.fullmatch(text) else value
         upper = "" if most is None else f" and at most {most}"
         whole = isinstance(found, int) and not isinstance(found, bool)
         if not whole or found < least or found > (1 << 63 if most is None else most):

@@ -38,6 +38,13 @@ GONE = (TaskState.FAILED, TaskState.CLOSED)
 SNAPSHOTS = "snapshots"
 
 
+class DoorSession(Session):
+    """A session beside the doors: long work is its workers', care of the log too."""
+
+    def _cares_for(self, leader: str) -> bool:
+        return False
+
+
 class ControlSession:
     """See the head of this file. `closing` is called before tasks are closed."""
 
@@ -99,7 +106,7 @@ class ControlSession:
         self.close()
         config, options = self._config, self._options(partitions)
         assert config.log_address is not None
-        session = Session(
+        session = DoorSession(
             self._state.app,
             log=config.log_address,
             state_dir=self._state.lend(self._state.instance_id),
@@ -118,6 +125,7 @@ class ControlSession:
                     state_root=str(self._state.path.parent),
                     lock=self._state.lock,
                     member=f"{self._state.instance_id}-tail{number}",
+                    cares_for="" if number else self._state.instance_id,
                     stores=shapes,
                     settings=options,
                 ),

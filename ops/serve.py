@@ -53,6 +53,7 @@ from standfast.store.state_dir import StateDir
 
 LOCK_WAIT_MS = 10_000
 BEAT_S = 0.5
+SWITCH_S = 0.0005  # how long another thread, a commit's, may keep the interpreter from the event loop
 CLOSE_S_MAX = 30.0
 Reload = Callable[[], Config]
 
@@ -84,6 +85,7 @@ def serve(loaded: Loaded, reload: Reload | None = None) -> int:
     run_dir = config.run_dir
     assert config.app.name is not None and config.app.state_dir is not None and run_dir is not None
     configure(config.logging.level, config.logging.format)
+    sys.setswitchinterval(SWITCH_S)
     clock = SystemClock()
     with ExitStack() as opened:
         (config.app.state_dir / config.app.name).mkdir(mode=0o700, parents=True, exist_ok=True)

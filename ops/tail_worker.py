@@ -111,10 +111,19 @@ def behind(statistics: SessionStatistics) -> dict[int, int]:
     return found
 
 
+class TailSession(Session):
+    """A session that cares for the log in the server's place as well."""
+
+    cares_for = ""
+
+    def _cares_for(self, leader: str) -> bool:
+        return leader in (self.instance_id, self.cares_for)
+
+
 def open_session(order: Open) -> Session:
     """The session that an order describes."""
     state = StateDir.lent(order.state_root, order.app, order.lock, order.member)
-    return Session(
+    session = TailSession(
         order.app,
         log=order.log,
         state_dir=state,
@@ -123,6 +132,8 @@ def open_session(order: Open) -> Session:
         discovery_interval_ms=None,
         **order.settings,
     )
+    session.cares_for = order.cares_for
+    return session
 
 
 _telling = threading.Lock()

@@ -20,13 +20,17 @@ from standfast.store.errors import InternalError
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open a session on the server's state directory. `lock` is the inherited handle of its lock."""
+    """Open a session on the server's state directory. `lock` is the inherited handle of its lock.
+
+    `cares_for`: the member in whose place it cares for the log, the server's; "" for a second worker.
+    """
 
     app: str
     log: str
     state_root: str
     lock: int
     member: str
+    cares_for: str
     stores: tuple[Mapping[str, Any], ...]
     settings: Mapping[str, Any]
 

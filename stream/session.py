@@ -33,6 +33,7 @@ from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
 from standfast.stream.groups import TaskGroup, all_specs, all_task_ids
 from standfast.stream.instance import Instance
+from standfast.stream.log_care import run_care
 from standfast.stream.opener import TaskOpener
 from standfast.stream.own_loop import Host, OwnLoop
 from standfast.stream.session_tasks import (
@@ -57,7 +58,6 @@ from standfast.stream.task import Task, TaskState
 
 IDLE_WAIT_S = 0.01
 RETRY_WAIT_S = 0.2
-CARE_INTERVAL_S = 30.0
 SOURCE_READER = "source"
 SOURCE_LOOK_MS = 20
 
@@ -131,7 +131,7 @@ class Session:
         return {
             "standfast-replication": self._run,
             "standfast-lease": self._run_lease,
-            "standfast-care": self._run_care,
+            "standfast-care": lambda: run_care(self.log, self.clock, self._stop, self._log_is_mine),
         }
 
     def _make_instance(self) -> Instance:
@@ -446,16 +446,13 @@ class Session:
             except Unavailable as error:
                 logger.warning("heartbeat failed, trying again: %s", error)
 
-    def _run_care(self) -> None:
-        # One member is enough, and its own thread: compacting a long log must hold up neither lease nor restore.
-        while not self._stop.wait(CARE_INTERVAL_S):
-            view = self._instance.view
-            if view is None or view.leader != self.instance_id:
-                continue
-            try:
-                self.log.care(self.clock.wall_ms())
-            except Unavailable as error:
-                logger.warning("log care failed, trying again: %s", error)
+    def _cares_for(self, leader: str) -> bool:
+        """Whether the log is in this session's care while that member leads: one is enough."""
+        return leader == self.instance_id
+
+    def _log_is_mine(self) -> bool:
+        view = self._instance.view
+        return view is not None and view.leader is not None and self._cares_for(view.leader)
 
     def _buffer_bytes(self) -> int:
         total = self._settings.cache_max_bytes or CACHE_DEFAULT_BYTES

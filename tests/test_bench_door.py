@@ -20,7 +20,7 @@ def test_small_run_measures_sets_gets_and_a_restore(repo_root: Path, tmp_path: P
     document = json.loads(out.read_text())
     assert document["schema"] == "standfast.bench-door/1"
     ours = document["median_least_most"]["standfast"]
-    assert {"sets", "sets-spread", "gets", "get", "get-sets", "get-restore", "memory"} == set(ours)
+    assert {"sets", "sets-spread", "gets", "get", "get-sets", "get-large", "get-restore", "memory"} == set(ours)
     for figures in ours.values():
         assert all(least <= median <= most for median, least, most in figures.values())
     assert ours["sets"]["per_s"][0] > 0

@@ -1,0 +1,28 @@
+"""Care of the log beside a session: one member of the application does it, at times.
+
+Rules of this file: the loop of one thread. Compacting a long log takes long, so it has a thread of its own: it must
+hold up neither lease nor restore.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from standfast.replication.log import Log
+from standfast.store.clock import Clock
+from standfast.store.errors import Unavailable
+from standfast.store.log import logger
+
+CARE_INTERVAL_S = 30.0
+
+
+def run_care(log: Log, clock: Clock, stop: threading.Event, is_mine: Callable[[], bool]) -> None:
+    """Every CARE_INTERVAL_S until `stop`, where `is_mine`. What the log does not answer is tried the next time."""
+    while not stop.wait(CARE_INTERVAL_S):
+        if not is_mine():
+            continue
+        try:
+            log.care(clock.wall_ms())
+        except Unavailable as error:
+            logger.warning("log care failed, trying again: %s", error)

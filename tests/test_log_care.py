@@ -1,0 +1,82 @@
+"""Who cares for the log: one member, and beside the doors the worker in the server's place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import standfast as sf
+from standfast.ops.control_session import DoorSession
+from standfast.ops.tail_worker import TailSession
+from standfast.store.clock import SystemClock
+from standfast.store.errors import Unavailable
+from standfast.store.state_dir import StateDir
+from standfast.stream import log_care
+
+STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
+Opened = Callable[[type[sf.Session], StateDir], sf.Session]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opened]:
+    with ExitStack() as stack:
+
+        def open_one(kind: type[sf.Session], state: StateDir) -> sf.Session:
+            log = f"sqlite:///{tmp_path}/log"
+            return stack.enter_context(
+                kind("app", log=log, state_dir=state, stores=STORES, partitions=1, background=False)
+            )
+
+        yield open_one
+
+
+def cared_for_by(*sessions: sf.Session) -> list[str]:
+    """Who cares, once each knows the others."""
+    for _ in range(3):
+        for session in sessions:
+            session._instance.heartbeat(session._lease_group)
+            session._instance.poll_once()
+    return [session.instance_id for session in sessions if session._log_is_mine()]
+
+
+def test_worker_cares_for_the_log_while_the_server_leads(tmp_path: Path, opened: Opened) -> None:
+    state = StateDir(tmp_path / "a", "app")
+    server = opened(DoorSession, state.lend("m"))
+    first, second = opened(TailSession, state.lend("m-tail0")), opened(TailSession, state.lend("m-tail1"))
+    assert isinstance(first, TailSession)
+    first.cares_for = "m"
+    assert cared_for_by(server, first, second) == ["m-tail0"]
+    state.close()
+
+
+def test_one_of_two_applications_members_cares_for_the_log(tmp_path: Path, opened: Opened) -> None:
+    state = StateDir(tmp_path / "a", "app")
+    assert cared_for_by(opened(sf.Session, state.lend("m2")), opened(sf.Session, state.lend("m1"))) == ["m1"]
+    state.close()
+
+
+class TiredLog:
+    """A log that fails once and is then cared for; the caller's stop is set by the last call."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.calls = 0
+        self.stop = stop
+
+    def care(self, now_ms: int) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            raise Unavailable("the log is busy")
+        self.stop.set()
+
+
+def test_care_goes_on_after_the_log_did_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_care, "CARE_INTERVAL_S", 0.001)
+    stop = threading.Event()
+    log, mine = TiredLog(stop), iter([False, True, True])
+    log_care.run_care(log, SystemClock(), stop, lambda: next(mine))  # type: ignore[arg-type]
+    assert log.calls == 2
+    assert list(mine) == []
