@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from standfast.store.names import check_name
+from standfast.store.state_dir import ADDRESS
 
 _SIZE = re.compile(r"([0-9]{1,15})\s*(B|KiB|MiB|GiB|TiB)?")
 _SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _TIME = re.compile(r"([0-9]{1,15})\s*(ms|s|m|h|d)")
 _TIMES_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _WHOLE = re.compile(r"[0-9]{1,18}")
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 LIST_MAX = 1_000
 TEXT_MAX = 4_096
@@ -73,7 +73,7 @@ def _parse_switch(value: Any) -> bool:
 
 
 def _parse_path(value: Any) -> Path:
-    if _ADDRESS.match(_parse_text(value)):
+    if ADDRESS.match(_parse_text(value)):
         raise ValueError(
             "expected a folder of this machine (only verify --spark and pipeline take an address, by --state-dir)"
         )

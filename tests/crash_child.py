@@ -36,7 +36,7 @@ from standfast.store.errors import Fenced, InvalidRequest
 from standfast.store.rocks import RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
 from standfast.store.task_stores import TaskStores
-from standfast.stream import session as session_module
+from standfast.stream import log_care
 from standfast.stream.session import Session
 from standfast.stream.settings import SessionSettings
 from standfast.stream.task import Task, TaskState
@@ -90,7 +90,7 @@ class LossTeller(Listener):
 
 def open_session(settings: Mapping[str, Any], listener: Listener, *, background: bool = True) -> Session:
     """A session as every process of a run opens it, the looking one included."""
-    session_module.CARE_INTERVAL_S = LIFE_MAX_S  # folding to a position needs what compaction would remove
+    log_care.CARE_INTERVAL_S = LIFE_MAX_S  # folding to a position needs what compaction would remove
     return Session(
         settings["app"],
         log=settings["log"],

