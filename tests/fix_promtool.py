@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fix_missing import missing
 
 from standfast.ops.debian import ensure_program
 from standfast.store.errors import Unavailable
@@ -23,7 +24,7 @@ def promtool() -> Promtool:
     try:
         program = ensure_program("prometheus", "promtool", print)
     except Unavailable as error:
-        pytest.fail(str(error))
+        missing(str(error))
 
     def run(*arguments: str | Path, text: bytes = b"") -> str:
         done = subprocess.run([program, *arguments], input=text, capture_output=True, check=False, timeout=60)

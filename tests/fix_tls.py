@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from fix_missing import missing
 
 
 class Pair(NamedTuple):
@@ -28,7 +29,8 @@ Issue = Callable[..., Pair]
 def issue(tmp_path_factory: pytest.TempPathFactory) -> Issue:
     """`issue("a", "DNS:a,IP:127.0.0.1")`: a self-signed certificate; with `by` one signed by that pair."""
     program = shutil.which("openssl")
-    assert program, "these tests need the program openssl: apt-get install openssl"
+    if program is None:
+        missing("these tests need the program openssl: apt-get install openssl")
     folder = tmp_path_factory.mktemp("tls")
 
     def run(*arguments: str | Path) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fix_clients import node_and_npm
 from fix_serve import Sidecars, wait_for
 
 from standfast.replication.kafka import KafkaLog
@@ -35,8 +36,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example with its packages, in a folder of its own."""
     folder = tmp_path_factory.mktemp("node") / "example"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("node_modules"))
-    install = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--silent"]
-    done = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    _, npm, environment = node_and_npm()
+    install = [*npm, "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--silent"]
+    more = {**os.environ, **environment}
+    done = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=240, check=False, env=more)
     assert done.returncode == 0, f"npm could not fetch what the example needs: {done.stderr}"
     return folder / "counts.js"
 
@@ -71,7 +74,7 @@ class Run:
         if self.sidecar.process is None or self.sidecar.process.poll() is not None:
             self.sidecar.start()
         if self.node is None or self.node.poll() is not None:
-            command = ["node", str(self.program), str(self.sidecar.run_dir), self.address, self.topic]
+            command = [node_and_npm()[0], str(self.program), str(self.sidecar.run_dir), self.address, self.topic]
             with self.errors.open("ab") as errors:
                 self.node = subprocess.Popen(command, stdout=errors, stderr=errors)
 

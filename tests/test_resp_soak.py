@@ -62,6 +62,7 @@ def test_memory_is_flat_under_a_long_mixed_load(sidecars: Sidecars) -> None:
     late = samples[len(samples) // 3 :]
     third = len(late) // 3
     before, after = statistics.median(late[:third]), statistics.median(late[-third:])
+    print("MiB, a tenth of the time apart:", *(f"{one:.1f}" for one in samples[:: max(len(samples) // 10, 1)]))
     print(f"soak of {SOAK_S:.0f} s: {number} commits; {before:.1f} MiB at a third of it, {after:.1f} MiB at its end")
     assert after < before + GROWTH_MAX_MIB, samples
     writer.close()
