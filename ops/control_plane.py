@@ -340,7 +340,9 @@ class ControlPlane:
         """Take tasks from the doors, and wait until none of them commits."""
         table = self.table.now
         self.table.now = replace(
-            table, open={partition: task for partition, task in table.open.items() if partition not in gone}
+            table,
+            open={partition: task for partition, task in table.open.items() if partition not in gone},
+            states={**table.states, **dict.fromkeys(gone & table.open.keys(), "closing")},
         )
         for partition in sorted(gone):
             free = threading.Event()

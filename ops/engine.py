@@ -94,15 +94,18 @@ class Engine:
         """Discard what a partition has uncommitted and fence what is bound to it: its lease ran out, or it goes."""
         held = self._held.get(partition)
         if held is not None:
-            held.end_session(lost=why)
+            held.end_session(lost=why if held.uncommitted else "", ended=why)
 
     def when_free(self, partition: int, call: Callable[[], None]) -> None:
-        """Call once the partition's task is not committing; at once if it is not. Before a task is closed, wait so."""
+        """Call once the partition's task is not committing; at once if it is not. Before a task is closed, wait so.
+
+        It comes before the connections that wait, of which one may begin the next commit.
+        """
         held = self._held.get(partition)
         if held is None or held.commit is None:
             call()
         else:
-            held.waiting.append(call)
+            held.waiting.insert(0, lambda: self.when_free(partition, call))
 
     def drain(self) -> None:
         """Refuse new writes from now on; reads and commits go on."""
@@ -150,10 +153,11 @@ class Engine:
     def task(self, binding: Binding) -> EngineTask:
         """The task that a connection is bound to, to be read.
 
-        Raises Refused: NOT_ASSIGNED, NOT_ACTIVE, RESTORING; FENCED if it was bound in an older session or generation.
+        Raises Refused: NOT_ASSIGNED, NOT_ACTIVE, RESTORING; FENCED if it was bound in an older session or generation,
+        whatever has become of the task since: only who binds anew is told that.
         """
         held = binding.held
-        if held is None or held.task.state is not TaskState.RUNNING:
+        if held is None or (held.task.state is not TaskState.RUNNING and binding.session == held.session):
             held = self._bind(binding)
         if binding.session != held.session:
             raise Refused(FENCED, f"partition {binding.partition}: {held.ended}")
