@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from standfast.ops.config_types import Config
 from standfast.ops.loopback import is_loopback
 from standfast.replication.kafka_address import COMMON, CONSUMER, FILE, OURS, PRODUCER, SECRETS
+from standfast.store.rows import KEY_MAX_BYTES
 
 SOCKET_PATH_MAX = 107  # of sun_path
 _SAN = re.compile(r"(DNS|URI|IP):\S+")
@@ -100,6 +101,8 @@ def _of_serve(config: Config) -> Problems:
 
 def _of_limits(config: Config) -> Problems:
     limits, value_max = config.limits, config.store.value_max_bytes
+    if limits.key_max_bytes > KEY_MAX_BYTES:
+        yield "limits.key_max", f"{limits.key_max_bytes} bytes are more than a store takes: {KEY_MAX_BYTES} at most"
     for name, number, upper_name, upper in (
         ("limits.key_max", limits.key_max_bytes, "limits.command_max", limits.command_max_bytes),
         ("store.value_max", value_max, "limits.command_max", limits.command_max_bytes),

@@ -156,6 +156,7 @@ class HttpSection:
         (), list_of(TEXT), "pages of other origins that may change something, https://host:port"
     )
     page: bool = shown(True, SWITCH, "whether the ops page is served")
+    allow_quit: bool = shown(False, SWITCH, "whether POST /quitquitquit drains as POST /v1/drain does")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +166,9 @@ class LimitsSection:
     connections: int = shown(1_000, number(1, 100_000), "connections of the RESP door")
     idle_timeout_ms: int = shown(300_000, at_least(DURATION, "1s"), "a connection without a command is closed")
     command_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "a command that began must have come by then")
-    key_max_bytes: int = shown(64 << 10, at_least(SIZE, "1B"), "the largest key")
+    key_max_bytes: int = shown(64 << 10, at_least(SIZE, "1B"), "the largest key; with its 16 bytes of times")
     command_max_bytes: int = shown(8 << 20, at_least(SIZE, "1KiB"), "one command with all its arguments")
-    batch_ops: int = shown(10_000, number(1, 1 << 20), "commands of one MULTI")
+    batch_ops: int = shown(10_000, number(1, 1 << 20), "commands of one MULTI, or keys of one command")
     batch_max_bytes: int = shown(16 << 20, at_least(SIZE, "1KiB"), "their bytes")
     reply_max_bytes: int = shown(
         32 << 20, at_least(SIZE, "1KiB"), "answers that a client has not read; more cuts it off"

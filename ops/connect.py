@@ -88,8 +88,8 @@ class SidecarTask:
 
         Its number and epoch make it repeatable: if the connection breaks before the answer it is asked for once more,
         which commits nothing that the first did not. `member` (generation, member id) is the consumer that read the
-        records: exactly once, the log refuses the commit when it is that no more. Raises Fenced then, and where writes
-        before it were lost.
+        records: the log refuses its offsets when it is that no more. Raises Fenced then, and where writes before it
+        were lost.
         """
         self._sequence += 1
         arguments: list[bytes | str | int] = ["SF.COMMIT", "SEQ", self._sequence, "EPOCH", self.epoch]

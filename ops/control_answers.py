@@ -51,6 +51,7 @@ class Answers:
             "resp_socket": self._resp_socket,
             "features": list(FEATURES),
             "limits": {
+                "command_bytes": limits.command_max_bytes,
                 "batch_ops": limits.batch_ops,
                 "batch_bytes": limits.batch_max_bytes,
                 "key_bytes": limits.key_max_bytes,

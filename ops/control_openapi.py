@@ -42,7 +42,11 @@ _ROWS_QUERY: tuple[tuple[str, Any, str], ...] = (
     ("after", {"type": "string", "maxLength": 2_000}, "scan: where the answer before said that it goes on"),
     ("limit", schemas.number(1, 10_000), "rows at most"),
     ("partition", schemas.PARTITION, "of this partition only"),
-    ("stale", {"type": "string", "enum": ["0", "1"]}, "also from a standby or a restoring task"),
+    (
+        "stale",
+        {"type": "string", "enum": ["0", "1"]},
+        "also from a standby or a restoring task; with partition, from one in a worker, at most 1,000 rows",
+    ),
     ("key_format", schemas.choice("utf8", "hex"), "how keys are written"),
 )
 
@@ -90,7 +94,7 @@ def _operation(call: CallShape) -> dict[str, Any]:
         for name in _PLACE.findall(call.path)
     ] + [{"name": name, "in": "query", "schema": schema, "description": text} for name, schema, text in query]
     statuses = {*ALWAYS, *call.statuses, *((400, 413) if call.body is not None else ())}
-    statuses |= {400, 404, 409, 503} if rows else set()
+    statuses |= {400, 404, 409, 413, 429, 503} if rows else set()
     good = "text/event-stream" if call.path.endswith("/events") else "application/json"
     shape: dict[str, Any] = {"type": "string"} if good != "application/json" else {"type": "object"}
     place = _PLACE.sub(r"by_\1", call.path).strip("/").replace("/", "_").replace(".", "_")

@@ -22,14 +22,15 @@ from standfast.ops import control_schema as schemas
 from standfast.ops.control_answers import Answers, error_document
 from standfast.ops.control_plane import ControlPlane
 from standfast.ops.control_schema import Schema
-from standfast.ops.http_routes import Reply, Routes
-from standfast.ops.reasons import LIMIT, TOO_LARGE, Refused, reason_of
+from standfast.ops.http_routes import Refusal, Routes
+from standfast.ops.reasons import LIMIT, RETRY_AFTER_S, TOO_LARGE, Refused, reason_of
 from standfast.ops.text import dumps
-from standfast.store.errors import InvalidRequest
+from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.log import logger
 
 JSON = "application/json; charset=utf-8"
 KEEP_ALIVE_S = 15.0
+READ_S = 10.0
 Role = Literal["none", "read", "write", "admin"]
 Handler: TypeAlias = "Callable[[ControlRoutes, Request, dict[str, Any]], Awaitable[Response]]"
 
@@ -176,13 +177,29 @@ class ControlRoutes:
         query = request.scope["query_string"].decode("ascii", "replace")
         partition = number(request, "partition", schemas.PARTITION_MAX)
 
-        def read() -> Reply:
+        def read() -> dict[str, Any] | None:
             if partition is not None and partition not in self._plane.session.held():
-                self._plane.table.running(partition)  # says why: a standby or a restore, which the worker has
-            return routes.answer(f"{target}?{query}" if query else target)
+                if request.query_params.get("stale") == "1" and partition in self._plane.wanted.tasks:
+                    return None  # a standby or a restore, which a worker has
+                self._plane.table.running(partition)  # says why
+            return routes.rows(target, query)
 
-        reply = await asyncio.to_thread(read)
-        return Response(reply.body, reply.status, dict(reply.headers), reply.content_type)
+        try:
+            found = await asyncio.to_thread(read)
+        except Refusal as refusal:
+            return answer(refusal.status, refusal.document())
+        if found is not None:
+            return answer(200, found)
+        assert partition is not None
+        asked = await self._call(lambda: self._plane.session.mover.read(partition, target, query))
+        try:
+            rows = await asyncio.wait_for(asyncio.wrap_future(asked), READ_S)
+        except TimeoutError:
+            raise Unavailable(f"the worker that has partition {partition} gave no rows in {READ_S:.0f} s") from None
+        made = answer(rows.status, rows.document)
+        if rows.status in (429, 503):
+            made.headers["Retry-After"] = str(RETRY_AFTER_S)
+        return made
 
     async def verify(self, request: Request, body: dict[str, Any]) -> Response:
         job = await self._call(lambda: self._answers.verification(body.get("store"), body.get("partition")))

@@ -218,6 +218,7 @@ class ControlSession:
         for task in running.values():
             # The cache's own bound is for whoever commits by himself; here the application says when.
             task.stores.buffer.refuse_bytes = self._config.limits.uncommitted_max_bytes
+            task.stores.limits.key_bytes = self._config.limits.key_max_bytes
         states = dict.fromkeys(wanted.standby, "standby")
         far = {one.partition: one for one in pending}
         for partition in wanted.active:

@@ -12,13 +12,24 @@ document {schema, error, message}; its status says who must act (STATUSES). Keys
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from standfast.ops import metrics
-from standfast.ops.reads import LIMIT_DEFAULT, VERBS, Part, ReadRequest, document, live_part, read
+from standfast.ops.reads import (
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    REPLY_BYTES_MAX,
+    VERBS,
+    Part,
+    ReadRequest,
+    document,
+    live_part,
+    read,
+)
 from standfast.ops.status import not_ready_reasons, status_document, tasks_document
 from standfast.ops.text import dumps, parse_key_format
 from standfast.store.errors import (
@@ -31,6 +42,7 @@ from standfast.store.errors import (
     NotReady,
     StandfastError,
     StateLost,
+    TooLarge,
     Unavailable,
     UnknownStore,
 )
@@ -47,6 +59,7 @@ RETRY_AFTER_S = 1
 # First match wins, so a class stands above the one it derives from.
 STATUSES: tuple[tuple[type[StandfastError], int], ...] = (
     (UnknownStore, 404),
+    (TooLarge, 413),
     (InvalidRequest, 400),
     (NotReady, 503),
     (Held, 409),
@@ -83,6 +96,11 @@ class Refusal(Exception):
         self.error = error
         super().__init__(message)
 
+    def document(self) -> dict[str, Any]:
+        """As the sidecar tells it: NotActive has the reason NOT_ACTIVE."""
+        reason = re.sub(r"(?<=.)([A-Z])", r"_\1", self.error).upper()
+        return {"schema": ERROR_SCHEMA, "error": self.error, "reason": reason, "message": str(self)}
+
 
 class Routes:
     """The paths of one session."""
@@ -105,7 +123,7 @@ class Routes:
             route = self._fixed.get(split.path)
             if route is not None:
                 return route()
-            return self._rows(split.path, split.query)
+            return json_reply(200, self.rows(split.path, split.query))
         except Refusal as refusal:
             return error_reply(refusal.status, refusal.error, str(refusal))
         except StandfastError as error:
@@ -130,7 +148,10 @@ class Routes:
             reasons = [str(error)]
         return _health(503 if reasons else 200, "ready", reasons)
 
-    def _rows(self, path: str, query: str) -> Reply:
+    def rows(
+        self, path: str, query: str, rows_max: int = LIMIT_MAX, bytes_max: int = REPLY_BYTES_MAX
+    ) -> dict[str, Any]:
+        """The rows that a path asks for, as a document. Raises Refusal, and errors of the library."""
         parts = path.split("/")
         if len(parts) != 5 or parts[:3] != ["", "v1", "stores"] or parts[4] not in VERBS:
             known = ", ".join([*self._fixed, *(f"/v1/stores/NAME/{verb}" for verb in VERBS)])
@@ -138,11 +159,12 @@ class Routes:
         name, verb = unquote(parts[3]), parts[4]
         values = _parameters(query, _ALLOWED[verb] | _ALWAYS)
         request = _request(verb, name, values)
+        request = replace(request, limit=min(request.limit, rows_max))
         found = self._parts(request, stale=_flag(values, "stale") or self._session.read_only)
-        answer = read(found, request)
+        answer = read(found, request, bytes_max)
         if verb == "get" and not answer.rows:
             raise Refusal(404, "NotFound", f"store {name!r} has no row of this key in the partitions read here")
-        return json_reply(200, document(self._session.app, request, found, answer))
+        return document(self._session.app, request, found, answer)
 
     def _parts(self, request: ReadRequest, *, stale: bool) -> list[Part]:
         """The partitions of the store to read. One that cannot be read now fails the whole answer."""

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 from standfast.ops.text import KeyFormat, key_from_raw, key_to_raw, prefix_to_raw, value_from_raw
 from standfast.store import serde as serdes
 from standfast.store import value_timestamp
-from standfast.store.errors import InvalidRequest
+from standfast.store.errors import InvalidRequest, TooLarge
 from standfast.store.keyvalue import KeyValueState, after_prefix
 from standfast.store.kinds import open_store
 from standfast.store.results import Windowed
@@ -102,7 +102,7 @@ def live_part(spec: StoreSpec, rows: StoreRows, partition: int, role: str, lag_r
     return Part(partition, spec, rows, role, lag_records, spec.key, spec.value)
 
 
-def read(parts: Iterable[Part], request: ReadRequest) -> Answer:
+def read(parts: Iterable[Part], request: ReadRequest, bytes_max: int = REPLY_BYTES_MAX) -> Answer:
     """Rows of all parts in turn, each in raw key order. Parts are used up: their scans are closed."""
     total = 0
     rows: list[JsonRow] = []
@@ -114,7 +114,7 @@ def read(parts: Iterable[Part], request: ReadRequest) -> Answer:
             count = told if isinstance(told, int) else 0
             for row in _rows(part, request, told) if part.partition >= begin else ():
                 total += row.pop("_bytes")
-                if len(rows) >= request.limit or (rows and total > REPLY_BYTES_MAX):
+                if len(rows) >= request.limit or (rows and total > bytes_max):
                     return Answer(rows, truncated=True, after=_place(*last) if request.verb == "scan" else None)
                 count += 1
                 key = row.pop("_raw")
@@ -162,6 +162,10 @@ def _place(partition: int, place: bytes | int) -> str:
 def _rows(part: Part, request: ReadRequest, told: bytes | int = 0) -> Iterator[JsonRow]:
     """Rows behind those that were told: up to a key, or so many."""
     store = _open_raw(part, request)
+    for text in (request.key, request.key_from, request.key_to):
+        _key(part, request, text)
+    if request.prefix is not None:
+        _bounded(part, prefix_to_raw(request.prefix, request.key_format))
     if not set(store.families()) <= part.rows.engine.families():
         return  # declared, but nothing was ever written
     if isinstance(told, bytes) != (part.spec.kind == "keyvalue") and told != 0:
@@ -271,7 +275,14 @@ def _within(key: bytes, low: bytes | None, high: bytes | None, prefix: bytes | N
 def _key(part: Part, request: ReadRequest, text: str | None) -> bytes | None:
     if text is None:
         return None
-    return key_to_raw(part.key_serde, text, request.key_format, store=request.store)
+    return _bounded(part, key_to_raw(part.key_serde, text, request.key_format, store=request.store))
+
+
+def _bounded(part: Part, key: bytes) -> bytes:
+    limit = part.rows.limits.key_bytes
+    if len(key) > limit:
+        raise TooLarge(f"a key of {len(key)} bytes is over the limit of {limit}: no row of the store can have it")
+    return key
 
 
 _RAW_READS: dict[str, Callable[[RawStore, Part, ReadRequest], Iterator[RawRow]]] = {

@@ -24,6 +24,7 @@ from standfast.store.errors import (
     NotReady,
     StandfastError,
     StateLost,
+    TooLarge,
     Unavailable,
     UnknownStore,
 )
@@ -87,6 +88,7 @@ REASONS: Final[dict[str, Reason]] = {
 _BY_ERROR: tuple[tuple[type[StandfastError], Reason], ...] = (
     (UnknownStore, NO_SUCH_STORE),
     (BadConfig, BAD_REQUEST),
+    (TooLarge, TOO_LARGE),
     (InvalidRequest, BAD_REQUEST),
     (Backpressure, QUEUE_FULL),
     (NotReady, RESTORING),

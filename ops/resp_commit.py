@@ -23,7 +23,6 @@ from standfast.ops.resp_replies import OK, Value, encode, integer, replies
 from standfast.store.errors import StandfastError
 from standfast.stream.stream_time import CLOCK_KEY
 
-WAIT_MAX_MS = 3_600_000
 _TAKES = {b"SEQ": 1, b"EPOCH": 1, b"CHECKPOINT": 0, b"GROUP": 1, b"GEN": 1, b"MEMBER": 1}
 
 
@@ -120,7 +119,7 @@ def time(c: Connection, args: list[bytes]) -> Answer:
 def wait_ready(c: Connection, args: list[bytes]) -> Answer:
     """SF.WAITREADY: the restore gate as one call."""
     clock = c.engine.clock
-    deadline_ms = clock.monotonic_ms() + whole(args[1], "milliseconds", most=WAIT_MAX_MS)
+    deadline_ms = clock.monotonic_ms() + whole(args[1], "milliseconds", most=c.door.limits.wait_ms)
 
     def ask() -> bytes | None:
         try:

@@ -31,8 +31,6 @@ from standfast.store.log import logger
 RUN_REQUESTS_MAX = 512  # then other connections get their turn
 RUN_BYTES_MAX = 1 << 20
 LARGE_BYTES = 4096  # replies below are bounded by their number
-MULTI_REQUESTS_MAX = 10_000
-MULTI_BYTES_MAX = 16 << 20
 
 
 class Grant(NamedTuple):
@@ -44,6 +42,26 @@ class Grant(NamedTuple):
 
 
 EVERYTHING = Grant("owner")
+
+
+class CallLimits(NamedTuple):
+    """What one step may have: `batch_ops` requests of a MULTI, or keys of one command, with `batch_bytes` in all.
+
+    `wait_ms`: the longest wait that a client may ask for.
+    """
+
+    batch_ops: int = 10_000
+    batch_bytes: int = 16 << 20
+    wait_ms: int = 3_600_000
+
+    def check_keys(self, keys: int) -> None:
+        """Raise Refused TOO_LARGE for a command over more keys than one step takes."""
+        if keys > self.batch_ops:
+            raise Refused(TOO_LARGE, f"{keys} keys in one command: {self.batch_ops} at most, split it")
+
+
+USUAL = CallLimits()
+
 Authenticate: TypeAlias = Callable[[bytes], "Grant | None"]
 
 
@@ -97,6 +115,7 @@ class Door(NamedTuple):
     cursors: Any
     version: str
     authenticate: Authenticate | None = None
+    limits: CallLimits = USUAL
 
 
 class Connection:
@@ -332,14 +351,15 @@ class Connection:
         if self._queue is None or command.kind == "multi":
             return command.handler(self, args)
         self._queue_bytes += sum(map(len, args))
-        full = len(self._queue) >= MULTI_REQUESTS_MAX or self._queue_bytes > MULTI_BYTES_MAX
+        limits = self._door.limits
+        full = len(self._queue) >= limits.batch_ops or self._queue_bytes > limits.batch_bytes
         if full or command.kind not in ("read", "write"):
             self._spoilt = True
             if command.kind == "refused":
                 return command.handler(self, args)
             if not full:
                 raise Refused(BAD_REQUEST, f"{command.name} cannot stand within MULTI")
-            raise Refused(TOO_LARGE, f"MULTI takes {MULTI_REQUESTS_MAX} requests and {MULTI_BYTES_MAX} bytes at most")
+            raise Refused(TOO_LARGE, f"MULTI takes {limits.batch_ops} requests and {limits.batch_bytes} bytes at most")
         self._queue.append((command, args))
         return QUEUED
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from standfast._version import __version__
 from standfast.ops.engine import Engine
 from standfast.ops.reasons import NOPERM
-from standfast.ops.resp_connection import Authenticate, Connection, Door, Offload
+from standfast.ops.resp_connection import USUAL, Authenticate, CallLimits, Connection, Door, Offload
 from standfast.ops.resp_protocol import RespProtocol
 from standfast.ops.resp_replies import error
 from standfast.ops.resp_requests import COMMAND_DEFAULT_BYTES
@@ -45,7 +45,7 @@ class RespLimits:
 
     `command_bytes`: one command. `output_bytes`: replies that a client has not read, before it is answered no more;
     after `stalled_s` seconds of that it is cut off. `unfinished_s`: half a command may stand so long. `idle_s`: a
-    client that asks nothing, and has nothing uncommitted, is closed after so long; 0: never.
+    client that asks nothing, and has nothing uncommitted, is closed after so long; 0: never. `calls`: one step.
     """
 
     connections: int = 1_024
@@ -54,6 +54,7 @@ class RespLimits:
     stalled_s: int = 10
     unfinished_s: int = 10
     idle_s: int = 0
+    calls: CallLimits = USUAL
 
 
 class RespDoor:
@@ -80,7 +81,8 @@ class RespDoor:
         self._sweeper: asyncio.TimerHandle | None = None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="standfast-resp")
         table = Table(engine.counters)
-        self._door = Door(engine, table.commands, table.find, self._offload, Cursors(), __version__, authenticate)
+        shared = Door(engine, table.commands, table.find, self._offload, Cursors(), __version__)
+        self._door = shared._replace(authenticate=authenticate, limits=self._limits.calls)
 
     async def open(self, path: Path, mode: int = 0o600) -> None:
         """Listen at `path` (several are fine); a socket that was left there is replaced.

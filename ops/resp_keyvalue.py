@@ -107,6 +107,7 @@ def delete(c: Connection, args: list[bytes]) -> Answer:
 
 
 def _delete(c: Connection, store: KeyValueState[bytes, bytes], keys: list[bytes]) -> bytes:
+    c.door.limits.check_keys(len(keys))
     there = [key for key in dict.fromkeys(keys) if store.get(key) is not None]
     store.put_all([(key, None) for key in there], c.now_ms)
     return integer(len(there))
@@ -114,12 +115,14 @@ def _delete(c: Connection, store: KeyValueState[bytes, bytes], keys: list[bytes]
 
 def exists(c: Connection, args: list[bytes]) -> Answer:
     """EXISTS key ...: one named twice counts twice."""
+    c.door.limits.check_keys(len(args) - 1)
     store = _default_read(c)
     return integer(sum(store.get(key) is not None for key in args[1:]))
 
 
 def mget(c: Connection, args: list[bytes]) -> Answer:
     """MGET key ..."""
+    c.door.limits.check_keys(len(args) - 1)
     return array(bounded(map(_default_read(c).get, args[1:])), c.nil)
 
 
@@ -127,6 +130,7 @@ def mset(c: Connection, args: list[bytes]) -> Answer:
     """MSET key value ...: all of them, or none."""
     if not len(args) % 2:
         raise Refused(BAD_REQUEST, "wrong number of arguments for 'MSET' command")
+    c.door.limits.check_keys(len(args) // 2)
     _default_write(c).put_all(zip(args[1::2], args[2::2], strict=True), c.now_ms)
     return OK
 

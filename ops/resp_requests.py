@@ -56,6 +56,7 @@ class RequestReader:
             if cut is not None:
                 data, self._cut = data[: cut.start()], data[cut.start() :]
         found: list[list[bytes]] = []
+        large = self.unfinished_bytes + len(data) > self._command_bytes  # else no command of it can be
         try:
             if (
                 _MANY_IN_ARRAY(data)
@@ -80,7 +81,8 @@ class RequestReader:
         else:
             self.partial = self.partial or bool(data or self._cut)
             self.unfinished_bytes += len(data)
-        if self.unfinished_bytes > self._command_bytes:
+        large = large and any(sum(map(len, request)) > self._command_bytes for request in found)
+        if large or self.unfinished_bytes > self._command_bytes:
             raise BadRequest(f"Protocol error: a command of more than {self._command_bytes} bytes: split it")
         return found
 

@@ -146,7 +146,8 @@ class Sidecar:
         plane.events.heard = self._heard
         page = OpsPage(self._page_status, self._clock) if self._config.http.page else None
         more = [] if page is None else page.routes
-        app = application(routes, self.answers, self._loop_age_ms, self._scrape, more)
+        allow_quit = self._config.http.allow_quit
+        app = application(routes, self.answers, self._loop_age_ms, self._scrape, more, allow_quit=allow_quit)
         self._http = HttpDoor(app, self._config, self._state.instance_id, self._tokens, self._audit, self._numbers)
         if page is not None:
             self._closing.append(page.close)

@@ -13,6 +13,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -40,14 +41,21 @@ HEALTH: dict[str, Judge] = {"/startupz": startup, "/livez": live, "/readyz": rea
 EXTRA_CONNECTIONS = 1  # uvicorn counts the one that it refuses
 
 
+DRAIN = "/v1/drain"
+QUIT = "/quitquitquit"  # how meshes tell a sidecar that its application is done
+
+
 def application(
     routes: ControlRoutes,
     answers: Answers,
     loop_age_ms: Callable[[], int],
     metrics: Callable[[], Awaitable[Response]],
     more: Iterable[Route] = (),
+    *,
+    allow_quit: bool = False,
 ) -> Starlette:
-    """The application, without its guard. `more`: routes of the page."""
+    """The application, without its guard. `more`: routes of the page; `allow_quit`: QUIT is another name of DRAIN."""
+    calls = [*CALLS, *(replace(call, path=QUIT) for call in CALLS if allow_quit and call.path == DRAIN)]
 
     def control(call: Call) -> Route:
         async def handle(request: Request) -> Response:
@@ -67,7 +75,7 @@ def application(
 
     made = Starlette(
         routes=[
-            *(control(call) for call in CALLS),
+            *(control(call) for call in calls),
             *(health(path, judge) for path, judge in HEALTH.items()),
             Route("/metrics", scrape, methods=["GET"]),
             *more,

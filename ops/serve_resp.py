@@ -12,7 +12,7 @@ from pathlib import Path
 from standfast.ops.audit import Audit
 from standfast.ops.config_types import Config
 from standfast.ops.engine import Engine
-from standfast.ops.resp_connection import Authenticate, Grant
+from standfast.ops.resp_connection import Authenticate, CallLimits, Grant
 from standfast.ops.resp_door import RespDoor, RespLimits
 from standfast.ops.tokens import Role, Tokens
 from standfast.store.errors import BadConfig
@@ -30,6 +30,7 @@ async def open_resp_door(engine: Engine, config: Config, tokens: Tokens, audit: 
             output_bytes=limits.reply_max_bytes,
             unfinished_s=max(limits.command_timeout_ms // 1_000, 1),
             idle_s=limits.idle_timeout_ms // 1_000,
+            calls=CallLimits(limits.batch_ops, limits.batch_max_bytes, limits.wait_max_ms),
         ),
         authenticate=authenticator(tokens, audit) if tokens.from_file else None,
         uids=config.serve.uids or None,

@@ -9,10 +9,12 @@ never changes from worker to worker. Whatever the log does not answer is tried a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from standfast.ops.assign_each import assign_each
 from standfast.ops.tail_moves import Holding, Moves, moves
+from standfast.ops.tail_reads import Rows
 from standfast.ops.tail_worker_process import TailWorker
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import logger
@@ -75,6 +77,12 @@ class TailMover:
         self._open_here(frozenset(active - fenced), frozenset(standby))
         self._tell_workers()
         return frozenset(fenced)
+
+    def read(self, partition: int, path: str, query: str) -> Future[Rows]:
+        """A page of rows of a task that a worker holds. Raises Unavailable, Refused."""
+        if not self.workers:
+            raise Unavailable(f"partition {partition} is not open here at the moment: ask again")
+        return self.workers[partition % len(self.workers)].read(path, query)
 
     def worker_status(self) -> list[Mapping[str, Any]]:
         """The last status document of each worker."""

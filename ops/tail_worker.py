@@ -13,12 +13,14 @@ import os
 import select
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 from standfast.ops.assign_each import assign_each
 from standfast.ops.control_stores import spec_of
 from standfast.ops.status import status_document
 from standfast.ops.tail_moves import FENCED, Holding
+from standfast.ops.tail_reads import ReadRows
 from standfast.ops.tail_worker_protocol import Beat, Failed, Hold, Open, Report, State, Stop, parse_order, report_line
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InternalError, Unavailable
@@ -163,6 +165,7 @@ def main() -> int:
     threading.Thread(target=beat, name="standfast-beat", daemon=True).start()
     pending = b""
     worker: Worker | None = None
+    ask: Callable[[ReadRows], None] | None = None
     session: Session | None = None
     while True:
         ready, _, _ = select.select([0], [], [], LOOK_S)
@@ -180,14 +183,25 @@ def main() -> int:
                 if isinstance(order, Open):
                     session = open_session(order)
                     worker = Worker(session)
-                elif worker is None:
+                elif worker is None or session is None:
                     raise InternalError("a worker was told to hold tasks before it was opened")
+                elif isinstance(order, ReadRows):
+                    ask = ask or reader_of(session)
+                    ask(order)
                 else:
                     worker.hold(order)
         if worker is not None:
             state = worker.look()
             if state is not None:
                 tell(state)
+
+
+def reader_of(session: Session) -> Callable[[ReadRows], None]:
+    """What rows are asked of; loaded once somebody asks, so that workers start sooner."""
+    from standfast.ops.http_routes import Routes
+    from standfast.ops.tail_reader import Reader
+
+    return Reader(Routes(session), tell).ask
 
 
 def run() -> int:

@@ -14,12 +14,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from standfast.ops.tail_moves import Holding
+from standfast.ops.tail_reads import Reads, Rows
 from standfast.ops.tail_worker_protocol import Failed, Hold, Open, Report, State, Stop, order_line, parse_report
 from standfast.store.clock import Clock
-from standfast.store.errors import StandfastError
+from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import logger
 
 MODULE = "standfast.ops.tail_worker"
@@ -43,6 +45,7 @@ class TailWorker:
         self._wanted: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
         self._sent: tuple[frozenset[int], frozenset[int]] | None = None
         self._state: State | None = None
+        self._reads = Reads()
         self._start_ms = 0
         self._started_ms = 0
         self._wait_ms = RESTART_MS
@@ -88,9 +91,20 @@ class TailWorker:
         self._send()
         return self._state.tasks if self._state is not None and self.settled else None
 
+    def read(self, path: str, query: str) -> Future[Rows]:
+        """A page of committed rows of what it holds. Raises Unavailable while none runs, Refused: TOO_LARGE, LIMIT."""
+        if self._process is None or self._state is None:
+            raise Unavailable("the worker that is to have the standby is starting: ask again")
+        order, future = self._reads.ask(path, query)
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it died: its silence says so
+            self._process.stdin.write(order_line(order))
+        return future
+
     def close(self) -> None:
         """End it: cleanly if it does so in time."""
         process, self._process = self._process, None
+        self._reads.lose()
         if process is None:
             return
         assert process.stdin is not None and process.stdout is not None
@@ -177,6 +191,8 @@ class TailWorker:
             self.error = report.message
             logger.error("the worker for restores and standbys failed: %s: %s", report.kind, report.message)
             return
+        if isinstance(report, Rows):
+            self._reads.answer(report)
         if not isinstance(report, State):
             return
         self._state = report
@@ -191,5 +207,6 @@ class TailWorker:
         self._start_ms = now_ms + self._wait_ms
         self._wait_ms = min(self._wait_ms * 2, RESTART_MS_MAX)
         self._state = None
+        self._reads.lose()
         self.status = None
         self.restarts += 1

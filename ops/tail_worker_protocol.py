@@ -1,7 +1,7 @@
 """What the server and its worker for restores and standbys say to each other: one JSON object a line.
 
-    server  ── Open, then Hold*, Stop ──>  worker      on its standard input; its end, without Stop, ends the worker
-    server  <── State*, Beat*, Failed ──   worker      on its standard output
+    server  ── Open, then Hold*, ReadRows*, Stop ──>  worker     on its standard input; its end, without Stop, ends it
+    server  <── State*, Rows*, Beat*, Failed ──       worker     on its standard output
 
 Rules of this file: pure, values only. The log's address may hold secrets: it goes through the pipe and not on a
 command line that every user can list.
@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 from standfast.ops.tail_moves import Holding
+from standfast.ops.tail_reads import ReadRows, Rows
 from standfast.store.errors import InternalError
 
 
@@ -72,9 +73,14 @@ class Failed:
     message: str
 
 
-Order: TypeAlias = Open | Hold | Stop
-Report: TypeAlias = State | Beat | Failed
-_ORDERS: dict[str, type[Open] | type[Hold] | type[Stop]] = {"Open": Open, "Hold": Hold, "Stop": Stop}
+Order: TypeAlias = Open | Hold | ReadRows | Stop
+Report: TypeAlias = State | Rows | Beat | Failed
+_ORDERS: dict[str, type[Open] | type[Hold] | type[ReadRows] | type[Stop]] = {
+    "Open": Open,
+    "Hold": Hold,
+    "ReadRows": ReadRows,
+    "Stop": Stop,
+}
 
 
 def order_line(order: Order) -> bytes:
@@ -109,6 +115,8 @@ def parse_report(line: bytes) -> Report:
             return Failed(**shape)
         if said == "Beat":
             return Beat(**shape)
+        if said == "Rows":
+            return Rows(**shape)
         if said != "State":
             raise ValueError(f"{said!r} is no kind of report")
         shape["tasks"] = {int(partition): Holding(**one) for partition, one in shape["tasks"].items()}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from standfast.replication.embedded_db import Database, Transaction
-from standfast.replication.log import Committed, GroupView, Member
+from standfast.replication.log import Committed, ConsumerMember, GroupView, Member
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import Fenced, InvalidRequest
@@ -127,7 +127,7 @@ class EmbeddedGroup:
             return found
         return {TopicPartition(*source): found[source] for source in partitions if source in found}
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, Committed], member: ConsumerMember | None = None) -> None:
         """Commit without a transaction of records; all of them or none."""
         check_commit(self._name, offsets)
         with self._db.write() as run:

@@ -109,13 +109,20 @@ class KafkaGroup:
             return {}
         return self._cluster.patiently(f"offsets of group {self._name!r}", lambda: self._offsets(wanted))
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """Commit without a transaction of records; all of them or none. Raises UnknownStore for an absent partition."""
+    def commit(self, offsets: Mapping[TopicPartition, Committed], member: ConsumerMember | None = None) -> None:
+        """Commit without a transaction of records; all of them or none. Raises UnknownStore for an absent partition.
+
+        With `member`, the broker refuses it (Fenced) if that is no member of that generation any more. The client can
+        say so in a transaction only, so it is one, of offsets alone.
+        """
         self._check_open()
         check_commit(self._name, offsets)
         if not offsets:
             return
         self._check_exist(offsets)
+        if member is not None:
+            self._transact(GroupCommit(self._name, offsets, member))
+            return
         if self._consumer is None:
             self._consumer = self._cluster.consumer(self._name)
         if not self._cluster.patiently(f"committing offsets of group {self._name!r}", lambda: self._commit(offsets)):

@@ -309,8 +309,8 @@ class Group(Protocol):
         """Committed offsets of these partitions (all of the group if None); absent where there is none."""
         ...
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """Commit without a transaction."""
+    def commit(self, offsets: Mapping[TopicPartition, Committed], member: ConsumerMember | None = None) -> None:
+        """Commit apart from records; all of them or none. `member` as in GroupCommit."""
         ...
 
     def close(self) -> None: ...

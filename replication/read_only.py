@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from standfast.replication.log import (
     Committed,
+    ConsumerMember,
     Group,
     GroupView,
     Log,
@@ -144,7 +145,7 @@ class ReadOnlyGroup:
         """The group's own."""
         return self._group.committed(partitions)
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, Committed], member: ConsumerMember | None = None) -> None:
         """Refused."""
         _refuse("no offsets are committed")
 

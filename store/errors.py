@@ -36,6 +36,10 @@ class InvalidRequest(StandfastError):
     """The call or the settings are wrong; nothing was changed."""
 
 
+class TooLarge(InvalidRequest):
+    """A key, a value or a record is over its limit; nothing was changed."""
+
+
 class UnknownStore(InvalidRequest):
     """A store, column family or topic that does not exist was named."""
 

@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from standfast.store.buffer import ENTRY_OVERHEAD_BYTES, WriteBuffer, merge_pending
 from standfast.store.engine import Engine, Row, RowScan
-from standfast.store.errors import Closed, Corruption, InvalidRequest
+from standfast.store.errors import Closed, Corruption, InvalidRequest, TooLarge
 
 T = TypeVar("T")
 
@@ -143,11 +143,11 @@ class StoreRows:
             raise InvalidRequest(f"store {self.name!r} is open for reading only: only the active task writes")
         size = len(value) if value is not None else 0
         if len(key) > self.limits.key_bytes:
-            raise InvalidRequest(
+            raise TooLarge(
                 f"store {self.name!r}: key of {len(key)} bytes is over the limit of {self.limits.key_bytes} bytes"
             )
         if size > self.limits.value_bytes:
-            raise InvalidRequest(
+            raise TooLarge(
                 f"store {self.name!r}: value of {size} bytes is over the limit of {self.limits.value_bytes} bytes: "
                 "split it, or raise value_max_bytes together with the log's own message limit"
             )

@@ -188,7 +188,8 @@ class Task:
         `source_offsets` maps (topic, partition) to the next offset to process. When this returns, the state survives
         the kill of any process; when it raises, the task takes no more writes until it is opened again. Stream times
         and progress that moved without a new offset are committed with the known offsets, so that the log has them.
-        Exactly once, `member` is the consumer that read the records: if it is that no more, the commit is Fenced.
+        `member` is the consumer that read the records: if it is that no more, the commit is Fenced. At least once its
+        changes are in the log by then, and the offsets are not.
         """
         self._check_running()
         offsets = self._checked_offsets(source_offsets or {})
@@ -367,7 +368,7 @@ class Task:
         self.stores.commit(cut)
         reach("commit.local")
         if self.guarantee == "at_least_once" and commit.offsets:
-            self._group.commit(commit.offsets)
+            self._group.commit(commit.offsets, commit.member)
         return acknowledged
 
     def _check_log(self, batches: Batches, acknowledged: Mapping[TopicPartition, int]) -> None:

@@ -139,7 +139,11 @@ def test_variables_reach_stores_and_librdkafka(tmp_path: Path) -> None:
         ('[http]\norigins = ["*"]\n', ":2: http.origins: '*' is not an origin"),
         (
             '[limits]\nkey_max = "1GiB"\n',
-            ":2: limits.key_max: 1073741824 bytes are more than limits.command_max allows",
+            ":2: limits.key_max: 1073741824 bytes are more than a store takes: 65536 at most",
+        ),
+        (
+            '[limits]\nkey_max = "2KiB"\ncommand_max = "1KiB"\n[store]\nvalue_max = "1KiB"\n',
+            ":2: limits.key_max: 2048 bytes are more than limits.command_max allows",
         ),
         (
             '[app]\nlog = "sqlite:///./l"\n[kafka]\nclient.id = "x"\n',

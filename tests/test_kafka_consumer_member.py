@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
+from fix_serve import Sidecars
 
+import standfast as sf
 from standfast.replication.log import Committed, ConsumerMember, GroupCommit, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.open_log import open_log
@@ -31,20 +33,38 @@ class Joined:
         for at in (self.source, self.out):
             self.log.admin.create_topic(at.topic, 1, TopicPolicy())
         settings: dict[str, Any] = {"bootstrap.servers": address, "group.id": self.group, "group.protocol": protocol}
-        self.consumer = Consumer({**settings, "enable.auto.commit": False, "auto.offset.reset": "earliest"})
-        self.consumer.subscribe([self.source.topic])
-        end = time.monotonic() + JOIN_S
-        while not self.consumer.assignment():
-            assert time.monotonic() < end, "the consumer was not given its partition"
-            self.consumer.poll(0.1)
+        self._settings = {**settings, "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+        self.consumer = self._join()
         raw: bytes = self.consumer.consumer_group_metadata()
         self.generation = struct.unpack("=i", raw[7:11])[0]
         self.member = raw[11:].split(b"\0")[1].decode()
         self.writer = self.log.writer(f"{self.group}-0-0", group=self.group, owner="sidecar")
 
+    def _join(self) -> Consumer:
+        consumer = Consumer(self._settings)
+        consumer.subscribe([self.source.topic])
+        end = time.monotonic() + JOIN_S
+        while not consumer.assignment():
+            assert time.monotonic() < end, "the consumer was not given its partition"
+            consumer.poll(0.1)
+        return consumer
+
+    def replace_consumer(self) -> None:
+        """Another one has the partition."""
+        self.consumer.close()
+        self.consumer = self._join()
+
     def commit(self, offset: int, member: ConsumerMember | None) -> None:
         commit = GroupCommit(self.group, {self.source: Committed(offset, "m")}, member)
         self.writer.transact({self.out: [Outgoing(b"k", b"%d" % offset, 1_000)]}, commit)
+
+    def commit_offsets(self, offset: int, member: ConsumerMember | None) -> None:
+        """As at least once: the offsets alone, after the state."""
+        group = self.log.group(self.group)
+        try:
+            group.commit({self.source: Committed(offset, "m")}, member)
+        finally:
+            group.close()
 
     def found(self) -> int | None:
         group = self.log.group(self.group)
@@ -100,3 +120,43 @@ def test_generation_that_is_over_and_strangers_commit_nothing(joined: Joined) ->
     assert values == [b"1"], "the records of the refused ones were aborted with their offsets"
     joined.commit(2, ConsumerMember(joined.generation, joined.member))
     assert joined.found() == 2
+
+
+def test_offsets_alone_are_taken_of_the_present_member_and_of_nobody_else(joined: Joined) -> None:
+    """At least once. The broker refuses plain commits from outside of the group; a transaction of offsets it checks."""
+    joined.commit_offsets(3, ConsumerMember(joined.generation, joined.member))
+    assert joined.found() == 3
+    for member in (
+        ConsumerMember(joined.generation - 1, joined.member),
+        ConsumerMember(joined.generation + 1, joined.member),
+        ConsumerMember(joined.generation, "nobody"),
+    ):
+        with pytest.raises(Fenced, match="moved on"):
+            joined.commit_offsets(9, member)
+    assert joined.found() == 3
+    joined.commit_offsets(4, ConsumerMember(joined.generation, joined.member))
+    joined.commit_offsets(5, None)
+    assert joined.found() == 5
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+def test_commit_over_the_data_door_is_fenced_once_its_consumer_is_replaced(
+    sidecars: Sidecars, kafka_address: str, guarantee: str
+) -> None:
+    """The application's consumer loses its partition to another one while its sidecar still holds the task."""
+    joined = Joined(kafka_address, "classic")
+    stores = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
+    sidecar = sidecars.start("m", f"kafka://{kafka_address}", joined.group, app__guarantee=guarantee)
+    with sf.connect(sidecar.run_dir, stores=stores, partitions=1) as client:
+        client.assign(active=[0])
+        client.wait_ready(60)
+        task = client.task(0)
+        task.store("kv").put("a", "1")
+        task.commit({tuple(joined.source): 1}, member=(joined.generation, joined.member))
+        assert joined.found() == 1
+        joined.replace_consumer()
+        task.store("kv").put("a", "2")
+        with pytest.raises(Fenced):
+            task.commit({tuple(joined.source): 2}, member=(joined.generation, joined.member))
+        assert joined.found() == 1, "the one that has the partition now begins where the last good commit ended"
+    joined.close()

@@ -6,7 +6,7 @@ import hiredis
 import pytest
 from fix_door import DAY_MS, HOUR_MS, Desk
 
-from standfast.ops.resp_connection import Grant
+from standfast.ops.resp_connection import CallLimits, Grant
 from standfast.ops.resp_table import COMMANDS, REFUSED
 
 START_MS = 1_357_000_000_000 - 1_357_000_000_000 % HOUR_MS
@@ -264,6 +264,30 @@ def test_large_keys_and_values_are_refused_and_change_nothing(desk: Desk) -> Non
     assert "over the limit" in talk.refused("SET", b"k" * 70_000, "v")
     assert "over the limit" in talk.refused("MSET", "a", "1", "b", b"x" * 1_000_001)
     assert talk("MGET", "k", "a", "b") == [None, None, None]
+    refusals = desk.engine.statistics().refusals
+    assert (refusals["SET", "TOO_LARGE"], refusals["MSET", "TOO_LARGE"]) == (2, 1)
+    for request in (("SF.WPUT", "win", b"k" * 70_000, 0, "v"), ("SF.SPUT", "ses", b"k" * 70_000, 0, 9, "v"),
+                    ("SF.VPUT", "ver", b"k" * 70_000, "v"), ("SF.PUT", "kv", b"k" * 70_000, "v")):  # fmt: skip
+        assert "over the limit" in talk.refused(*request)
+    assert talk("SF.COMMIT") == [1, None, 0], "nothing was kept of any of them"
+
+
+def test_steps_have_their_bounds_and_change_nothing_beyond(desk: Desk) -> None:
+    desk.door = desk.door._replace(limits=CallLimits(batch_ops=3, batch_bytes=2_000, wait_ms=50))
+    talk = desk.talk()
+    three, four = ["a", "b", "c"], ["a", "b", "c", "d"]
+    assert talk("MSET", *[word for key in three for word in (key, "1")]) == b"OK"
+    assert talk("MGET", *three) == [b"1"] * 3
+    for request in (("MSET", *four * 2), ("DEL", *four), ("SF.DEL", "kv", *four), ("MGET", *four), ("EXISTS", *four)):
+        assert "keys in one command: 3 at most" in talk.refused(*request)
+    kept, answer = talk.exec(*[("SET", key, "2") for key in four])
+    assert "MULTI takes 3 requests and 2000 bytes" in str(kept[3]) and str(answer).startswith("EXECABORT")
+    kept, answer = talk.exec(("SET", "a", b"x" * 1_500), ("SET", "b", b"x" * 1_500))
+    assert "2000 bytes at most" in str(kept[1]) and str(answer).startswith("EXECABORT")
+    assert talk.exec(("SET", "a", "2"), ("SET", "b", "2"), ("GET", "c")) == [b"OK", b"OK", b"1"]
+    assert talk("MGET", *three) == [b"2", b"2", b"1"]
+    assert "from 0 to 50" in talk.refused("SF.WAITREADY", 51)
+    assert desk.engine.statistics().refusals["DEL", "TOO_LARGE"] == 1
 
 
 def test_full_write_buffer_is_busy_until_a_commit(desk: Desk) -> None:

@@ -139,6 +139,15 @@ def test_drain_closes_tasks_and_makes_unready_and_the_process_waits_for_its_sign
     assert sidecar.stop(signal.SIGINT) == 0
 
 
+def test_quit_is_another_name_of_drain_where_that_is_set(sidecars: Sidecars) -> None:
+    meshed = sidecars.start(http__allow_quit="true")
+    meshed.call("GET", "/quitquitquit", status=405)
+    assert meshed.call("POST", "/quitquitquit")["drained"] is True
+    meshed.call("PUT", "/v1/stores", {"stores": [{"name": "kv", "kind": "keyvalue"}]}, status=503)
+    assert meshed.http is not None and meshed.http.get("/readyz").status_code == 503
+    assert meshed.stop() == 0
+
+
 def test_service_manager_is_told_ready_watchdog_and_stopping(sidecars: Sidecars, tmp_path: Path) -> None:
     import socket
 
