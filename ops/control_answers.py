@@ -16,11 +16,11 @@ from standfast.ops.control_plane import ControlPlane
 from standfast.ops.control_stores import shape_of
 from standfast.ops.health import Facts
 from standfast.ops.metrics_doors import VerifyNumbers
-from standfast.ops.reasons import message_of, reason_of
+from standfast.ops.reasons import NOT_ASSIGNED, Refused, message_of, reason_of
 from standfast.replication.offsets import TaskId
 from standfast.replication.takeover import MemberPlan
 from standfast.restore.verify import committed_views, verify_task
-from standfast.store.errors import InvalidRequest, StandfastError, UnknownStore
+from standfast.store.errors import StandfastError, UnknownStore
 from standfast.stream.task import Task
 
 Json = dict[str, Any]
@@ -173,7 +173,7 @@ class Answers:
                 views = {name: view for name, view in committed_views(task.stores).items() if store in (None, name)}
                 jobs.append((TaskId(0, number), views, dict(task.stores.cut.positions)))
         if not jobs:
-            raise InvalidRequest("nothing to verify: no active task of that partition is ready here")
+            raise Refused(NOT_ASSIGNED, "nothing to verify: no active task of that partition is ready here")
 
         def run() -> Json:
             verdicts = [

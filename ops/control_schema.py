@@ -36,7 +36,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 def parse_body(body: bytes, schema: Schema) -> dict[str, Any]:
     """The object in a request's body. Raises InvalidRequest that says where it does not fit the schema."""
     try:
-        value = json.loads(body, parse_constant=_refuse_constant) if body else {}
+        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_number) if body else {}
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     check(value, schema)
@@ -130,6 +130,12 @@ def _shown(value: Any) -> str:
         return "an object" if isinstance(value, dict) else "a list"
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a number that large"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _number(text: str) -> float | int:
+    """7.0 is a whole number in JSON Schema, and in languages that know one kind of number."""
+    found = float(text)
+    return int(found) if found.is_integer() and abs(found) <= 2**53 else found
 
 
 def _refuse_constant(name: str) -> Any:

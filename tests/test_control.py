@@ -18,11 +18,17 @@ from fix_serve import FOUR, KEYVALUE, Sidecar, Sidecars, wait_for
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 import standfast as sf
 
 pytestmark = pytest.mark.slow
 NOT_YET = {"RESTORING", "UNAVAILABLE"}
+BEYOND_A_SCHEMA = {  # where a request that fits the schema may still be wrong, which is 400
+    ("PUT", "/v1/stores"),  # each kind has fields of its own, a retention is not below the window
+    ("PUT", "/v1/assignment"),  # a partition below their number, named once
+    ("GET", "/v1/stores/{name}/{verb}"),  # each verb has parameters of its own
+}
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
 
 
@@ -347,10 +353,13 @@ def test_answers_keep_to_the_document_whatever_is_asked(sidecars: Sidecars) -> N
             @given(case=api.as_strategy(generation_mode=mode))
             def run(case: Any) -> None:
                 response = case.call()
-                # Not yet and not here are 503 and 409, which the document has; everything else is a server's error.
-                not_now = [not_a_server_error] if response.status_code == 503 else []
-                assert response.status_code != 503 or response.json()["reason"] in NOT_YET, response.text
-                case.validate_response(response, excluded_checks=not_now)
+                left_out: list[Any] = []
+                if response.status_code == 503:
+                    assert response.json()["reason"] in NOT_YET, response.text
+                    left_out.append(not_a_server_error)
+                if (case.method.upper(), case.path) in BEYOND_A_SCHEMA:
+                    left_out.append(positive_data_acceptance)
+                case.validate_response(response, excluded_checks=left_out)
 
             run()
             checked += 1

@@ -187,3 +187,12 @@ def test_tokens_are_asked_for_where_there_are_some(sidecars: Sidecars, tmp_path:
     bearer = {"Authorization": "Bearer a-token-of-the-app-0"}
     assert sidecar.http.get("/v1/status", headers=bearer).status_code == 200
     assert sidecar.http.post("/v1/drain", headers=bearer, json={}).status_code == 403
+
+
+def test_whole_numbers_may_be_written_with_a_point() -> None:
+    """As JSON Schema has it: 7.0 is an integer, 7.5 and what a float cannot count up to are none."""
+    found = schemas.parse_body(b'{"generation": 7.0}', schemas.HEARTBEAT)["generation"]
+    assert (found, type(found)) == (7, int)
+    for text in (b"7.5", b"1e300", b"-1.0", b"1e16"):
+        with pytest.raises(InvalidRequest, match=r"generation: must be"):
+            schemas.parse_body(b'{"generation": %b}' % text, schemas.HEARTBEAT)
