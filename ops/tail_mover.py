@@ -14,8 +14,8 @@ from typing import Any
 
 from standfast.ops.assign_each import assign_each
 from standfast.ops.tail_moves import Holding, Moves, moves
-from standfast.ops.tail_reads import Rows
 from standfast.ops.tail_worker_process import TailWorker
+from standfast.ops.tail_worker_protocol import Rows
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import logger
 from standfast.stream.session import Session

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from standfast.ops.http_routes import ERROR_SCHEMA, Refusal, Routes
 from standfast.ops.reasons import message_of, reason_of
-from standfast.ops.tail_reads import ReadRows, Rows
+from standfast.ops.tail_worker_protocol import ReadRows, Rows
 from standfast.store.errors import StandfastError
 
 ROWS_MAX = 1_000

@@ -9,34 +9,14 @@ Nothing is logged: paths hold keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any
 
 from standfast.ops.reasons import LIMIT, TOO_LARGE, Refused
+from standfast.ops.tail_worker_protocol import ReadRows, Rows
 from standfast.store.errors import Unavailable
 
 ASKED_MAX = 16
 ASKED_BYTES_MAX = 24 << 10  # below what a pipe holds, however they are escaped
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRows:
-    """Read committed rows; `id` comes back in the answer."""
-
-    id: int
-    path: str
-    query: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The page, or why there is none: `status`, and the error as the control door tells it."""
-
-    id: int
-    status: int
-    document: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Reads:

@@ -20,8 +20,18 @@ from standfast.ops.assign_each import assign_each
 from standfast.ops.control_stores import spec_of
 from standfast.ops.status import status_document
 from standfast.ops.tail_moves import FENCED, Holding
-from standfast.ops.tail_reads import ReadRows
-from standfast.ops.tail_worker_protocol import Beat, Failed, Hold, Open, Report, State, Stop, parse_order, report_line
+from standfast.ops.tail_worker_protocol import (
+    Beat,
+    Failed,
+    Hold,
+    Open,
+    ReadRows,
+    Report,
+    State,
+    Stop,
+    parse_order,
+    report_line,
+)
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InternalError, Unavailable
 from standfast.store.log import logger

@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from standfast.ops.tail_moves import Holding
-from standfast.ops.tail_reads import Reads, Rows
-from standfast.ops.tail_worker_protocol import Failed, Hold, Open, Report, State, Stop, order_line, parse_report
+from standfast.ops.tail_reads import Reads
+from standfast.ops.tail_worker_protocol import Failed, Hold, Open, Report, Rows, State, Stop, order_line, parse_report
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import logger

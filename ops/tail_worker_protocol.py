@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 from standfast.ops.tail_moves import Holding
-from standfast.ops.tail_reads import ReadRows, Rows
 from standfast.store.errors import InternalError
 
 
@@ -43,6 +42,24 @@ class Hold:
     round: int
     active: tuple[int, ...]
     standby: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRows:
+    """Read committed rows; `id` comes back in the answer."""
+
+    id: int
+    path: str
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The page, or why there is none: `status`, and the error as the control door tells it."""
+
+    id: int
+    status: int
+    document: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

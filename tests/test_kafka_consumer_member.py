@@ -152,11 +152,11 @@ def test_commit_over_the_data_door_is_fenced_once_its_consumer_is_replaced(
         client.wait_ready(60)
         task = client.task(0)
         task.store("kv").put("a", "1")
-        task.commit({tuple(joined.source): 1}, member=(joined.generation, joined.member))
+        task.commit({(joined.source.topic, 0): 1}, member=(joined.generation, joined.member))
         assert joined.found() == 1
         joined.replace_consumer()
         task.store("kv").put("a", "2")
         with pytest.raises(Fenced):
-            task.commit({tuple(joined.source): 2}, member=(joined.generation, joined.member))
+            task.commit({(joined.source.topic, 0): 2}, member=(joined.generation, joined.member))
         assert joined.found() == 1, "the one that has the partition now begins where the last good commit ended"
     joined.close()

@@ -11,9 +11,10 @@ import pytest
 from fix_serve import Sidecar, Sidecars, wait_for
 
 import standfast as sf
+from standfast.ops.connect import SidecarClient
 from standfast.ops.reasons import LIMIT, TOO_LARGE, Refused
-from standfast.ops.tail_reads import ASKED_BYTES_MAX, ASKED_MAX, Reads, Rows
-from standfast.ops.tail_worker_protocol import order_line, parse_order, parse_report, report_line
+from standfast.ops.tail_reads import ASKED_BYTES_MAX, ASKED_MAX, Reads
+from standfast.ops.tail_worker_protocol import Rows, order_line, parse_order, parse_report, report_line
 from standfast.store.errors import Unavailable
 
 ROWS = 2_500
@@ -26,7 +27,7 @@ ONE = "/v1/stores/kv/get?key=k00007&partition=0"
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sidecar, Sidecar, sf.SidecarClient]]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sidecar, Sidecar, SidecarClient]]:
     """Two sidecars on one log: partition 0 is active in the first and stands by in the second, without lag."""
     made = Sidecars(tmp_path_factory.mktemp("standby-rows"))
     first, second = made.start("a"), made.start("b")
@@ -114,7 +115,7 @@ def test_lag_is_told_and_a_worker_that_died_gives_rows_again(pair: Any) -> None:
         assert standby.http is not None
         found = standby.http.get(ONE + "&stale=1")
         seen.add(found.status_code)
-        return found.status_code == 200 and found.json()["rows"][0]["value"] == "newer"
+        return found.status_code == 200 and bool(found.json()["rows"][0]["value"] == "newer")
 
     wait_for(answers, told=standby.told)
     assert seen <= {200, 404, 409, 503}, "while it starts there is nobody to ask, and nothing else"
