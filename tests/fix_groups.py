@@ -20,16 +20,37 @@ import pytest
 
 # Who has two of the marks goes by the first, since a session of Spark costs more than a broker.
 SHARED = ("spark", "kafka", "packaging")
-# Tests on a broker wait more than they compute: whole files, in two processes at a time. These are about half of it.
-SECOND_BROKER: frozenset[str] = frozenset()
+# Tests on a broker wait more than they compute: two processes have one each. These files are about half of the work.
+SECOND_BROKER = {
+    "test_crash_kafka.py",
+    "test_kafka_log.py",
+    "test_kafka_streams.py",
+    "test_own_loop_examples.py",
+    "test_source_changelog_kafka.py",
+}
+# Files that start something dear once for all of their tests, and need nothing of other files.
+TOGETHER = {
+    "test_broker_fetch.py",
+    "test_cli.py",
+    "test_control.py",
+    "test_demo_board.py",
+    "test_demo_run.py",
+    "test_demo_scenarios.py",
+    "test_demo_scenarios_replication.py",
+    "test_http.py",
+    "test_kafka_broker_down.py",
+    "test_page_browser.py",
+    "test_tidy.py",
+    "test_tidy_lists.py",
+}
 
 
 def group_of(item: pytest.Item) -> str | None:
     """The group of a test, None if it may run anywhere."""
+    if item.path.name in TOGETHER:
+        return item.path.name
     mark = next((mark for mark in SHARED if item.get_closest_marker(mark)), None)
-    if mark == "kafka" and item.path.name in SECOND_BROKER:
-        return "kafka-2"
-    return mark
+    return "kafka-2" if mark == "kafka" and item.path.name in SECOND_BROKER else mark
 
 
 def _groups_file(run: str) -> Path:

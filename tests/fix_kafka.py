@@ -66,10 +66,13 @@ def map_classes_in(java: Java, jars: Path, say: Say) -> None:
                 say(f"an archive of the broker's classes, in {target}, once")
                 (made := folder / "made").mkdir()
                 broker.JVM_LIGHT = (*plain, f"-XX:ArchiveClassesAtExit={made / ARCHIVE}", "-Xlog:disable")
+                example = Broker(folder / "broker", light=True)
                 try:
-                    with Broker(folder / "broker", light=True):
-                        pass
+                    example.start()
+                except Unavailable as error:  # nothing but time depends on it
+                    say(f"there will be none: {error}")
                 finally:
+                    example.stop()
                     broker.JVM_LIGHT = plain
                 put_in_place(made, target)
     if (target / ARCHIVE).exists():
