@@ -8,6 +8,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo check test lint audit format crash bench bench-compare bench-spark pins clean
 MAKEFLAGS += --no-print-directory
+# Hundreds of tests start processes of ours: each would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin

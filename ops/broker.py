@@ -42,7 +42,7 @@ from standfast.store.state_dir import write_atomically
 JAR_SET = "kafka"
 PORTS_FILE = "PORTS.json"
 JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", "-XX:+ExitOnOutOfMemoryError")
-JVM_LIGHT = ("-XX:TieredStopAtLevel=1",)
+JVM_LIGHT: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",)
 START_MS_MAX = 90_000
 FORMAT_S_MAX = 60.0
 PROBE_S_MAX = 2.0

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 pytest_plugins = [
     "fix_serve",
     *(
+        "fix_groups",
         "fix_embedded",
         "fix_kafka",
         "fix_java",
@@ -51,22 +51,8 @@ settings.register_profile(
 settings.load_profile(os.environ.get("STANDFAST_HYPOTHESIS_PROFILE", "default"))
 
 
-# Tests that share something dear (a broker, a Spark session, a built wheel) go to the same process of `make test`.
-SHARED = (
-    "spark",
-    "kafka",
-    "packaging",
-)  # who shares two: by the first, since a session of Spark costs more than a broker
-BROKERS = 2  # tests on a broker wait more than they compute: two of them at a time, whole files
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        name = next((mark for mark in SHARED if item.get_closest_marker(mark)), None)
-        if name == "kafka":
-            name += str(crc32(item.path.name.encode()) % BROKERS)
-        if name is not None:
-            item.add_marker(pytest.mark.xdist_group(name))
         if item.get_closest_marker("spark"):  # its client leaves sockets to the garbage collector
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 

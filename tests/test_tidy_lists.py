@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 
 import pytest
+from fix_groups import SECOND_BROKER, TOGETHER
 
 NOT_PACKAGES = {"tests", "benchmarks", "examples", "requirements"}
 LOCK_FILES = {"package-lock.json", "yarn.lock", "pnpm-lock.yaml", "npm-shrinkwrap.json", "go.sum"}
@@ -241,3 +242,7 @@ def test_metric_table_that_agrees_is_accepted() -> None:
 )
 def test_metric_table_that_differs_is_found(metrics: list[str], readme: str) -> None:
     assert list(check_metric_table(metrics, readme))
+
+
+def test_files_of_a_group_are_there(repo_root: Path) -> None:
+    assert [name for name in sorted(TOGETHER | SECOND_BROKER) if not (repo_root / "tests" / name).is_file()] == []
