@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
-from urllib.parse import quote
 
 from standfast.ops.page_model import (
     LAGS_KEPT,
@@ -113,6 +112,7 @@ TABLES = (
     ),
 )
 OPTIONAL = {"schedules", "doors"}
+PLAIN = str.maketrans("", "", "._-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,8 @@ def document(status: Json, page: Page, now_ms: int, seen: str = "", *, actions: 
 <main id="main">
 <dl id="tiles" aria-label="Summary">{page.blocks["tiles"]}</dl>
 {"".join(_section(spec, page.tables[spec.name]) for spec in shown)}
-{ACTIONS if actions else ""}<section aria-labelledby="h-about"><h2 id="h-about">About</h2><div id="facts">{page.blocks["facts"]}</div></section>
+{ACTIONS if actions else ""}
+<section aria-labelledby="h-about"><h2 id="h-about">About</h2><div id="facts">{page.blocks["facts"]}</div></section>
 </main>
 </body>
 </html>
@@ -350,7 +351,7 @@ def _changelog_rows(status: Json) -> Iterator[tuple[str, str]]:
         yield _row(
             store_key(task, store),
             task["task"],
-            _peek_link(task, store) if status.get("peek") and "_" in task["task"] else _text(store["store"]),
+            _peek_link(task, store) if status.get("peek") else _text(store["store"]),
             f"<td>{drawn} {label}{note}</td>",
             _number(store["begin"]),
             _number(store["position"]),
@@ -359,8 +360,10 @@ def _changelog_rows(status: Json) -> Iterator[tuple[str, str]]:
 
 
 def _peek_link(task: Json, store: Json) -> Cell:
-    where = f"peek/{quote(store['store'], safe='')}/{int(task['partition'])}"
-    return f'<td><a href="{escape(where)}">{escape(str(store["store"]))}</a></td>'
+    name = str(store["store"])
+    if not (name.isascii() and name.translate(PLAIN).isalnum()):  # no store can be named so
+        return _text(name)
+    return f'<td><a href="peek/{name}/{int(task["partition"])}">{name}</a></td>'
 
 
 def _schedule_row(one: Json) -> tuple[str, str]:

@@ -177,7 +177,7 @@ def test_a_thousand_tasks_are_there_within_a_second(serve: Serve, tab: Page) -> 
 
 
 def start(port: int, epoch: int) -> tuple[subprocess.Popen[str], int]:
-    command = [sys.executable, "-P", Path(__file__).with_name("page_child.py"), str(port), str(epoch)]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("page_child.py")), str(port), str(epoch)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     return child, int(child.stdout.readline())
