@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -10,11 +11,15 @@ import pytest
 from starlette.applications import Starlette
 
 from standfast.ops.config_types import HttpSection
+from standfast.ops.control_events import Events
+from standfast.ops.control_timers import Timers
 from standfast.ops.http_guard import store_of
 from standfast.ops.page import OpsPage
 from standfast.ops.page_feed import NOTHING
-from standfast.ops.page_model import percentile, restore_phases
+from standfast.ops.page_html import render
+from standfast.ops.page_model import History, percentile, restore_phases
 from standfast.ops.page_peek import RECORDS_MAX, Look, look
+from standfast.ops.status import status_document
 from standfast.ops.tokens import OWNER, READER, Actor
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import UnknownStore
@@ -22,6 +27,7 @@ from standfast.store.errors import UnknownStore
 if TYPE_CHECKING:
     from fix_sessions import Bench
 
+NAMES = ("plain.name-1_x", '"><b>', "a/../b", "?", "")
 EVIL = '<img src=x onerror="alert(1)">'
 
 
@@ -99,3 +105,28 @@ def test_time_of_restores_is_told_by_its_phases() -> None:
     spent = {"fetch": 400_000_000, "decode": 100_000_000, "write": 500_000_000, "ingest": 1, "idle": 9_000_000_000}
     assert restore_phases({"counters": {"restore_phases_ns": spent}}) == "fetch 39 %, decode 9 %, write 49 % of 1.0 s"
     assert restore_phases({"counters": {}}) == "" == restore_phases({})
+
+
+def test_no_link_is_made_of_a_name_that_no_store_can_have(bench: Bench) -> None:
+    found = {**status_document(bench.active("a", partitions=(0,)).statistics()), "peek": True}
+    found["tasks"][0]["stores"] = [{**one, "store": name} for one in found["tasks"][0]["stores"][:1] for name in NAMES]
+    rows = render(found, History(), 0).tables["changelogs"].values()
+    links = [found for row in rows for found in re.findall(r'href="([^"]*)"', row)]
+    assert links == ["peek/plain.name-1_x/0"]
+
+
+def test_schedules_are_shown_with_what_they_missed_and_counted(bench: Bench) -> None:
+    session = bench.active("a", partitions=(0,))
+    loop = asyncio.new_event_loop()
+    timers = Timers(bench.clock, Events(loop))
+    timers.schedule(frozenset({0}), 0, "wall_clock_time", 1_000, None)
+    timers.schedule(frozenset({0}), 0, "stream_time", 60_000, 5_000)
+    now_ms = bench.clock.wall_ms()
+    bench.clock.advance(3_500)
+    timers.tick(frozenset({0}), {0: session.task(0)})
+    wall, stream = timers.shown()
+    assert (wall["task"], wall["next_ms"], wall["missed"], wall["interval_ms"]) == ("0_0", now_ms + 4_000, 2, 1_000)
+    assert (stream["kind"], stream["next_ms"], stream["missed"]) == ("stream_time", 5_000, 0)
+    assert timers.counters.punctuations == {("wall_clock_time", "fired"): 1}
+    assert timers.counters.punctuation_delay_seconds[("wall_clock_time",)].total == 2.5
+    loop.close()
