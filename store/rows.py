@@ -121,12 +121,13 @@ class StoreRows:
         """The row as this task sees it: buffered first, then stored."""
         if self.closed:
             self._refuse_closed()
-        self.counters.get += 1
+        counters = self.counters
+        counters.get = count = counters.get + 1
         rows = self.buffer.rows.get(family)
         if rows is not None and key in rows:
             return rows[key]
         try:
-            if self.counters.get & SAMPLE_MASK or self.get_seconds is None:
+            if count & SAMPLE_MASK or self.get_seconds is None:
                 return self.engine.get(family, key)
             started_ns = measured_ns()
             row = self.engine.get(family, key)
