@@ -108,7 +108,7 @@ def test_time_of_restores_is_told_by_its_phases() -> None:
 
 
 def test_no_link_is_made_of_a_name_that_no_store_can_have(bench: Bench) -> None:
-    found = {**status_document(bench.active("a", partitions=(0,)).statistics()), "peek": True}
+    found: dict[str, Any] = {**status_document(bench.active("a", partitions=(0,)).statistics()), "peek": True}
     found["tasks"][0]["stores"] = [{**one, "store": name} for one in found["tasks"][0]["stores"][:1] for name in NAMES]
     rows = render(found, History(), 0).tables["changelogs"].values()
     links = [found for row in rows for found in re.findall(r'href="([^"]*)"', row)]
