@@ -157,6 +157,7 @@ class HttpSection:
     )
     page: bool = shown(True, SWITCH, "whether the ops page is served")
     allow_quit: bool = shown(False, SWITCH, "whether POST /quitquitquit drains as POST /v1/drain does")
+    peek: bool = shown(False, SWITCH, "whether the page may show the newest records of a changelog, keys and values")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

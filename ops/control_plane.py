@@ -237,8 +237,10 @@ class ControlPlane:
 
     def update_table(self) -> None:
         """Tell the doors what they may use."""
-        self.pending = self.session.pending(self.wanted)
-        table = self.session.table(self.wanted, self._fenced, self.pending)
+        pending = self.session.pending(self.wanted)
+        table = self.session.table(self.wanted, self._fenced, pending)
+        # A task may become whole between the two looks; what the doors may use is never told to be on its way.
+        self.pending = [one for one in pending if one.partition not in table.open]
         now_ms = self.clock.monotonic_ms()
         if self.pending and now_ms >= self._progress_ms:
             self._progress_ms = now_ms + PROGRESS_MS

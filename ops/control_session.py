@@ -21,11 +21,12 @@ from standfast.ops.tail_mover import TailMover
 from standfast.ops.tail_worker_process import TailWorker
 from standfast.ops.tail_worker_protocol import Open
 from standfast.ops.task_table import Table
-from standfast.replication.offsets import TaskId
+from standfast.replication.log import Log
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.bulk import BulkStatistics
 from standfast.restore.bulk_plan import COLD_RECORDS
 from standfast.store.clock import Clock
-from standfast.store.errors import Fenced, InvalidRequest, NotReady, StandfastError, Unavailable
+from standfast.store.errors import Fenced, InvalidRequest, NotReady, StandfastError, Unavailable, UnknownStore
 from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir, write_marker
@@ -190,6 +191,15 @@ class ControlSession:
             task.stores.checkpoint(copy)
             write_marker(copy, self._state.app, str(TaskId(0, partition)))
         return self.positions(frozenset(tasks))
+
+    def changelog(self, store: str, partition: int) -> tuple[Log, TopicPartition]:
+        """The log, and which partition of it has the changes of a store. Raises NotReady, UnknownStore."""
+        session = self.session
+        spec = next((one for one in session.specs if one.name == store and one.logging), None)
+        if spec is None:
+            raise UnknownStore(f"no store {store!r} that has a changelog is declared here")
+        self.check(partition)
+        return session.log, TopicPartition(spec.changelog_of(session.app), partition)
 
     def positions(self, partitions: Partitions) -> dict[int, dict[str, int]]:
         """Positions of the stores of tasks that the server holds, by partition and store."""

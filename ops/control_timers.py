@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from standfast.ops.control_events import Events
 from standfast.ops.reasons import LIMIT, NOT_ACTIVE, Refused
@@ -26,6 +27,7 @@ from standfast.stream.punctuation import (
     PunctuationType,
     first_due,
 )
+from standfast.stream.statistics import SessionCounters
 from standfast.stream.task import Task
 
 SCHEDULES_MAX = 1_000
@@ -38,6 +40,7 @@ class _Schedule:
     interval_ms: int
     due_ms: int
     handle: Cancellable
+    missed: int = 0
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class Timers:
         self._schedules: dict[int, _Schedule] = {}
         self._queues: dict[int, _Queues] = {}
         self._last = 0
+        self.counters = SessionCounters()  # of punctuations only; read by other threads
 
     def schedule(
         self, active: frozenset[int], partition: int, kind: str, interval_ms: int, start_ms: int | None
@@ -102,9 +106,27 @@ class Timers:
             queues.by_kind[STREAM_TIME].may_punctuate(min(times.values(), default=None))
             queues.by_kind[WALL_CLOCK_TIME].may_punctuate(self._clock.monotonic_ms())
 
+    def shown(self) -> list[dict[str, Any]]:
+        """Each schedule for the page; `next_ms` is stream time or wall time. From any thread."""
+        offset_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
+        return [
+            {
+                "task": f"0_{one.partition}",
+                "id": number,
+                "kind": one.kind.value,
+                "interval_ms": one.interval_ms,
+                "next_ms": one.due_ms + (offset_ms if one.kind is WALL_CLOCK_TIME else 0),
+                "missed": one.missed,
+            }
+            for number, one in sorted(dict(self._schedules).items())
+        ]
+
     def _fire(self, number: int, now_ms: int) -> None:
         one = self._schedules[number]
         missed = max((now_ms - one.due_ms) // one.interval_ms, 0)
+        one.missed += missed
+        self.counters.punctuations[one.kind.value, "fired"] += 1
+        self.counters.punctuation_delay_seconds[(one.kind.value,)].observe(max(now_ms - one.due_ms, 0) / 1_000)
         one.due_ms += (missed + 1) * one.interval_ms
         timestamp = now_ms if one.kind is STREAM_TIME else self._clock.wall_ms()
         self._events.publish(

@@ -59,8 +59,10 @@ def role_needed(method: str, path: str) -> Role | None:
 
 
 def store_of(path: str) -> str | None:
-    """The store that a path under /v1/stores/ is about."""
+    """The store that a path under /v1/stores/ or /peek/ is about."""
     parts = path.split("/")
+    if parts[1:2] == ["peek"]:
+        return parts[2] if len(parts) > 2 else None
     return parts[3] if len(parts) > 3 and parts[1:3] == ["v1", "stores"] else None
 
 
@@ -184,7 +186,8 @@ class Guard:
 
 def _shown_path(path: str) -> str:
     """What may be told of a path: behind it are names of stores, and keys."""
-    return "/".join(path.split("/")[:3])[:60]
+    parts = path.split("/")
+    return "/".join(parts[: 2 if parts[1:2] == ["peek"] else 3])[:60]
 
 
 def _no_permission(needed: Role) -> Refusal:

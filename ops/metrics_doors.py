@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from standfast.ops.metrics_values import Sample, buckets
-from standfast.stream.statistics import Histogram
+from standfast.store.histogram import Histogram
 
 RESP = "resp"
 HTTP = "http"

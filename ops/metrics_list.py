@@ -52,9 +52,22 @@ METRICS: tuple[Metric, ...] = (
     Metric("restore_workers", "gauge", (), "Processes that build files for a bulk restore now"),
     Metric("restore_runs_total", "counter", (), "Runs of sorted files that bulk restores took in"),
     Metric("restore_worker_failures_total", "counter", (), "Times a worker of a bulk restore failed or was killed"),
-    Metric("restore_duration_seconds", "histogram", (), "From assignment or promotion of a task until it ran"),
+    Metric(
+        "restore_duration_seconds",
+        "histogram",
+        ("store", "reason"),
+        "From assignment, promotion or loss of a task until it ran, for each of its stores",
+    ),
+    Metric(
+        "restore_phase_seconds_total",
+        "counter",
+        ("phase",),
+        "Time that restores spent, over all processes: fetch, decode, write, ingest, compact, idle",
+    ),
     Metric("gate_wait_seconds", "histogram", (), "How long the restore gate stayed shut"),
-    Metric("store_wipes_total", "counter", ("reason",), "Task directories set aside and restored from the log"),
+    Metric(
+        "store_wipes_total", "counter", ("store", "reason"), "Times a store was set aside and restored from the log"
+    ),
     # standby
     Metric("standby_lag_records", "gauge", STORE, "Records between a standby's position and the end of its changelog"),
     Metric("standby_caught_up_timestamp_seconds", "gauge", STORE, "When a standby last stood at the end"),
@@ -70,6 +83,12 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "changelog_skipped_total", "counter", STORE, "Records of a source topic that its store cannot hold, left out"
     ),
+    Metric(
+        "changelog_ack_duration_seconds", "histogram", (), "From handing a commit to the log until its acknowledgement"
+    ),
+    Metric("changelog_errors_total", "counter", ("reason",), "Commits that the log did not take"),
+    Metric("changelog_inflight_records", "gauge", (), "Records handed to the log and not acknowledged yet"),
+    Metric("changelog_queue_bytes", "gauge", (), "Bytes of the commits that wait for the log's acknowledgement"),
     Metric("changelog_start_offset", "gauge", STORE, "First offset the changelog still holds"),
     Metric("changelog_end_offset", "gauge", STORE, "Next offset the changelog will give out"),
     Metric("changelog_position_offset", "gauge", STORE, "Next offset of the changelog to be applied here"),
@@ -82,18 +101,42 @@ METRICS: tuple[Metric, ...] = (
     Metric("processed_records_total", "counter", ("task",), "Records that the processors of a task were given"),
     Metric("dropped_records_total", "counter", ("reason",), "Records or updates left out: late, no key, damaged"),
     Metric("punctuations_total", "counter", ("kind", "outcome"), "Callbacks of schedules that fired, or failed"),
+    Metric(
+        "punctuation_delay_seconds",
+        "histogram",
+        ("kind",),
+        "How far the time of a schedule was passed when it fired; of stream time: in stream time",
+    ),
     Metric("stream_time_seconds", "gauge", ("task",), "Stream time of a task as of its last commit"),
     Metric("task_failures_total", "counter", (), "Tasks that failed in processing, also those opened again"),
     Metric("exchanged_records_total", "counter", (), "Records of internal topics handed on without reading them again"),
     # stores
     Metric("store_ops_total", "counter", (*STORE, "op"), "Calls on a store: put, get, delete, scan"),
+    Metric(
+        "store_op_duration_seconds",
+        "histogram",
+        ("store", "op"),
+        "Reads that reached the database, one in 64: get, and scan until its first row is found",
+    ),
     Metric("store_sst_bytes", "gauge", STORE, "Bytes of a store's files"),
     Metric("store_memtable_bytes", "gauge", STORE, "Bytes of a store's rows not yet in files"),
     Metric("store_keys_estimate", "gauge", STORE, "RocksDB's estimate of the number of rows"),
     Metric("store_pending_compaction_bytes", "gauge", STORE, "Bytes that compaction still has to rewrite"),
     Metric("store_write_stopped", "gauge", STORE, "1 while RocksDB takes no writes because compaction is behind"),
+    Metric(
+        "store_write_stall_seconds_total",
+        "counter",
+        ("task",),
+        "How long RocksDB slowed or stopped writes because flushes or compaction were behind",
+    ),
     Metric("store_segments", "gauge", STORE, "Column families of a store, one per live segment if it is windowed"),
     Metric("store_open_iterators", "gauge", STORE, "Range reads that are open"),
+    Metric(
+        "store_oldest_iterator_timestamp_seconds",
+        "gauge",
+        ("store",),
+        "When the oldest range read that is open was first seen by a scrape; absent if none is",
+    ),
     Metric("store_corruptions_total", "counter", STORE, "Reads that met damaged bytes"),
     Metric("store_segments_expired_total", "counter", STORE, "Segments dropped as a whole after retention"),
     Metric("late_records_dropped_total", "counter", STORE, "Rows refused because their segment was past retention"),

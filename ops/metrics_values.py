@@ -20,9 +20,10 @@ from standfast.restore.plan import (
     TOPIC_RECREATED,
     TRUNCATED,
 )
+from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.punctuation import PunctuationType
 from standfast.stream.statistics import (
-    Histogram,
+    LOG_ERRORS,
     SessionCounters,
     SessionStatistics,
     StoreStatistics,
@@ -32,11 +33,15 @@ from standfast.stream.stream_time import CLOCK_KEY
 
 Labels: TypeAlias = tuple[str, ...]
 MS = 1_000
+NS = 1_000_000_000
 # Series that are there from the start, so that their first increase is seen as one.
 COMMIT_OUTCOMES = ("committed", "failed")
 PROMOTION_OUTCOMES = ("completed",)
 DROP_REASONS = ("null_key", "late_window")
 RESTORE_REASONS = (NO_LOCAL_STATE, RESUME)  # the ordinary ones
+RESTORED_FOR = ("assign", "promote")
+PHASES = ("fetch", "decode", "write", "ingest", "compact", "idle")
+READS = ("get", "scan")
 WIPE_REASONS = ("corrupt", DIVERGED, POSITION_AHEAD, TRUNCATED, TOMBSTONES_EXPIRED, TOPIC_RECREATED)
 PUNCTUATIONS = tuple((kind.value, outcome) for kind in PunctuationType for outcome in ("fired", "failed"))
 
@@ -65,9 +70,12 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
     yield "restore_runs_total", (), statistics.bulk.runs
     yield "restore_worker_failures_total", (), statistics.bulk.failures
     yield from _counter_samples(statistics.counters, {task.task for task in statistics.tasks})
+    yield from _log_samples(statistics)
+    yield from _by_store_samples(statistics)
     yield from _held_samples(statistics)
     for task in statistics.tasks:
         yield "write_buffer_bytes", (task.task,), task.buffer_bytes
+        yield "store_write_stall_seconds_total", (task.task,), task.write_stall_ms / MS
         if CLOCK_KEY in task.stream_times:
             yield "stream_time_seconds", (task.task,), task.stream_times[CLOCK_KEY] / MS
         for store in task.stores:
@@ -79,8 +87,8 @@ def _counter_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sam
         yield "commits_total", (outcome,), counters.commits[outcome]
     for outcome in sorted({*PROMOTION_OUTCOMES, *counters.promotions}):
         yield "promotions_total", (outcome,), counters.promotions[outcome]
-    for reason in sorted({*WIPE_REASONS, *counters.wipes}):
-        yield "store_wipes_total", (reason,), counters.wipes[reason]
+    for phase in sorted({*PHASES, *counters.restore_phases_ns}):
+        yield "restore_phase_seconds_total", (phase,), counters.restore_phases_ns[phase] / NS
     yield "fenced_total", (), counters.fenced
     for task in sorted(tasks):
         yield "processed_records_total", (task,), counters.processed_records[task]
@@ -93,7 +101,43 @@ def _counter_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sam
     yield "commit_duration_seconds", (), buckets(counters.commit_seconds)
     yield "gate_wait_seconds", (), buckets(counters.gate_wait_seconds)
     yield "promotion_duration_seconds", (), buckets(counters.promotion_seconds)
-    yield "restore_duration_seconds", (), buckets(counters.restore_seconds)
+    delays = counters.punctuation_delay_seconds
+    for name in (kind.value for kind in PunctuationType):
+        yield "punctuation_delay_seconds", (name,), buckets(delays.get((name,)) or Histogram(delays.bounds))
+
+
+def _log_samples(statistics: SessionStatistics) -> Iterator[Sample]:
+    """What commits ask of the log."""
+    counters = statistics.counters
+    yield "changelog_ack_duration_seconds", (), buckets(counters.ack_seconds)
+    for reason in LOG_ERRORS:
+        yield "changelog_errors_total", (reason,), counters.changelog_errors[reason]
+    yield "changelog_inflight_records", (), sum(task.inflight_records for task in statistics.tasks)
+    yield "changelog_queue_bytes", (), sum(task.inflight_bytes for task in statistics.tasks)
+
+
+def _by_store_samples(statistics: SessionStatistics) -> Iterator[Sample]:
+    """Of stores that are held, over all of their partitions: histograms of each partition would be too many series."""
+    counters = statistics.counters
+    held: dict[str, list[int]] = {}
+    for task in statistics.tasks:
+        for one in task.stores:
+            held.setdefault(one.store, []).append(one.oldest_iterator_ms)
+    for store, seen_ms in sorted(held.items()):
+        yield from _histograms("restore_duration_seconds", store, RESTORED_FOR, counters.store_restore_seconds)
+        yield from _histograms("store_op_duration_seconds", store, READS, counters.store_read_seconds)
+        for reason in sorted({*WIPE_REASONS, *(why for name, why in counters.store_wipes if name == store)}):
+            yield "store_wipes_total", (store, reason), counters.store_wipes[store, reason]
+        if max(seen_ms) >= 0:
+            oldest_ms = min(at_ms for at_ms in seen_ms if at_ms >= 0)
+            yield "store_oldest_iterator_timestamp_seconds", (store,), oldest_ms / MS
+
+
+def _histograms(name: str, store: str, ordinary: tuple[str, ...], found: Histograms) -> Iterator[Sample]:
+    """Those of one store by a second label, of which the ordinary ones are there from the start."""
+    counted = {second for first, second in found if first == store}
+    for label in sorted({*ordinary, *counted}):
+        yield name, (store, label), buckets(found.get((store, label)) or Histogram(found.bounds))
 
 
 def _held_samples(statistics: SessionStatistics) -> Iterator[Sample]:

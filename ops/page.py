@@ -4,9 +4,11 @@
     GET /page.css, /page.js, /page-icon.svg
     GET /page-events   Server-Sent Events: the page (unless ?seen= it), then what changed; STREAMS_MAX at a time
     GET /page.json     the whole page in the same shape, for those without a stream
+    GET /peek/...      the newest records of a changelog, where the settings allow it: see `page_peek`
 
-Rules of this file: routes and headers. It reads only, and nothing it serves holds a key or a value. The page may load
-nothing from anywhere else and may not be put into a frame.
+Rules of this file: routes and headers. It reads only, and nothing it serves holds a key or a value, but for a peek. The
+page may load nothing from anywhere else and may not be put into a frame. Its buttons are calls of /v1, which the guard
+judges as any other; who may not make them is not shown any.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from starlette.types import Receive, Scope, Send
 
 from standfast.ops.page_feed import STREAMS_MAX, Feed, Status, Stream
 from standfast.ops.page_html import whole
+from standfast.ops.page_peek import Look, Peek
+from standfast.ops.tokens import Actor, Role
 from standfast.store.clock import Clock, SystemClock
 
 RETRY_MS = 1_000
@@ -46,7 +50,11 @@ HEADERS = {
 class OpsPage:
     """The page over a status; `status` is called in a thread and may raise errors of the library."""
 
-    def __init__(self, status: Status, clock: Clock | None = None, streams_max: int = STREAMS_MAX) -> None:
+    def __init__(
+        self, status: Status, clock: Clock | None = None, streams_max: int = STREAMS_MAX, peek: Look | None = None
+    ) -> None:
+        if peek is not None:
+            read, status = status, lambda: {**read(), "peek": True}
         self.feed = Feed(status, clock or SystemClock(), streams_max)
         self._files = {name: (DATA / name).read_bytes() for name in FILES}
         self.routes: list[Route] = [
@@ -55,13 +63,17 @@ class OpsPage:
             Route("/page-events", _Events(self.feed)),
             *(Route(f"/{name}", self._file, methods=["GET"]) for name in FILES),
         ]
+        if peek is not None:
+            self.routes.append(Route("/peek/{store}/{partition:int}", Peek(peek, HEADERS).page, methods=["GET"]))
 
     def close(self) -> None:
         """End the streams; when the server stops."""
         self.feed.close()
 
     async def _page(self, request: Request) -> Response:
-        return Response(await self.feed.html(), headers=HEADERS, media_type="text/html; charset=utf-8")
+        actor = request.scope.get("actor")
+        acts = isinstance(actor, Actor) and actor.may(Role.ADMIN)
+        return Response(await self.feed.html(actions=acts), headers=HEADERS, media_type="text/html; charset=utf-8")
 
     async def _json(self, request: Request) -> Response:
         return Response(json.dumps(whole(await self.feed.page())), headers=HEADERS, media_type="application/json")

@@ -78,10 +78,10 @@ class Feed:
         self._lock = asyncio.Lock()
         self._ticker: asyncio.Task[None] | None = None
 
-    async def html(self) -> str:
-        """The whole page."""
+    async def html(self, *, actions: bool = False) -> str:
+        """The whole page; with `actions` it has buttons."""
         page = await self.page()
-        return document(self._status, page, self._clock.wall_ms(), seen=self._seen)
+        return document(self._status, page, self._clock.wall_ms(), seen=self._seen, actions=actions)
 
     async def page(self) -> Page:
         """The page now; readings within half a second are shared."""

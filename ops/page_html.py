@@ -27,6 +27,7 @@ from standfast.ops.page_model import (
     duration,
     log_share,
     promotable,
+    restore_phases,
     size,
     store_key,
     store_sums,
@@ -78,7 +79,7 @@ TABLES = (
     ),
     TableSpec(
         *("standbys", "Standbys", "Copies that follow, and how soon one could take over."),
-        ("task", "store", "#behind", "last minute", "#limit", "state", "#ready in", "at the end"),
+        ("task", "store", "#behind", "last minute", "#limit", "state", "#promotable in", "at the end"),
         "No standby is held here.",
     ),
     TableSpec(
@@ -100,7 +101,7 @@ TABLES = (
     ),
     TableSpec(
         *("schedules", "Punctuators", "Callbacks that wait for their time."),
-        ("task", "kind", "next", "#missed"),
+        ("task", "kind", "#every", "next (UTC)", "#missed"),
         "",
     ),
     TableSpec(*("doors", "Doors", "Clients and their calls."), ("door", "what", "#value"), ""),
@@ -111,6 +112,7 @@ TABLES = (
     ),
 )
 OPTIONAL = {"schedules", "doors"}
+PLAIN = str.maketrans("", "", "._-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +172,23 @@ def whole(page: Page) -> dict[str, Any]:
     return changes(Page(""), page) | {"whole": True}
 
 
-def document(status: Json, page: Page, now_ms: int, seen: str = "") -> str:
-    """The whole page; `seen` names it, so that a stream need not tell it again."""
+# For whoever may; without scripts they stay hidden, since only a script can ask for changes as /v1 wants them.
+ACTIONS = """<section id="actions" aria-labelledby="h-actions" hidden><h2 id="h-actions">Actions</h2>
+<p class="about">Each is written to the audit log. A drain ends what this instance does until it is started again.</p>
+<p class="acts"><button type="button" data-act="verify">Verify all stores</button>
+<label>Snapshot <input id="snapshot-name" maxlength="60" spellcheck="false" autocomplete="off"></label>
+<button type="button" data-act="snapshots">Take it</button>
+<button type="button" class="danger" data-act="drain"
+ data-sure="Drain: take no more work, commit, and close every task of this instance?">Drain</button></p>
+<p id="act-result" role="status"></p></section>
+"""
+
+
+def document(status: Json, page: Page, now_ms: int, seen: str = "", *, actions: bool = False) -> str:
+    """The whole page; `seen` names it, so that a stream need not tell it again. `actions`: with buttons."""
     shown = [spec for spec in TABLES if spec.name not in OPTIONAL or page.tables[spec.name]]
     links = "".join(f'<a href="#{spec.name}">{spec.title}</a>' for spec in shown)
+    links += '<a href="#actions" id="to-actions" hidden>Actions</a>' if actions else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -196,6 +211,7 @@ def document(status: Json, page: Page, now_ms: int, seen: str = "") -> str:
 <main id="main">
 <dl id="tiles" aria-label="Summary">{page.blocks["tiles"]}</dl>
 {"".join(_section(spec, page.tables[spec.name]) for spec in shown)}
+{ACTIONS if actions else ""}
 <section aria-labelledby="h-about"><h2 id="h-about">About</h2><div id="facts">{page.blocks["facts"]}</div></section>
 </main>
 </body>
@@ -335,7 +351,7 @@ def _changelog_rows(status: Json) -> Iterator[tuple[str, str]]:
         yield _row(
             store_key(task, store),
             task["task"],
-            _text(store["store"]),
+            _peek_link(task, store) if status.get("peek") else _text(store["store"]),
             f"<td>{drawn} {label}{note}</td>",
             _number(store["begin"]),
             _number(store["position"]),
@@ -343,10 +359,23 @@ def _changelog_rows(status: Json) -> Iterator[tuple[str, str]]:
         )
 
 
+def _peek_link(task: Json, store: Json) -> Cell:
+    name = str(store["store"])
+    if not (name.isascii() and name.translate(PLAIN).isalnum()):  # no store can be named so
+        return _text(name)
+    return f'<td><a href="peek/{name}/{int(task["partition"])}">{name}</a></td>'
+
+
 def _schedule_row(one: Json) -> tuple[str, str]:
     key = f"{one['task']}/{one.get('id', one['kind'])}"
+    every_ms = one.get("interval_ms")
     return _row(
-        key, one["task"], _text(one["kind"]), _text(clock_text(one.get("next_ms"))), _number(one.get("missed", 0))
+        key,
+        one["task"],
+        _text(str(one["kind"]).replace("_", " ")),
+        _text("" if every_ms is None else duration(every_ms / 1_000), "num"),
+        _text(clock_text(one.get("next_ms"))),
+        _number(one.get("missed", 0)),
     )
 
 
@@ -401,6 +430,7 @@ def _facts(status: Json) -> str:
         ("version", status.get("version", "")),
         ("disk", room + floor),
         ("members", ", ".join(map(str, status["members"]))),
+        ("time of restores", restore_phases(status)),
         *((name.replace("_", " "), value) for name, value in (status.get("sidecar") or {}).items()),
         *(status.get("config") or {}).items(),
     ]

@@ -17,7 +17,11 @@ from standfast._version import __version__
 from standfast.ops.audit import Audit
 from standfast.ops.config import Loaded
 from standfast.ops.config_show import DEFAULT, rows
+from standfast.ops.engine_statistics import CALL_BUCKETS_S
 from standfast.ops.metrics_doors import DataDoor, HttpNumbers
+from standfast.ops.page_model import percentile
+from standfast.ops.status import histogram_document
+from standfast.store.histogram import Histogram
 from standfast.store.log import logger
 
 Json = Mapping[str, Any]
@@ -66,7 +70,15 @@ def _data_door(door: DataDoor | None) -> list[Json]:
     if door is None:
         return []
     refused = sum(door.refusals.values())
+    calls = Histogram(CALL_BUCKETS_S)
+    for seconds in door.call_seconds.values():
+        if seconds.bounds == calls.bounds:
+            calls.add(seconds)
+    slowest: list[tuple[str, Any]] = (
+        [("99 % of commands took, sampled", percentile(histogram_document(calls), 0.99))] if any(calls.counts) else []
+    )
     told = (
+        *slowest,
         ("connections", door.sessions),
         ("of them bound to a partition", door.bound),
         ("commits under way", door.committing),

@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,13 @@ from standfast.ops.log_lines import configure
 from standfast.ops.metrics import CONTENT_TYPE, SidecarMetrics, SidecarReading
 from standfast.ops.metrics_doors import HttpNumbers, LoopLag
 from standfast.ops.page import OpsPage
+from standfast.ops.page_peek import Looked, look
 from standfast.ops.page_status import page_status
 from standfast.ops.run_file import RunInfo, pid_alive, remove_run_file, write_run_file
 from standfast.ops.serve_files import RunDir, listen_tcp
 from standfast.ops.serve_http import HttpDoor, application
 from standfast.ops.serve_resp import open_resp_door
+from standfast.ops.status_merge import added
 from standfast.ops.systemd import Notifier
 from standfast.ops.text import dumps
 from standfast.ops.tokens import Tokens
@@ -144,7 +147,8 @@ class Sidecar:
         routes = ControlRoutes(plane, self.answers)
         routes.on_drain = self._drain
         plane.events.heard = self._heard
-        page = OpsPage(self._page_status, self._clock) if self._config.http.page else None
+        peek = self._look if self._config.http.peek else None
+        page = OpsPage(self._page_status, self._clock, peek=peek) if self._config.http.page else None
         more = [] if page is None else page.routes
         allow_quit = self._config.http.allow_quit
         app = application(routes, self.answers, self._loop_age_ms, self._scrape, more, allow_quit=allow_quit)
@@ -194,7 +198,9 @@ class Sidecar:
         plane = self.plane
         ready = not plane.table.now.missing and not plane.draining
         numbers = (self._door, self._numbers, self._lag, self.answers.verified)
-        return SidecarReading(plane.session.statistics(), ready, *numbers)
+        statistics = plane.session.statistics()
+        counters = added([statistics.counters, plane.timers.counters])
+        return SidecarReading(replace(statistics, counters=counters), ready, *numbers)
 
     def _page_status(self) -> Mapping[str, Any]:
         return page_status(
@@ -205,7 +211,13 @@ class Sidecar:
             loaded=self._loaded,
             data_door=self._door,
             http_door=self._numbers,
+            schedules=self.plane.timers.shown(),
         )
+
+    def _look(self, store: str, partition: int) -> Looked:
+        """The end of a changelog, for the page."""
+        log, changelog = self.plane.session.changelog(store, partition)
+        return look(log, changelog)
 
     def _heard(self, event: str, data: Mapping[str, Any]) -> None:
         """What the page's list of events and the audit have of what the sidecar does by itself."""

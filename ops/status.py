@@ -11,7 +11,8 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from standfast.ops.metrics_values import buckets
-from standfast.stream.statistics import Histogram, SessionCounters, SessionStatistics
+from standfast.store.histogram import Histogram, Histograms
+from standfast.stream.statistics import SessionCounters, SessionStatistics
 from standfast.stream.task import Task, TaskState
 
 Json: TypeAlias = dict[str, Any]
@@ -55,6 +56,10 @@ def counters_document(counters: SessionCounters) -> Json:
         "commits": dict(counters.commits),
         "promotions": dict(counters.promotions),
         "wipes": dict(counters.wipes),
+        "store_wipes": [
+            {"store": store, "reason": reason, "count": count}
+            for (store, reason), count in sorted(counters.store_wipes.items())
+        ],
         "fenced": counters.fenced,
         "restored": [
             {
@@ -80,10 +85,16 @@ def counters_document(counters: SessionCounters) -> Json:
         "handed_over_records": counters.handed_over_records,
         "gate_last_wait_ms": counters.gate_last_wait_ms,
         "promotion_last_ms": counters.promotion_last_ms,
-        "commit_seconds": _histogram(counters.commit_seconds),
-        "gate_wait_seconds": _histogram(counters.gate_wait_seconds),
-        "promotion_seconds": _histogram(counters.promotion_seconds),
-        "restore_seconds": _histogram(counters.restore_seconds),
+        "commit_seconds": histogram_document(counters.commit_seconds),
+        "gate_wait_seconds": histogram_document(counters.gate_wait_seconds),
+        "promotion_seconds": histogram_document(counters.promotion_seconds),
+        "restore_seconds": histogram_document(counters.restore_seconds),
+        "restore_phases_ns": dict(counters.restore_phases_ns),
+        "ack_seconds": histogram_document(counters.ack_seconds),
+        "changelog_errors": dict(counters.changelog_errors),
+        "store_restore_seconds": _histograms(counters.store_restore_seconds),
+        "store_read_seconds": _histograms(counters.store_read_seconds),
+        "punctuation_delay_seconds": _histograms(counters.punctuation_delay_seconds),
     }
 
 
@@ -97,10 +108,20 @@ def not_ready_reasons(missing: Iterable[str], tasks: Iterable[Task]) -> list[str
     return reasons
 
 
-def _histogram(histogram: Histogram) -> Json:
+def histogram_document(histogram: Histogram) -> Json:
+    """Cumulative counts by upper bound, in seconds."""
     cumulative = buckets(histogram).cumulative
     return {
         "buckets": [{"le": bound, "count": count} for bound, count in cumulative[:-1]],
         "count": cumulative[-1][1],
         "sum": histogram.total,
     }
+
+
+def _histograms(histograms: Histograms) -> list[Json]:
+    """Those that counted anything, with their labels."""
+    return [
+        {"labels": list(labels), **histogram_document(one)}
+        for labels, one in sorted(histograms.copy().items())
+        if any(one.counts)
+    ]

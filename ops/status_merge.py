@@ -17,8 +17,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from standfast.restore.bulk import BulkStatistics
+from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.statistics import (
-    Histogram,
     RestoreStatistics,
     SessionCounters,
     SessionStatistics,
@@ -28,7 +28,8 @@ from standfast.stream.statistics import (
 
 Json = Mapping[str, Any]
 _LAST = {"gate_last_wait_ms", "promotion_last_ms"}  # not sums: the newest that anyone knows
-_HISTOGRAMS = ("commit_seconds", "gate_wait_seconds", "promotion_seconds", "restore_seconds")
+_HISTOGRAMS = ("commit_seconds", "gate_wait_seconds", "promotion_seconds", "restore_seconds", "ack_seconds")
+_LABELLED = ("store_restore_seconds", "store_read_seconds", "punctuation_delay_seconds")
 
 
 def statistics_of(status: Json) -> SessionStatistics:
@@ -50,7 +51,7 @@ def statistics_of(status: Json) -> SessionStatistics:
 def counters_of(document: Json) -> SessionCounters:
     """Inverse of `ops.status.counters_document`."""
     restored = document["restored"]
-    return SessionCounters(
+    found = SessionCounters(
         commits=Counter(document["commits"]),
         promotions=Counter(document["promotions"]),
         wipes=Counter(document["wipes"]),
@@ -65,8 +66,18 @@ def counters_of(document: Json) -> SessionCounters:
         handed_over_records=document.get("handed_over_records", 0),
         gate_last_wait_ms=document["gate_last_wait_ms"],
         promotion_last_ms=document["promotion_last_ms"],
-        **{name: _histogram(document[name]) for name in _HISTOGRAMS},
+        store_wipes=Counter({(one["store"], one["reason"]): one["count"] for one in document.get("store_wipes", ())}),
+        restore_phases_ns=Counter(document.get("restore_phases_ns", {})),
+        changelog_errors=Counter(document.get("changelog_errors", {})),
     )
+    for name in _HISTOGRAMS:
+        if name in document:
+            setattr(found, name, _histogram(document[name]))
+    for name in _LABELLED:
+        kept: Histograms = getattr(found, name)
+        for one in document.get(name, ()):
+            kept[tuple(one["labels"])].add(_histogram(one))
+    return found
 
 
 class WorkerNumbers:
@@ -112,9 +123,8 @@ def added(parts: Iterable[SessionCounters]) -> SessionCounters:
             mine, theirs = getattr(total, one.name), getattr(part, one.name)
             if isinstance(mine, Counter):
                 mine.update(theirs)
-            elif isinstance(mine, Histogram):
-                mine.counts = [a + b for a, b in zip(mine.counts, theirs.counts, strict=True)]
-                mine.total += theirs.total
+            elif isinstance(mine, Histogram | Histograms):
+                mine.add(theirs)
             else:
                 setattr(total, one.name, max(mine, theirs) if one.name in _LAST else mine + theirs)
     return total

@@ -31,6 +31,7 @@ from standfast.restore.manifest import Manifest, ManifestPartition
 from standfast.restore.manifest_files import check_files
 from standfast.restore.worker_pool import Answer, Died, WorkerPool
 from standfast.restore.worker_protocol import Done, Failed, Job, Progress, Ready, Run, Surveyed
+from standfast.store.clock import measured_ns
 from standfast.store.cut import StoreTimes
 from standfast.store.errors import StandfastError, StateLost, Unavailable
 from standfast.store.log import logger
@@ -134,6 +135,7 @@ class BulkLoader:
         self._log = log
         self._settings = settings
         self._pool = WorkerPool(settings.workers)
+        self.phases_ns = self._pool.phases_ns
         self._loads: dict[TopicPartition, _Load] = {}
         self._next_job = 0
         self._runs = self._files = self._failures = self._given_back = 0
@@ -333,6 +335,7 @@ class BulkLoader:
                 yield self._end(load, error=load.shaping.failure)
                 return
             if load.shaping.done:
+                self.phases_ns["compact"] += load.shaping.spent_ns
                 yield self._end(load)
                 return
         if load.position > before or load.read_records:
@@ -356,6 +359,7 @@ class BulkLoader:
                 break
         for runs in [ready] if at_once and ready else [[run] for run in ready]:
             files = [file for run in runs for file in run.files]
+            started_ns = measured_ns()
             try:
                 paths = check_files(load.folder, files)
             except StandfastError as error:
@@ -366,6 +370,7 @@ class BulkLoader:
                 runs[-1].end,
                 StoreTimes(max(run.observed_ms for run in runs), max(run.sequence for run in runs)),
             )
+            self.phases_ns["ingest"] += measured_ns() - started_ns
             load.position = runs[-1].end
             load.records += sum(run.records for run in runs)
             self._runs += len(runs)
@@ -413,6 +418,7 @@ class _Shaping:
             if needs_compaction(self._engine.statistics(family).properties[LEVEL0_PROPERTY])
         ]
         self.failure: StandfastError | None = None
+        self.spent_ns = 0
         self._thread: threading.Thread | None = None
         if self._families:
             name = f"standfast-shape-{load.changelog}"
@@ -425,8 +431,10 @@ class _Shaping:
         return self._thread is None or not self._thread.is_alive()
 
     def _run(self) -> None:
+        started_ns = measured_ns()
         try:
             for family in self._families:
                 self._engine.compact(family)
         except StandfastError as error:  # closed meanwhile, or damage; told by the next round
             self.failure = error
+        self.spent_ns = measured_ns() - started_ns

@@ -23,6 +23,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.bulk import BulkLoader, BulkStatistics
 from standfast.restore.bulk_plan import BulkSettings
 from standfast.restore.progress import ProgressMeter, RestoreProgress
+from standfast.store.clock import measured_ns
 from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.log import logger
@@ -92,6 +93,8 @@ class Restorer:
         self.bytes_total = 0
         self.restored_records: Counter[tuple[str, int, str]] = Counter()  # store, partition, reason
         self.restored_bytes: Counter[tuple[str, int, str]] = Counter()
+        # Where the time of restores went, in this process and in workers; added to by the batch.
+        self.phases_ns: Counter[str] = Counter() if self.bulk is None else self.bulk.phases_ns
 
     def add(
         self, applier: ChangelogApplier, ranges: Mapping[TopicPartition, tuple[int, int, str]], now_ms: int
@@ -128,10 +131,12 @@ class Restorer:
         failed: dict[TaskId, StandfastError] = {}
         applied = self._load(failed, now_ms)
         if self._reader.assignment():
+            started_ns = measured_ns()
             try:
                 fetched = self._reader.fetch(self._batch_records, timeout_ms)
             except (StateLost, UnknownStore) as error:
                 return RestoreRound(applied, failed=failed | self._find_lost(error))
+            self.phases_ns["fetch" if fetched else "idle"] += measured_ns() - started_ns
             for batch in fetched:
                 task, restoring = self._owner(batch.source)
                 if task in failed:
@@ -219,7 +224,11 @@ class Restorer:
             records = [record for record in records if record.offset < next_offset]
         if next_offset > changelog.position:
             reach("restore.apply")
+            started_ns, decoded_ns = measured_ns(), restoring.applier.stores.decode_ns
             rows = restoring.applier.apply(batch.source, records, next_offset)
+            decode_ns = restoring.applier.stores.decode_ns - decoded_ns
+            self.phases_ns["decode"] += decode_ns
+            self.phases_ns["write"] += measured_ns() - started_ns - decode_ns
             changelog.position = next_offset
             if rows:
                 self._batch_records = min(max(BATCH_ROWS * len(records) // rows, BATCH_ROWS), BATCH_RECORDS_MAX)

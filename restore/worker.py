@@ -19,6 +19,7 @@ import resource
 import sys
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cache
@@ -52,7 +53,7 @@ from standfast.restore.worker_protocol import (
     failed,
     parse_job,
 )
-from standfast.store.clock import SystemClock
+from standfast.store.clock import SystemClock, measured_ns
 from standfast.store.errors import StateLost, Unavailable
 from standfast.store.failpoint import reach
 from standfast.store.kinds import definition_spec
@@ -81,6 +82,7 @@ class Worker:
 
     def do(self, job: Job) -> None:
         """Do a job and say what came of it; an error is said, too."""
+        phases_ns: Counter[str] = Counter()
         try:
             log = self._open(job.address)
             info = log.admin.describe_topic(job.topic)
@@ -90,13 +92,13 @@ class Worker:
                 if job.survey:
                     self._say(survey(job, log, reader, self._clock))
                 else:
-                    self._build(job, reader)
+                    self._build(job, reader, phases_ns)
         except Exception as error:  # noqa: BLE001  whatever it is, the owner is told
             self._say(failed(job.number, error))
             return
-        self._say(Done(job.number, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10))
+        self._say(Done(job.number, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, dict(phases_ns)))
 
-    def _build(self, job: Job, reader: LogReader) -> None:
+    def _build(self, job: Job, reader: LogReader, phases_ns: Counter[str]) -> None:
         builder = RunBuilder(
             definition_spec(job.store, job.definition),
             Path(job.folder),
@@ -110,9 +112,12 @@ class Worker:
         records = size = 0
         said_ms = self._clock.monotonic_ms()
         position = job.start
+        done_ns = measured_ns()
         for batch, position in read_range(reader, _source(job), job.start, job.end, self._clock, job.fetch_records):
+            fetched_ns = measured_ns()
             batch_bytes = payload_bytes(batch)
             builder.add(batch, batch_bytes)
+            folded_ns = measured_ns()
             records += len(batch)
             size += batch_bytes
             now_ms = self._clock.monotonic_ms()
@@ -121,8 +126,13 @@ class Worker:
                 records, size, said_ms = 0, 0, now_ms
             if position < job.end and builder.full:
                 self._say_run(job, builder.run(position))
+            phases_ns["fetch"] += fetched_ns - done_ns
+            phases_ns["decode"] += folded_ns - fetched_ns
+            done_ns = measured_ns()
+            phases_ns["write"] += done_ns - folded_ns
         self._say(Progress(job.number, position, records, size))
         self._say_run(job, builder.run(job.end))
+        phases_ns["write"] += measured_ns() - done_ns
 
     def _say_run(self, job: Job, partition: ManifestPartition) -> None:
         reach("worker.run")

@@ -12,7 +12,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -45,6 +45,7 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._ending: list[_Worker] = []
         self.peak_rss_bytes = 0  # largest resident size that a worker told of
+        self.phases_ns: Counter[str] = Counter()  # where their time went
 
     @property
     def pids(self) -> list[int]:
@@ -119,6 +120,7 @@ class WorkerPool:
                 answers.append(event)
                 if isinstance(event, Done):
                     self.peak_rss_bytes = max(self.peak_rss_bytes, event.peak_rss_bytes)
+                    self.phases_ns.update(event.phases_ns)
                 if isinstance(event, Done | Failed):
                     worker.job = None
         except StandfastError as error:

@@ -97,10 +97,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The job is done. `peak_rss_bytes`: the worker's largest resident size so far."""
+    """The job is done. `peak_rss_bytes`: the worker's largest resident size so far; `phases_ns`: where time went."""
 
     number: int
     peak_rss_bytes: int
+    phases_ns: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 
+def measured_ns() -> int:
+    """A reading for measuring how long something takes; nothing may be decided by it."""
+    return time.perf_counter_ns()
+
+
 class Clock(Protocol):
     """What a shell may know of time."""
 

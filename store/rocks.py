@@ -36,6 +36,7 @@ from standfast.store.rocks_errors import translate
 from standfast.store.rocks_files import CONFIG_FILE, link, refuse_foreign
 from standfast.store.rocks_scan import RocksScan
 from standfast.store.rocks_sst import ingest, table_options
+from standfast.store.rocks_stalls import STALLS_PROPERTY, stalled_ms
 
 MEMORY_BYTES_MIN = 1 << 20
 WAL_BYTES_MAX = 32 << 20  # a reopen after a kill replays at most this: 180 MB took 4.5 s, 5 MB 58 ms
@@ -332,6 +333,14 @@ class RocksEngine:
         for extra in _DATABASE_PROPERTIES:
             properties[extra] = self._property(DEFAULT_FAMILY, default, f"rocksdb.{extra}")
         return EngineStatistics(**totals, families=len(names), properties=properties)
+
+    def stalled_ms(self) -> int:
+        """How long writes were held back because flushes or compaction were behind, since this was opened."""
+        rows = self._held(DEFAULT_FAMILY, "measuring")
+        try:
+            return stalled_ms(rows.property_value(STALLS_PROPERTY) or "")
+        except Exception as error:
+            raise self._error(error, DEFAULT_FAMILY, "measuring") from error
 
     def close(self) -> None:
         """End scans, stop background work and release the directory. Unflushed rows stay in its WAL."""

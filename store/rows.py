@@ -19,12 +19,15 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 from standfast.store.buffer import ENTRY_OVERHEAD_BYTES, WriteBuffer, merge_pending
+from standfast.store.clock import measured_ns
 from standfast.store.engine import Engine, Row, RowScan
 from standfast.store.errors import Closed, Corruption, InvalidRequest, TooLarge
+from standfast.store.histogram import SECONDS_PER_NS, Histogram
 
 T = TypeVar("T")
 
 KEY_MAX_BYTES = 64 << 10
+SAMPLE_MASK = 63  # one read in 64 is measured
 VALUE_MAX_BYTES = 1_000_000  # with key and framing this stays within Kafka's default message.max.bytes
 
 
@@ -55,12 +58,13 @@ class RowLimits:
 class StoreIterator(Generic[T]):
     """Results of a range read: an iterator and context manager that closes with the store and then raises Closed."""
 
-    __slots__ = ("__weakref__", "_closed", "_items", "_rows")
+    __slots__ = ("__weakref__", "_closed", "_items", "_rows", "seen_ms")
 
     def __init__(self, rows: StoreRows, items: Iterator[T]) -> None:
         self._rows = rows
         self._items = items
         self._closed = False
+        self.seen_ms = -1  # when somebody first looked who is open; see `StoreRows.oldest_iterator_ms`
         rows.iterators.add(self)
 
     def __iter__(self) -> StoreIterator[T]:
@@ -109,18 +113,26 @@ class StoreRows:
     observed_ms: int = -1
     sequence: int = 0
     on_damage: Callable[[Corruption], None] = lambda damage: None  # told beside the error that is raised
+    get_seconds: Histogram | None = None  # of gets and scans that reach the engine, one in 64
+    scan_seconds: Histogram | None = None  # until the first row is found
     closed: bool = False
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """The row as this task sees it: buffered first, then stored."""
         if self.closed:
             self._refuse_closed()
-        self.counters.get += 1
+        counters = self.counters
+        counters.get = count = counters.get + 1
         rows = self.buffer.rows.get(family)
         if rows is not None and key in rows:
             return rows[key]
         try:
-            return self.engine.get(family, key)
+            if count & SAMPLE_MASK or self.get_seconds is None:
+                return self.engine.get(family, key)
+            started_ns = measured_ns()
+            row = self.engine.get(family, key)
+            self.get_seconds.observe((measured_ns() - started_ns) * SECONDS_PER_NS)
+            return row
         except Corruption as damage:
             self._report(damage)
             raise
@@ -228,7 +240,11 @@ class StoreRows:
         pending = self.buffer.pending(family, start, end, reverse=reverse)
         if family not in self.engine.families():
             return ((key, row) for key, row in pending if row is not None)
-        stored = self._stored(self.engine.scan(family, start, end, reverse=reverse))
+        started_ns = 0 if self.counters.scan & SAMPLE_MASK or self.scan_seconds is None else measured_ns()
+        placed = self.engine.scan(family, start, end, reverse=reverse)
+        if started_ns and self.scan_seconds is not None:
+            self.scan_seconds.observe((measured_ns() - started_ns) * SECONDS_PER_NS)
+        stored = self._stored(placed)
         return merge_pending(stored, pending, reverse=reverse) if pending else stored
 
     def scan_all(
@@ -258,6 +274,17 @@ class StoreRows:
     def _report(self, damage: Corruption) -> None:
         self.counters.corruptions += 1
         self.on_damage(damage)
+
+    def oldest_iterator_ms(self, now_ms: int) -> int:
+        """When the oldest open range read was first seen here; -1 if none is open. Hot paths so read no clock."""
+        try:
+            opened = list(self.iterators)
+        except RuntimeError:  # another thread opened one just now: the next look sees it
+            return -1
+        for one in opened:
+            if one.seen_ms < 0:
+                one.seen_ms = now_ms
+        return min((one.seen_ms for one in opened), default=-1)
 
     def observe(self, timestamp_ms: int) -> None:
         """Move the store's observed stream time forward; it never goes back."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from standfast.store.buffer import BOUND_DEFAULT_BYTES, WriteBuffer
+from standfast.store.clock import measured_ns
 from standfast.store.cut import (
     CUT_KEY,
     INGESTING_KEY,
@@ -70,6 +71,7 @@ class TaskStores:
         self.poisoned: BaseException | None = None
         self.damaged: Corruption | None = None
         self.closed = False
+        self.decode_ns = 0  # spent on turning records into rows
         self._times_before: list[tuple[StoreRows, int, int]] = []
         self._now_ms = now_ms
         self.limits = limits or RowLimits()
@@ -117,7 +119,7 @@ class TaskStores:
         """Write what changelog records of these stores amount to, together with `cut`; returns the number of rows."""
         self._check_usable()
         rows: FamilyRows = {}
-        before = self._times()
+        before, started_ns = self._times(), measured_ns()
         try:
             for name, batch in records.items():
                 for family, family_rows in self.store(name).restore(batch).items():
@@ -128,6 +130,7 @@ class TaskStores:
         except BaseException:
             self._set_times(before)
             raise
+        self.decode_ns += measured_ns() - started_ns
         self._write(rows, cut)
         self._drop(self._expired())
         return sum(map(len, rows.values()))
@@ -230,6 +233,10 @@ class TaskStores:
             families=len(parts),
             properties={WRITE_STOPPED: max((part.properties.get(WRITE_STOPPED, 0) for part in parts), default=0)},
         )
+
+    def stalled_ms(self) -> int:
+        """How long the database held writes back since it was opened; it is one for all stores of a task."""
+        return self.engine.stalled_ms() if isinstance(self.engine, RocksEngine) else 0
 
     def checkpoint(self, directory: Path) -> None:
         """Write an openable copy of what is committed, without stores in memory, to a directory that is not there."""

@@ -78,6 +78,7 @@ class Instance:
         self.counters = counters
         counters.restored_records = self.restorer.restored_records
         counters.restored_bytes = self.restorer.restored_bytes
+        counters.restore_phases_ns = self.restorer.phases_ns
         counters.standby_records = self.tailer.applied_records
         self.view: GroupView | None = None
         self.standbys_missing = 0
@@ -279,7 +280,7 @@ class Instance:
             raise
         self._started(opened)
         opened.task.open_writer(writer)
-        self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, "assign")
+        self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, opened.lost or "assign")
 
     def open_standby(self, task_id: TaskId) -> None:
         """Stand by for a task from now on."""
@@ -294,11 +295,12 @@ class Instance:
             self._fail_for_now(opened.task, error, "unavailable")
 
     def _started(self, opened: Opened) -> None:
-        opened.task.counters = self.counters
+        opened.task.count_in(self.counters)
         self.tasks[opened.task.id] = opened.task
         self._untold = True
         if opened.lost is not None:
             self.counters.wipes[opened.lost] += 1
+            self.counters.store_wipes.update((name, opened.lost) for name in opened.task.stores.specs)
 
     def _promote(self, task_id: TaskId, *, if_free: bool) -> None:
         started_ms = self._clock.monotonic_ms()
@@ -351,6 +353,8 @@ class Instance:
         now_ms = self._clock.monotonic_ms()
         started_ms, why = self._since.pop(task_id)
         self.counters.restore_seconds.observe((now_ms - started_ms) / 1_000)
+        for name in task.stores.specs:
+            self.counters.store_restore_seconds[name, why].observe((now_ms - started_ms) / 1_000)
         if why == "promote":
             self.counters.promotions["completed"] += 1
             self.counters.promotion_seconds.observe((now_ms - started_ms) / 1_000)
@@ -451,7 +455,7 @@ class Instance:
             return
         self._started(opened)
         opened.task.open_writer(writer)
-        self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, "assign")
+        self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, opened.lost or reason)
 
     def take(self, task_id: TaskId, *, if_free: bool = True) -> None:
         """Run a task; with `if_free` not while another live member owns it. One that failed here stays as it is."""

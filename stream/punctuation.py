@@ -110,6 +110,7 @@ class PunctuationQueue:
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
         self._registered = 0
+        self.late_ms = 0  # how long after its time the last one fired
         self._sweep_at = _SWEEP_LEAST
 
     def schedule(self, first_due_ms: int, interval_ms: int, callback: Callback) -> Cancellable:
@@ -143,6 +144,7 @@ class PunctuationQueue:
                 continue
             # Back in the queue before it fires, so that neither an exception nor a call from inside can lose it.
             heappush(self._heap, (next_due(due_ms, interval_ms, now_ms), number, interval_ms, handle))
+            self.late_ms = now_ms - due_ms
             callback(now_ms)
             fired += 1
         return fired

@@ -253,7 +253,7 @@ class TaskRunner:
         if not callable(callback):
             raise InvalidRequest(f"processor {context.name!r}: callback {callback!r} cannot be called")
         queue = self._stream_queue if kind is STREAM_TIME else self._wall_queue
-        handle = queue.schedule(due_ms, interval_ms, partial(self._fire, kind, callback))
+        handle = queue.schedule(due_ms, interval_ms, partial(self._fire, kind, queue, callback))
         if kind is STREAM_TIME:
             self._stream_due_ms = min(self._stream_due_ms, due_ms)
         return handle
@@ -420,7 +420,8 @@ class TaskRunner:
         due_ms = self._stream_queue.next_due_ms
         self._stream_due_ms = NEVER if due_ms is None else due_ms
 
-    def _fire(self, kind: PunctuationType, callback: Callback, now_ms: int) -> None:
+    def _fire(self, kind: PunctuationType, queue: PunctuationQueue, callback: Callback, now_ms: int) -> None:
+        self.task.counters.punctuation_delay_seconds[(kind.value,)].observe(queue.late_ms / 1_000)
         with_record = self._set_aside(now_ms)
         outcome = "failed"
         try:

@@ -355,7 +355,7 @@ class Session:
                 self._instance,
                 self._statistics_reader,
                 missing=self.missing(),
-                now_ms=self.clock.monotonic_ms(),
+                clock=self.clock,
             )
 
     def restores(self) -> tuple[RestoreStatistics, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.tailer import TailedChangelog
+from standfast.store.clock import Clock
 from standfast.store.cut import Position
 from standfast.store.errors import UnknownStore
 from standfast.store.task_stores import WRITE_STOPPED
@@ -17,10 +18,10 @@ from standfast.stream.task import Task, TaskState
 
 
 def session_statistics(
-    app: str, instance: Instance, reader: LogReader, *, missing: tuple[str, ...], now_ms: int
+    app: str, instance: Instance, reader: LogReader, *, missing: tuple[str, ...], clock: Clock
 ) -> SessionStatistics:
     """Everything a session knows of itself now."""
-    view = instance.view
+    view, wall_ms = instance.view, clock.wall_ms()
     return SessionStatistics(
         app=app,
         instance=instance.member,
@@ -28,8 +29,8 @@ def session_statistics(
         missing=missing,
         members=tuple(member.member_id for member in view.members) if view is not None else (),
         standbys_missing=instance.standbys_missing,
-        tasks=tuple(_task(task, instance, reader) for _, task in sorted(instance.tasks.items())),
-        restores=restores_of(instance, now_ms),
+        tasks=tuple(_task(task, instance, reader, wall_ms) for _, task in sorted(instance.tasks.items())),
+        restores=restores_of(instance, clock.monotonic_ms()),
         counters=instance.counters.copy(),
         bulk=instance.restorer.bulk_statistics(),
     )
@@ -58,7 +59,7 @@ def restores_of(instance: Instance, now_ms: int) -> tuple[RestoreStatistics, ...
     )
 
 
-def _task(task: Task, instance: Instance, reader: LogReader) -> TaskStatistics:
+def _task(task: Task, instance: Instance, reader: LogReader, wall_ms: int) -> TaskStatistics:
     usable = task.state not in (TaskState.FAILED, TaskState.CLOSED)
     bounds = _bounds(task, reader) if usable else {}
     return TaskStatistics(
@@ -71,7 +72,10 @@ def _task(task: Task, instance: Instance, reader: LogReader) -> TaskStatistics:
         buffer_bytes=task.stores.buffer.size_bytes,
         sources=dict(task.stores.cut.sources),
         stream_times=dict(task.stream_times),
-        stores=tuple(_store(task, name, instance, bounds) for name in task.stores.stores) if usable else (),
+        stores=tuple(_store(task, name, instance, bounds, wall_ms) for name in task.stores.stores) if usable else (),
+        inflight_records=task.inflight[0],
+        inflight_bytes=task.inflight[1],
+        write_stall_ms=task.stores.stalled_ms() if usable else 0,
     )
 
 
@@ -82,7 +86,9 @@ def _bounds(task: Task, reader: LogReader) -> dict[TopicPartition, Bounds]:
         return {}  # a changelog was deleted under us: the next commit or poll says so, a snapshot must not fail
 
 
-def _store(task: Task, name: str, instance: Instance, bounds: dict[TopicPartition, Bounds]) -> StoreStatistics:
+def _store(
+    task: Task, name: str, instance: Instance, bounds: dict[TopicPartition, Bounds], wall_ms: int
+) -> StoreStatistics:
     store = task.stores.stores[name]
     sizes = task.stores.statistics(name)
     counters = store.rows.counters
@@ -118,6 +124,7 @@ def _store(task: Task, name: str, instance: Instance, bounds: dict[TopicPartitio
         caught_up_ms=tailed.caught_up_ms if tailed is not None else -1,
         record_timestamp_ms=tailed.record_timestamp_ms if tailed is not None else -1,
         write_stopped=bool(sizes.properties.get(WRITE_STOPPED, 0)),
+        oldest_iterator_ms=store.rows.oldest_iterator_ms(wall_ms),
     )
 
 

@@ -6,38 +6,28 @@ or seconds as named, sizes in bytes, offsets next to read.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from standfast.restore.bulk import BulkStatistics
+from standfast.store.errors import Fenced, StateLost, Unavailable
+from standfast.store.histogram import READ_BUCKETS_S, Histogram, Histograms
 
 COMMIT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+DELAY_BUCKETS_S = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
 RESTORE_BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 
+LOG_ERRORS = ("unavailable", "fenced", "lost", "refused")
 
-class Histogram:
-    """Counts per bucket; `bounds` are upper bounds in seconds, a last bucket takes the rest."""
 
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total += seconds
-
-    def copy(self) -> Histogram:
-        """What it holds now."""
-        copied = Histogram(self.bounds)
-        copied.counts = list(self.counts)
-        copied.total = self.total
-        return copied
+def log_error(error: BaseException) -> str:
+    """One of LOG_ERRORS: why the log did not take a commit's records."""
+    for kind, word in ((Unavailable, "unavailable"), (Fenced, "fenced"), (StateLost, "lost")):
+        if isinstance(error, kind):
+            return word
+    return "refused"
 
 
 @dataclass(slots=True)
@@ -51,6 +41,12 @@ class SessionCounters:
     restore_seconds: Histogram = field(default_factory=lambda: Histogram(RESTORE_BUCKETS_S))
     promotions: Counter[str] = field(default_factory=Counter)  # outcome
     wipes: Counter[str] = field(default_factory=Counter)  # reason
+    store_wipes: Counter[tuple[str, str]] = field(default_factory=Counter)  # store, reason
+    store_restore_seconds: Histograms = field(default_factory=lambda: Histograms(RESTORE_BUCKETS_S))  # store, reason
+    restore_phases_ns: Counter[str] = field(default_factory=Counter)  # phase; over all processes of a restore
+    store_read_seconds: Histograms = field(default_factory=lambda: Histograms(READ_BUCKETS_S))  # store, op
+    ack_seconds: Histogram = field(default_factory=lambda: Histogram(ACK_BUCKETS_S))
+    changelog_errors: Counter[str] = field(default_factory=Counter)  # reason
     restored_records: Counter[tuple[str, int, str]] = field(default_factory=Counter)  # store, partition, reason
     restored_bytes: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     fenced: int = 0
@@ -58,6 +54,7 @@ class SessionCounters:
     processed_records: Counter[str] = field(default_factory=Counter)  # task
     dropped: Counter[str] = field(default_factory=Counter)  # reason
     punctuations: Counter[tuple[str, str]] = field(default_factory=Counter)  # kind, outcome
+    punctuation_delay_seconds: Histograms = field(default_factory=lambda: Histograms(DELAY_BUCKETS_S))  # kind
     task_failures: int = 0
     handed_over_records: int = 0
     gate_last_wait_ms: int = -1
@@ -103,6 +100,7 @@ class StoreStatistics:
     caught_up_ms: int = -1
     record_timestamp_ms: int = -1
     write_stopped: bool = False
+    oldest_iterator_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +117,9 @@ class TaskStatistics:
     sources: dict[str, int]
     stream_times: dict[str, int]
     stores: tuple[StoreStatistics, ...]
+    inflight_records: int = 0
+    inflight_bytes: int = 0
+    write_stall_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,14 +38,15 @@ from standfast.replication.log import (
 )
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.buffer import changes_bytes
-from standfast.store.clock import Clock
+from standfast.store.clock import Clock, measured_ns
 from standfast.store.cut import parse_source_key, source_key
 from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, NotReady, StandfastError, StateLost
 from standfast.store.failpoint import reach
+from standfast.store.histogram import SECONDS_PER_NS
 from standfast.store.names import check_topic
 from standfast.store.task_stores import TaskStores
 from standfast.stream.settings import Guarantee
-from standfast.stream.statistics import SessionCounters
+from standfast.stream.statistics import SessionCounters, log_error
 
 Outputs = Mapping[TopicPartition, Sequence[Outgoing]]
 
@@ -101,6 +102,7 @@ class Task:
         self.progress: dict[str, int] = {}
         self.commit_requested = False
         self.counters = SessionCounters()  # the session's, once it has the task
+        self.inflight = (0, 0)  # records and bytes that the log was given and has not acknowledged
         self.on_outputs: Callable[[Outputs, Mapping[TopicPartition, int]], None] | None = None  # after a commit
         self._group = group
         self._clock = clock
@@ -112,6 +114,13 @@ class Task:
         self._output_bytes = 0
         self._outputs_since_ms = -1
         self._mark: tuple[dict[TopicPartition, int], dict[str, int], int, bool] = ({}, {}, 0, False)
+
+    def count_in(self, counters: SessionCounters) -> None:
+        """Add to the session's numbers from here on."""
+        self.counters = counters
+        for name, store in self.stores.stores.items():
+            store.rows.get_seconds = counters.store_read_seconds[name, "get"]
+            store.rows.scan_seconds = counters.store_read_seconds[name, "scan"]
 
     @property
     def epoch(self) -> int:
@@ -343,12 +352,7 @@ class Task:
         writer = self.writer
         if writer is None:
             raise InternalError(f"task {self.id} runs without a writer")
-        if self.guarantee == "exactly_once":
-            acknowledged = (
-                writer.transact(batches, commit if commit.offsets else None) if batches or commit.offsets else {}
-            )
-        else:
-            acknowledged = writer.append(batches) if batches else {}
+        acknowledged = self._write_log(writer, batches, commit)
         reach("commit.logged")
         self._check_log(batches, acknowledged)
         sources = dict(self.stores.cut.sources)
@@ -369,6 +373,26 @@ class Task:
         reach("commit.local")
         if self.guarantee == "at_least_once" and commit.offsets:
             self._group.commit(commit.offsets, commit.member)
+        return acknowledged
+
+    def _write_log(self, writer: LogWriter, batches: Batches, commit: GroupCommit) -> Mapping[TopicPartition, int]:
+        """Hand the records to the log and wait for its acknowledgement; counts how long that took, and failures."""
+        exactly_once = self.guarantee == "exactly_once"
+        if not batches and not (exactly_once and commit.offsets):
+            return {}
+        self.inflight = (sum(map(len, batches.values())), self.stores.buffer.size_bytes)
+        started_ns = measured_ns()
+        try:
+            if exactly_once:
+                acknowledged = writer.transact(batches, commit if commit.offsets else None)
+            else:
+                acknowledged = writer.append(batches)
+        except BaseException as error:
+            self.counters.changelog_errors[log_error(error)] += 1
+            raise
+        finally:
+            self.inflight = (0, 0)
+        self.counters.ack_seconds.observe((measured_ns() - started_ns) * SECONDS_PER_NS)
         return acknowledged
 
     def _check_log(self, batches: Batches, acknowledged: Mapping[TopicPartition, int]) -> None:

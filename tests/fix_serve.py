@@ -22,7 +22,7 @@ import pytest
 
 START_S = 30.0
 KEYVALUE = {"name": "kv", "kind": "keyvalue"}
-FOUR = [
+FOUR: list[dict[str, Any]] = [
     KEYVALUE,
     {"name": "win", "kind": "window", "window_size_ms": 60_000, "retention_ms": 3_600_000},
     {"name": "ses", "kind": "session", "retention_ms": 3_600_000},

@@ -93,6 +93,8 @@ def test_bulk_and_batches_restore_what_the_live_store_holds(bench: Bench, many_r
     assert digests(session) == expected
     assert session.task(0).stores.cut.stores == times
     assert loader(session).statistics().runs >= 10
+    spent = session.counters.restore_phases_ns  # workers tell theirs with the end of a job
+    assert all(spent[phase] > 0 for phase in ("fetch", "decode", "write", "ingest"))
     for name, batches in told.batches.items():
         assert batches == sorted(batches)
         assert sum(records for _, records in batches) == told.ended[name]

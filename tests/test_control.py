@@ -36,7 +36,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
     """One sidecar for tests that take whole generations of it, each larger than the last."""
     made = Sidecars(tmp_path_factory.mktemp("control"))
-    sidecar = made.start()
+    sidecar = made.start(serve__lease="300s")  # nobody sends heartbeats, however long a busy machine takes
     sidecar.declare(FOUR)
     yield sidecar
     made.close()

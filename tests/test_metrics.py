@@ -127,8 +127,10 @@ def test_tasks_of_two_groups_with_one_partition_number_have_series_of_their_own(
 def test_series_stay_within_thirty_for_each_store_and_partition(bench: Bench) -> None:
     session = bench.active("a", partitions=(0, 1))
     samples = [sample for family in scrape(session).values() for sample in family.samples]
-    per_store = [sample for sample in samples if sample.labels.get("store") == "kv"]
-    assert len(per_store) <= 2 * 30
+    of_store = [sample for sample in samples if sample.labels.get("store") == "kv"]
+    of_partitions = [sample for sample in of_store if "partition" in sample.labels]
+    assert len(of_partitions) <= 2 * 30
+    assert len(of_store) - len(of_partitions) <= 60  # histograms, however many partitions there are
 
 
 def test_scrapes_within_a_second_share_one_reading(bench: Bench) -> None:
@@ -156,6 +158,93 @@ def test_counters_are_there_at_zero_from_the_assignment_on(bench: Bench) -> None
         assert families[f"standfast_{name}"].samples, name
     restored = values(families["standfast_restore_records_total"])
     assert restored[(("partition", "0"), ("reason", "resume"), ("store", "kv"))] == 0.0
+
+
+def test_where_the_time_of_a_restore_went_is_told(bench: Bench) -> None:
+    first = bench.active("a", partitions=(0,))
+    for number in range(200):
+        first.task(0).store("kv").put(f"k{number}", "v")
+    first.task(0).commit()
+    first.close()
+    families = scrape(bench.active("b", partitions=(0,)))
+    phases = values(families["standfast_restore_phase_seconds_total"])
+    assert {labels[0][1] for labels in phases} >= {"fetch", "decode", "write", "ingest", "compact", "idle"}
+    assert all(phases[(("phase", phase),)] > 0 for phase in ("fetch", "decode", "write"))
+    durations = {
+        (one.labels["store"], one.labels["reason"]): one.value
+        for one in families["standfast_restore_duration_seconds"].samples
+        if one.name.endswith("_count")
+    }
+    assert durations["kv", "assign"] == durations["win", "assign"] == 1
+    assert durations["kv", "promote"] == 0
+
+
+def test_acknowledgements_of_the_log_are_timed_and_its_refusals_counted(bench: Bench) -> None:
+    session = bench.active("a", partitions=(0,))
+    task = session.task(0)
+    task.store("kv").put("k", "v")
+    task.commit({("in", 0): 1})
+    families = scrape(session)
+    assert counts(families["standfast_changelog_ack_duration_seconds"]) == {(): 1}
+    assert values(families["standfast_changelog_inflight_records"]) == {(): 0}
+    assert values(families["standfast_changelog_queue_bytes"]) == {(): 0}
+    bench.session("b").assign(active=[0])  # fences the first
+    task.store("kv").put("k", "w")
+    with pytest.raises(sf.Fenced):
+        task.commit({("in", 0): 2})
+    errors = values(scrape(session)["standfast_changelog_errors_total"])
+    assert errors[(("reason", "fenced"),)] == 1 and sum(errors.values()) == 1
+
+
+def counts(family: Family) -> dict[tuple[tuple[str, str], ...], float]:
+    """How many durations each histogram holds."""
+    found = (one for one in family.samples if one.name.endswith("_count"))
+    return {tuple(sorted(sample.labels.items())): sample.value for sample in found}
+
+
+def test_reads_that_reach_the_database_are_timed_one_in_sixty_four(bench: Bench) -> None:
+    session = bench.active("a", partitions=(0,))
+    store = session.task(0).store("kv")
+    store.put("k", "v")
+    for _ in range(256):
+        store.get("k")  # of the write buffer
+    session.task(0).commit()
+    for _ in range(256):
+        store.get("k")
+    for _ in range(128):
+        list(store.all())
+    found = counts(scrape(session)["standfast_store_op_duration_seconds"])
+    assert found[(("op", "get"), ("store", "kv"))] == 4
+    assert found[(("op", "scan"), ("store", "kv"))] == 2
+    assert found[(("op", "get"), ("store", "win"))] == 0
+
+
+def test_oldest_open_range_read_has_its_time(bench: Bench) -> None:
+    session = bench.active("a", partitions=(0,))
+    name = "standfast_store_oldest_iterator_timestamp_seconds"
+    store = session.task(0).store("kv")
+    assert not scrape(session)[name].samples
+    with store.all():
+        first = values(scrape(session)[name])
+        bench.clock.advance(5_000)
+        with store.all():
+            assert values(scrape(session)[name]) == first
+        assert set(first) == {(("store", "kv"),)}
+    assert not scrape(session)[name].samples
+
+
+def test_store_that_was_set_aside_is_counted_with_its_reason(bench: Bench) -> None:
+    first = bench.active("a", partitions=(0,))
+    first.task(0).store("kv").put("k", "v")
+    first.task(0).commit()
+    first.close()
+    bench.log.admin.delete_topic("app-kv-changelog")
+    families = scrape(bench.active("a", partitions=(0,), accept_empty_log=True))
+    wipes = values(families["standfast_store_wipes_total"])
+    assert wipes[(("reason", "topic-recreated"), ("store", "kv"))] == 1
+    assert wipes[(("reason", "corrupt"), ("store", "kv"))] == 0
+    restores = counts(families["standfast_restore_duration_seconds"])
+    assert restores[(("reason", "topic-recreated"), ("store", "kv"))] == 1
 
 
 def test_snapshot_does_not_move_under_its_reader(bench: Bench) -> None:

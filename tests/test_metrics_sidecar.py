@@ -19,7 +19,8 @@ from standfast.ops.metrics_list import METRICS
 from standfast.ops.metrics_values import session_samples
 from standfast.ops.status import status_document
 from standfast.ops.status_merge import WorkerNumbers, added, statistics_of
-from standfast.stream.statistics import Histogram, SessionStatistics
+from standfast.store.histogram import Histogram
+from standfast.stream.statistics import SessionStatistics
 
 if TYPE_CHECKING:
     from fix_promtool import Promtool

@@ -320,7 +320,7 @@ def test_a_sidecars_page_shows_disk_doors_events_and_settings_without_secrets(
         "serve.lease3s",
         "disk free",
         "generation7",
-        "wall_clock_time",
+        "wall clock time",
     ):
         assert part in text, part
     assert "hunter2" not in text and json.loads(json.dumps(found)) == json.loads(json.dumps(dict(found)))

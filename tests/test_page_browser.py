@@ -18,6 +18,7 @@ from standfast.ops.status import status_document
 
 if TYPE_CHECKING:
     from fix_page import Serve
+    from fix_serve import Sidecars
     from fix_sessions import Bench
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -176,7 +177,7 @@ def test_a_thousand_tasks_are_there_within_a_second(serve: Serve, tab: Page) -> 
 
 
 def start(port: int, epoch: int) -> tuple[subprocess.Popen[str], int]:
-    command = [sys.executable, "-P", Path(__file__).with_name("page_child.py"), str(port), str(epoch)]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("page_child.py")), str(port), str(epoch)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     return child, int(child.stdout.readline())
@@ -265,6 +266,56 @@ def test_everything_is_reached_by_keyboard_and_named(serve: Serve, tab: Page) ->
         expect(tab.get_by_role("rowheader", name="0_1").first).to_be_visible()
         expect(tab.get_by_role("progressbar", name="0_1/kv")).to_have_count(1)
         expect(tab.get_by_role("status").first).to_contain_text("RESTORING")
+
+
+def test_buttons_verify_snapshot_and_drain_and_a_changelog_can_be_looked_at(sidecars: Sidecars, tab: Page) -> None:
+    sidecar = sidecars.start(http__peek="true")
+    stores = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
+    with sf.connect(sidecar.run_dir, stores=stores, partitions=1) as app:
+        app.assign(active=[0])
+        app.wait_ready(30)
+        app.task(0).store("kv").put(EVIL, "v" * 200)
+        app.task(0).commit({("in", 0): 1})
+        sidecar.call("POST", "/v1/schedule", {"partition": 0, "kind": "wall_clock_time", "interval_ms": 60_000})
+        tab.goto(sidecar.info["http"])
+        expect(row(tab, "schedules", "0_0/1")).to_contain_text("wall clock time")
+        expect(tab.locator("#tiles")).to_contain_text("99 % of commits")
+        result = tab.locator("#act-result")
+        tab.get_by_role("button", name="Verify all stores").click()
+        expect(result).to_have_text("Verified: 1 equal", timeout=WAIT_MS)
+        tab.get_by_role("button", name="Take it").click()
+        expect(result).to_contain_text("holds 1 tasks", timeout=WAIT_MS)
+        row(tab, "changelogs", "0_0/kv").get_by_role("link").click()
+        expect(tab.locator("tbody tr")).to_have_count(1)
+        expect(tab.locator("tbody td code").first).to_have_text(EVIL)
+        expect(tab.locator("tbody td code").last).to_have_text("v" * 80 + "…")
+        tab.get_by_role("link", name="All changelogs").click()
+        tab.once("dialog", lambda asked: asked.dismiss())
+        tab.get_by_role("button", name="Drain").click()
+        expect(result).to_have_text("")  # nobody was asked for anything
+        tab.once("dialog", lambda asked: asked.accept())
+        tab.get_by_role("button", name="Drain").click()
+        expect(result).to_have_text("Drained: every task is closed", timeout=WAIT_MS)
+        expect(tab.locator("#verdict")).to_contain_text("DRAINING", timeout=WAIT_MS)
+
+
+def test_only_who_may_is_shown_buttons(sidecars: Sidecars, chromium: Browser, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    both = (("reader", "read"), ("boss", "admin"))
+    text = "".join(f'[[tokens]]\nname = "{name}"\nrole = "{role}"\ntoken = "{name * 4}"\n' for name, role in both)
+    tokens.touch(mode=0o600)
+    tokens.write_text(text, encoding="utf-8")
+    sidecar = sidecars.start(auth__tokens_file=str(tokens))
+    for name, shown in (("reader", 0), ("boss", 1)):
+        context = chromium.new_context(http_credentials={"username": name, "password": name * 4})
+        tab = context.new_page()
+        tab.goto(sidecar.info["http"])
+        expect(tab.locator("#connection")).to_have_text("live")
+        expect(tab.locator("#actions")).to_have_count(shown)
+        if shown:
+            tab.get_by_role("button", name="Verify all stores").click()
+            expect(tab.locator("#act-result")).to_contain_text("Refused: ", timeout=WAIT_MS)  # there is no store
+        context.close()
 
 
 # The contrast of every text with what is behind it, as WCAG 2 has it.

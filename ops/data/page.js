@@ -91,6 +91,44 @@
     };
   }
 
+  const ACTS = {
+    verify: {ask: () => ({}), tell: (found) => {
+      const counts = {}, bad = [];
+      for (const one of found.verdicts) {
+        counts[one.verdict] = (counts[one.verdict] || 0) + 1;
+        if (one.verdict !== "equal") bad.push(one.task + "/" + one.store + ": " + one.verdict + " " + one.reason);
+      }
+      return "Verified: " + Object.entries(counts).map(([word, many]) => many + " " + word).concat(bad).join("; ");
+    }},
+    snapshots: {ask: () => ({name: document.getElementById("snapshot-name").value}),
+      tell: (found) => "Snapshot " + found.name + " holds " + Object.keys(found.positions).length + " tasks"},
+    drain: {ask: () => ({}), tell: () => "Drained: every task is closed"},
+  };
+
+  async function act(button, result) {
+    const what = button.dataset.act;
+    if (button.dataset.sure && !confirm(button.dataset.sure)) return;
+    button.disabled = true;
+    result.textContent = "Asked for it: " + button.textContent + " …";
+    try {
+      const answer = await fetch("v1/" + what, {method: "POST", headers: {"content-type": "application/json"},
+        body: JSON.stringify(ACTS[what].ask())});
+      const found = await answer.json();
+      result.textContent = answer.ok ? ACTS[what].tell(found) : "Refused: " + (found.message || answer.status);
+    } catch (error) {
+      result.textContent = "No answer: " + error.message;
+    }
+    button.disabled = false;
+  }
+
+  const actions = document.getElementById("actions");
+  if (actions) {
+    document.getElementById("snapshot-name").value = "page-" + new Date().toISOString().slice(0, 19).replace(/:/g, "");
+    for (const button of actions.querySelectorAll("button"))
+      button.addEventListener("click", () => act(button, document.getElementById("act-result")));
+    actions.hidden = document.getElementById("to-actions").hidden = false;
+  }
+
   setInterval(() => { // a stream that says nothing, not even that it lives, is dead
     if (source && !polling && Date.now() - heard > SILENT_MS) {
       source.close();
