@@ -34,6 +34,7 @@ from standfast.store.errors import Closed, InternalError, InvalidRequest, Standf
 from standfast.store.failpoint import reach
 from standfast.store.rocks_errors import translate
 from standfast.store.rocks_files import CONFIG_FILE, link, refuse_foreign
+from standfast.store.rocks_log import bound_info_log
 from standfast.store.rocks_scan import RocksScan
 from standfast.store.rocks_sst import ingest, table_options
 from standfast.store.rocks_stalls import STALLS_PROPERTY, stalled_ms
@@ -47,7 +48,6 @@ OPEN_FILES_MAX = 512
 # Files of level 0 at which compaction begins, writes slow down, and writes stop: while restoring, and otherwise (as is
 # RocksDB's default). Measured: 1,000,000 rows of 124 bytes take 1.4 s of processor time instead of 2.0.
 LEVEL0_FILES = {True: (16, 28, 44), False: (4, 20, 36)}
-INFO_LOG_BYTES = 1 << 20
 SORT_ROWS_MIN = 2_000  # a batch of this many rows of one family is sorted first
 CLOSE_WAIT_S = 30.0
 CLOSE_POLL_S = 0.001
@@ -113,7 +113,6 @@ class RocksShared:
         # A reader keeps all files open: then the owner may delete them without disturbing it.
         options.set_max_open_files(-1 if read_only else OPEN_FILES_MAX)
         options.set_keep_log_file_num(2)
-        options.set_max_log_file_size(INFO_LOG_BYTES)
         options.set_stats_dump_period_sec(0)
         options.set_stats_persist_period_sec(0)
         return options
@@ -181,6 +180,7 @@ class RocksEngine:
                 self._set_families({**self._families, family: self._handle(family)})
                 if self._restoring:
                     _set_level0(self._families[family].rows, on=True)
+                bound_info_log(self._path)
             except Exception as error:
                 raise translate(error, f"creating family {family!r} in {self._path}") from error
 
@@ -291,6 +291,7 @@ class RocksEngine:
         try:
             for name in self._families if family is None else (family,):
                 self._held(name, "flushing").flush()
+            bound_info_log(self._path)
         except Exception as error:
             raise self._error(error, name, "flushing") from error
 
