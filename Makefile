@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint audit format crash bench bench-compare bench-spark pins clean
+.PHONY: help demo check test lint audit format crash soak bench bench-compare bench-spark pins clean
 MAKEFLAGS += --no-print-directory
 # Hundreds of tests start processes of ours: each would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,6 +19,7 @@ RUNS ?= 200
 APP_RUNS ?= 50
 KAFKA_RUNS ?= 100
 SERVE_RUNS ?= 50
+SOAK_S ?= 300
 BENCHES ?= write read restore process
 
 # The first Python that is new enough and can make a virtual environment. Asked for only when .venv is missing.
@@ -81,6 +82,9 @@ crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applicat
 	@STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) STANDFAST_CRASH_KAFKA_RUNS=$(KAFKA_RUNS) \
 	  STANDFAST_CRASH_SERVE_RUNS=$(SERVE_RUNS) \
 	  $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
+
+soak: $(VENV)/.dev ## SOAK_S=300 seconds of mixed load on a sidecar: its memory stays flat
+	@STANDFAST_SOAK_S=$(SOAK_S) $(BIN)/pytest -q -s tests/test_resp_soak.py $(ARGS)
 
 bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore process door", compare: bench-compare
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; \

@@ -67,3 +67,31 @@ def test_memory_is_flat_under_a_long_mixed_load(sidecars: Sidecars) -> None:
     print(f"soak of {SOAK_S:.0f} s: {number} commits; {before:.1f} MiB at a third of it, {after:.1f} MiB at its end")
     assert after < before + GROWTH_MAX_MIB, samples
     writer.close()
+
+
+@pytest.mark.slow
+def test_sidecar_holds_a_thousand_of_ten_thousand_idle_clients_and_refuses_the_others(sidecars: Sidecars) -> None:
+    sidecar = sidecars.start()
+    sidecar.declare(FOUR)
+    sidecar.assign(1, active=(0,), lease_ms=3_600_000)
+    sidecar.wait_ready()
+    path = Path(sidecar.info["resp_socket"])
+    first = Client(path)
+    first("AUTH", "kv", "x")
+    held: list[Client] = []
+    refused = 0
+    for _ in range(10_000):
+        one = Client(path)
+        if len(held) < 999:
+            held.append(one)
+            continue
+        refused += one.socket.recv(100) == b"-ERR max number of clients reached\r\n"
+        one.close()
+    assert refused == 10_000 - 999
+    assert first("SF.OFFSETS") == []
+    assert first("SET", "a", "1") == b"OK"
+    for one in held:
+        one.close()
+    assert first("GET", "a") == b"1"
+    assert sidecar.call("GET", "/v1/ready")["ready"]
+    first.close()
