@@ -83,6 +83,7 @@ def test_sidecar_holds_a_thousand_of_ten_thousand_idle_clients_and_refuses_the_o
     for _ in range(10_000):
         one = Client(path)
         if len(held) < 999:
+            assert one("PING") == b"PONG"
             held.append(one)
             continue
         refused += one.socket.recv(100) == b"-ERR max number of clients reached\r\n"
