@@ -54,9 +54,16 @@ def add_instance(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("which instance")
     where.add_argument("--state-dir", type=Path, metavar="DIR", help="its state directory, on this machine")
     where.add_argument("--app", metavar="NAME", help="application; may be left out if DIR holds only one")
-    where.add_argument("--url", metavar="URL", help="its HTTP door, http://host:port, instead of a directory")
+    where.add_argument("--run-dir", type=Path, metavar="DIR", help="a sidecar's run directory, instead of --state-dir")
+    where.add_argument("--url", metavar="URL", help="its HTTP door, http(s)://host:port, instead of a directory")
     where.add_argument("--timeout", type=float, default=TIMEOUT_DEFAULT_S, metavar="S", help="seconds to wait for it")
     add_config(where)  # type: ignore[arg-type]
+    who = parser.add_argument_group("who asks, where the door wants to know")
+    who.add_argument("--token-file", type=Path, metavar="FILE", help="file of mode 0600 that holds the token")
+    who.add_argument("--ca", type=Path, metavar="FILE", help="authorities of its certificate, PEM; else the machine's")
+    who.add_argument("--cert", type=Path, metavar="FILE", help="our certificate, PEM, for mutual TLS")
+    who.add_argument("--cert-key", type=Path, metavar="FILE", help="the private key of --cert, PEM")
+    who.add_argument("--tls-name", metavar="NAME", help="the name in its certificate, if not the host of its address")
 
 
 def add_offline(parser: argparse.ArgumentParser) -> None:
@@ -108,19 +115,28 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def client_of(args: argparse.Namespace) -> Client:
     """The running instance that the flags name."""
     from standfast.ops.client import Client
+    from standfast.ops.door import TlsFiles, token_of
     from standfast.ops.run_file import find_app
 
     if args.timeout <= 0:
         raise InvalidRequest(f"--timeout is {args.timeout}: give seconds above 0")
+    if args.url is not None and args.run_dir is not None:
+        raise InvalidRequest("--url and --run-dir both say which instance: give one of them")
+    token = None if args.token_file is None else token_of(args.token_file)
+    tls = TlsFiles(args.ca, args.cert, args.cert_key, args.tls_name)
     if args.url is not None:
-        return Client.of_address(args.url, timeout_s=args.timeout)
+        return Client.of_address(args.url, timeout_s=args.timeout, token=token, tls=tls)
+    if args.run_dir is not None:
+        return Client.of_run_dir(args.run_dir, timeout_s=args.timeout, token=token, tls=tls)
     settings = settings_of(args)
     if settings.state_dir is None:
         raise InvalidRequest(
             "which instance? name its state directory with --state-dir DIR (or --config FILE, or "
-            "STANDFAST_APP__STATE_DIR), or its door with --url http://host:port"
+            "STANDFAST_APP__STATE_DIR), a sidecar's run directory with --run-dir DIR, or its door with --url "
+            "http://host:port"
         )
-    return Client.of_state_path(find_app(settings.state_dir, settings.app), timeout_s=args.timeout)
+    path = find_app(settings.state_dir, settings.app)
+    return Client.of_state_path(path, timeout_s=args.timeout, token=token, tls=tls)
 
 
 def log_of(args: argparse.Namespace) -> Log:

@@ -1,6 +1,6 @@
 """Talking to a running instance over its HTTP door.
 
-Rules of this file: finds the door by the info file or an address, sends one GET, gives the JSON back. An error of the
+Rules of this file: finds the door by an info file or an address, asks once, gives the JSON back. An error of the
 instance is raised here as the same class, so that exit codes are the same on both sides. No proxy is ever used.
 """
 
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
+from standfast.ops.door import Door, TlsFiles, door_at
 from standfast.ops.run_file import RunInfo, read_run_file
+from standfast.ops.serve_files import read_info
 from standfast.store import errors
 from standfast.store.errors import (
     BadConfig,
@@ -36,40 +38,60 @@ class NotFound(StandfastError):
 
 
 class Client:
-    """One instance. `info` is what its info file said, None if an address was given."""
+    """One instance. `instance` is what its info file said, None if an address was given."""
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        door: Door,
         *,
-        info: RunInfo | None = None,
+        instance: str | None = None,
         timeout_s: float = TIMEOUT_DEFAULT_S,
         token: str | None = None,
     ) -> None:
-        self._host = host
-        self._port = port
-        self._info = info
+        self._door = door
+        self._instance = instance
         self._timeout_s = timeout_s
         self._token = token
 
     @classmethod
-    def of_state_path(cls, state_path: Path, *, timeout_s: float = TIMEOUT_DEFAULT_S) -> Client:
+    def of_state_path(
+        cls,
+        state_path: Path,
+        *,
+        timeout_s: float = TIMEOUT_DEFAULT_S,
+        token: str | None = None,
+        tls: TlsFiles | None = None,
+    ) -> Client:
         """The instance that runs on `<state_dir>/<app>`. Raises Unavailable if none does."""
         info = read_run_file(state_path)
-        return cls(info.host, info.port, info=info, timeout_s=timeout_s, token=_own_token(state_path, info))
+        found = token if token is not None else _own_token(info)
+        return cls(door_at(info.address, tls), instance=info.instance, timeout_s=timeout_s, token=found)
 
     @classmethod
-    def of_address(cls, address: str, *, timeout_s: float = TIMEOUT_DEFAULT_S) -> Client:
-        """The instance at `http://host:port`."""
-        split = urlsplit(address)
-        try:
-            port = split.port
-        except ValueError:
-            port = None
-        if split.scheme != "http" or split.hostname is None or port is None:
-            raise InvalidRequest(f"address {address!r} is not usable: write http://host:port")
-        return cls(split.hostname, port, timeout_s=timeout_s)
+    def of_run_dir(
+        cls,
+        run_dir: Path,
+        *,
+        timeout_s: float = TIMEOUT_DEFAULT_S,
+        token: str | None = None,
+        tls: TlsFiles | None = None,
+    ) -> Client:
+        """The sidecar of a run directory, which has the token of its owner's tools. Raises Unavailable."""
+        info = read_info(run_dir)
+        found = token if token is not None else info.get("token")
+        return cls(door_at(info["http"], tls), instance=info["instance"], timeout_s=timeout_s, token=found)
+
+    @classmethod
+    def of_address(
+        cls,
+        address: str,
+        *,
+        timeout_s: float = TIMEOUT_DEFAULT_S,
+        token: str | None = None,
+        tls: TlsFiles | None = None,
+    ) -> Client:
+        """The instance at `http://host:port` or `https://host:port`."""
+        return cls(door_at(address, tls), timeout_s=timeout_s, token=token)
 
     def get(self, path: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The document of a path. Raises the error that the instance answered with, or Unavailable."""
@@ -91,13 +113,13 @@ class Client:
         return self._exchange("GET", f"{path}?{urlencode(query)}" if query else path)
 
     def _exchange(self, method: str, target: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
-        where = f"{self._host}:{self._port}"
+        where = self._door.where
         headers = {"Accept": "application/json"}  # probes get text
         if body is not None:
             headers["Content-Type"] = "application/json"
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
-        connection = HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        connection = self._door.connection(self._timeout_s)
         try:
             connection.request(method, target, body, headers)
             response = connection.getresponse()
@@ -107,11 +129,11 @@ class Client:
                 f"{where} did not answer within {self._timeout_s} s: try again, or raise --timeout"
             ) from error
         except (OSError, HTTPException) as error:
-            raise Unavailable(f"{where} cannot be reached ({error}): is the instance running?") from error
+            raise Unavailable(f"{where} cannot be reached: {self._door.failed(error)}") from error
         finally:
             connection.close()
         answered = response.getheader(INSTANCE_HEADER)
-        if answered is None or (self._info is not None and answered != self._info.instance):
+        if answered is None or (self._instance is not None and answered != self._instance):
             raise Unavailable(f"{where} answers, but it is not the instance looked for: its info file is out of date")
         try:
             document = json.loads(answer)
@@ -120,14 +142,15 @@ class Client:
         return response.status, document
 
 
-def _own_token(state_path: Path, info: RunInfo) -> str | None:
-    """The token that a sidecar with tokens gives to whoever may read its run folder, where that is in its place."""
-    try:
-        shape = json.loads((state_path / "run" / "INFO.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+def _own_token(info: RunInfo) -> str | None:
+    """The token that a sidecar with tokens gives to whoever may read its run folder."""
+    if not info.run_dir:
         return None
-    mine = isinstance(shape, dict) and shape.get("pid") == info.pid
-    return shape.get("token") if mine else None
+    try:
+        shape = read_info(Path(info.run_dir))
+    except (OSError, Unavailable):
+        return None
+    return shape.get("token") if shape.get("pid") == info.pid else None
 
 
 def store_path(store: str, verb: str) -> str:

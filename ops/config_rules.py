@@ -90,6 +90,11 @@ def _of_http(config: Config) -> Problems:
 
 def _of_serve(config: Config) -> Problems:
     serve = config.serve
+    if serve.group is not None and _below_state(config):
+        yield (
+            "serve.group",
+            "its users cannot come to the run directory below the state directory, ours alone: set serve.run_dir",
+        )
     if config.run_dir is not None:
         length = len(os.fsencode(config.run_dir.absolute() / serve.socket))
         if length > SOCKET_PATH_MAX:
@@ -97,6 +102,14 @@ def _of_serve(config: Config) -> Problems:
                 "serve.run_dir",
                 f"the path of the socket has {length} bytes, {SOCKET_PATH_MAX} at most: set a shorter one",
             )
+
+
+def _below_state(config: Config) -> bool:
+    """Whether the run directory is within the application's own directory, of mode 0700."""
+    app, run_dir = config.app, config.run_dir
+    if app.state_dir is None or app.name is None or run_dir is None:
+        return False
+    return run_dir.absolute().is_relative_to((app.state_dir / app.name).absolute())
 
 
 def _of_limits(config: Config) -> Problems:

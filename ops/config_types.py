@@ -129,9 +129,11 @@ class ServeSection:
 
     run_dir: Path | None = shown(None, PATH, "folder of sockets, lock and info file; left out: STATE_DIR/APP/run")
     socket: str = shown(SOCKET_NAME, named("socket"), "file of the RESP door in the run folder")
-    group: str | None = shown(None, GROUP, "group of this machine that may use the socket (mode 0660 instead of 0600)")
+    group: str | None = shown(None, GROUP, "group that may use the socket (mode 0660); needs its own run_dir")
     uids: tuple[int, ...] = shown(
-        (), list_of(number(0, (1 << 32) - 2)), "users that may connect; none: our own, and root"
+        (),
+        list_of(number(0, (1 << 32) - 2)),
+        "users that may connect beside our own and root; none: the group",
     )
     lease_ms: int = shown(10_000, at_least(DURATION, "100ms"), "how long the app may be silent before its tasks close")
     drain_timeout_ms: int = shown(20_000, _INTERVAL, "the one deadline of an orderly stop")

@@ -13,16 +13,16 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
 
 from standfast.ops.client import error_in
 from standfast.ops.connect_stores import remote_store
 from standfast.ops.connect_wire import Wire
 from standfast.ops.control_stores import shape_of
+from standfast.ops.door import TlsFiles, door_at
 from standfast.ops.serve_files import read_info
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, InvalidRequest, NotReady, StandfastError, Unavailable, UnknownStore
@@ -36,13 +36,26 @@ Offsets = Mapping[tuple[str, int], int]
 
 
 def connect(
-    run_dir: str | Path, *, stores: Sequence[StoreSpec], partitions: int | None = None, token: str | None = None
+    run_dir: str | Path,
+    *,
+    stores: Sequence[StoreSpec],
+    partitions: int | None = None,
+    token: str | None = None,
+    ca: str | Path | None = None,
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
+    server_name: str | None = None,
 ) -> SidecarClient:
     """Connect to the sidecar of a run directory and declare its stores.
 
-    Raises Unavailable if none runs there, InvalidRequest for stores that differ from what is declared.
+    Where its HTTP door has TLS: `ca` are the authorities of its certificate (left out: the machine's), `server_name` is
+    the name in it if that is not the host of the address; `certificate` and `key` are ours, where it asks for one.
+    Raises Unavailable if none runs there, InvalidRequest for stores that differ from what is declared, BadConfig for
+    files that cannot be used.
     """
-    return SidecarClient(Path(run_dir), stores, partitions, token)
+    authorities, ours, private = (None if one is None else Path(one) for one in (ca, certificate, key))
+    tls = TlsFiles(authorities, ours, private, server_name)
+    return SidecarClient(Path(run_dir), stores, partitions, token, tls)
 
 
 class SidecarTask:
@@ -115,14 +128,19 @@ class SidecarClient:
     """See the head of this file."""
 
     def __init__(
-        self, run_dir: Path, stores: Sequence[StoreSpec], partitions: int | None, token: str | None = None
+        self,
+        run_dir: Path,
+        stores: Sequence[StoreSpec],
+        partitions: int | None,
+        token: str | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         info = read_info(run_dir)
         if info["protocol"] != PROTOCOL:
             raise InvalidRequest(f"the sidecar speaks protocol {info['protocol']}, this client {PROTOCOL}: update one")
         self.app: str = info["app"]
         self._token = token if token is not None else info.get("token")
-        self._http = urlsplit(info["http"])
+        self._door = door_at(info["http"], tls)
         self._resp = Path(info["resp_socket"])
         self._specs = {spec.name: spec for spec in stores}
         self._tasks: dict[int, SidecarTask] = {}
@@ -208,7 +226,7 @@ class SidecarClient:
         """One call of the control door; its document. Raises the error that it answers with."""
         if self._closed.is_set():
             raise Closed(f"the client of application {self.app!r} is closed")
-        connection = HTTPConnection(str(self._http.hostname), self._http.port, timeout=TIMEOUT_S)
+        connection = self._door.connection(TIMEOUT_S)
         headers = {"Content-Type": "application/json"}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -217,7 +235,9 @@ class SidecarClient:
             response = connection.getresponse()
             status, document = response.status, json.loads(response.read())
         except (OSError, HTTPException, ValueError) as error:
-            raise Unavailable(f"the sidecar at {self._http.geturl()} does not answer: {error}") from error
+            raise Unavailable(
+                f"the sidecar at {self._door.where} does not answer: {self._door.failed(error)}"
+            ) from error
         finally:
             connection.close()
         if status != 200:

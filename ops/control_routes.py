@@ -209,6 +209,9 @@ class ControlRoutes:
         positions = await self._call(lambda: self._plane.snapshot(body["name"]))
         return answer(200, {"name": body["name"], "positions": {str(one): found for one, found in positions.items()}})
 
+    async def snapshots(self, request: Request, body: dict[str, Any]) -> Response:
+        return answer(200, {"snapshots": await self._call(self._plane.session.snapshots)})
+
     async def drain(self, request: Request, body: dict[str, Any]) -> Response:
         assert self.on_drain is not None
         wait_ms = body.get("wait_ms", self._plane.config.serve.drain_timeout_ms)
@@ -313,6 +316,7 @@ CALLS: tuple[Call, ...] = (
         statuses=(400, 404, 409, 503),
     ),
     Call("POST", "/v1/snapshots", "admin", "copy the files of the active tasks", _R.snapshot, schemas.SNAPSHOT),
+    Call("GET", "/v1/snapshots", "read", "the copies there are", _R.snapshots),
     Call("POST", "/v1/drain", "admin", "take no more work and close the tasks", _R.drain, schemas.DRAIN),
     Call("POST", "/v1/wipe", "admin", "set a task's files aside and restore it", _R.wipe, schemas.WIPE),
 )

@@ -29,7 +29,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import Fenced, InvalidRequest, NotReady, StandfastError, Unavailable, UnknownStore
 from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
-from standfast.store.state_dir import StateDir, write_marker
+from standfast.store.state_dir import MARKER, StateDir, write_marker
 from standfast.stream.session import Session
 from standfast.stream.statistics import SessionCounters, SessionStatistics
 from standfast.stream.task import Task, TaskState
@@ -191,6 +191,16 @@ class ControlSession:
             task.stores.checkpoint(copy)
             write_marker(copy, self._state.app, str(TaskId(0, partition)))
         return self.positions(frozenset(tasks))
+
+    def snapshots(self) -> list[dict[str, Any]]:
+        """The snapshots there are, the newest first: name, wall time in ms at which the last task was added, tasks."""
+        folder = self._state.path / SNAPSHOTS
+        found = []
+        for one in folder.iterdir() if folder.is_dir() else ():
+            tasks = sorted(path.name for path in one.iterdir() if (path / MARKER).is_file()) if one.is_dir() else []
+            if tasks:
+                found.append({"name": one.name, "made_ms": one.stat().st_mtime_ns // 1_000_000, "tasks": tasks})
+        return sorted(found, key=lambda shot: (-shot["made_ms"], shot["name"]))
 
     def changelog(self, store: str, partition: int) -> tuple[Log, TopicPartition]:
         """The log, and which partition of it has the changes of a store. Raises NotReady, UnknownStore."""

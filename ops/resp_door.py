@@ -58,7 +58,7 @@ class RespLimits:
 
 
 class RespDoor:
-    """See above. `uids`: who may connect; None: this process's own uid, and root."""
+    """See above. `uids`: who may connect; None: whoever the socket's mode lets in."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class RespDoor:
         self.loop = loop
         self._limits = limits or RespLimits()
         self.ticks = 0  # seconds, as far as sweeps went
-        self._uids = frozenset((os.getuid(), 0) if uids is None else uids)
+        self._uids = None if uids is None else frozenset(uids)
         self._clients: set[RespProtocol] = set()
         self._most = min(self._limits.connections, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_KEPT, 1))
         self._numbers = 0
@@ -151,7 +151,7 @@ class RespDoor:
         """What to tell a client that is not let in; None lets it in."""
         if peer is not None and peer.family == socket.AF_UNIX:
             _, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-            if uid not in self._uids:
+            if self._uids is not None and uid not in self._uids:
                 self.engine.counters.refused_connections += 1
                 return error(NOPERM, f"user {uid} may not use this socket")
         if len(self._clients) >= self._most:

@@ -23,7 +23,7 @@ SCHEMA = "standfast.run/1"
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A running instance; `started_ms` is wall time."""
+    """A running instance; `started_ms` is wall time, `run_dir` is a sidecar's, "" for other instances."""
 
     app: str
     instance: str
@@ -32,6 +32,14 @@ class RunInfo:
     port: int
     started_ms: int
     version: str
+    scheme: str = "http"
+    run_dir: str = ""
+
+    @property
+    def address(self) -> str:
+        """`http://host:port`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
 
 
 def write_run_file(state_path: Path, info: RunInfo) -> None:

@@ -238,14 +238,9 @@ class Sidecar:
             "resp_socket": self._resp_path,
             "http": f"{scheme}://{shown}:{port}",
         }
-        if self._tokens.from_file:
-            # For whoever may read the run directory: the owner's own tools.
-            info["token"] = self._tokens.issue()
-        with_mode = os.umask(0o077)
-        try:
-            self._run.write_info(info)
-        finally:
-            os.umask(with_mode)
+        # For whoever may read our files in the run directory: the owner's own tools.
+        token = self._tokens.issue() if self._tokens.from_file else None
+        self._run.write_info(info, token, self._config.serve.group)
         run_info = RunInfo(
             str(self._config.app.name),
             self._state.instance_id,
@@ -254,6 +249,8 @@ class Sidecar:
             port,
             self._clock.wall_ms(),
             __version__,
+            scheme,
+            str(self._run.path),
         )
         write_run_file(self._state.path, run_info)
         return run_info

@@ -3,6 +3,7 @@
     <run_dir>/LOCK        flock of the process, with its pid inside
               resp.sock   the RESP door, mode 0600 (0660 for a group)
               INFO.json   {"schema": "standfast.serve/1", "protocol", "pid", "instance", "resp_socket", "http", ...}
+                          mode 0600, with the token of the owner's tools; 0640 for a group, then the token is in TOKEN
 
 The lock comes before the sockets: binding to a path that a running server listens at would take it over without a word.
 
@@ -14,7 +15,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from standfast.store.state_dir import write_atomically
 
 SCHEMA = "standfast.serve/1"
 INFO_NAME = "INFO.json"
+TOKEN_NAME = "TOKEN"  # noqa: S105  a file
 BACKLOG = 1_024
 
 
@@ -44,15 +48,28 @@ class RunDir:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"pid {os.getpid()}\n".encode(), 0)
 
-    def write_info(self, info: dict[str, Any]) -> None:
-        """Tell clients where everything is."""
-        write_atomically(self.path / INFO_NAME, json.dumps({"schema": SCHEMA, **info}) + "\n")
+    def write_info(self, info: dict[str, Any], token: str | None = None, group: str | None = None) -> None:
+        """Tell clients where everything is, and the owner's own tools their token."""
+        told = {"schema": SCHEMA, **info}
+        before = os.umask(0o077)
+        try:
+            (self.path / TOKEN_NAME).unlink(missing_ok=True)  # of one that was killed
+            if group is not None and token is not None:
+                write_atomically(self.path / TOKEN_NAME, f"{token}\n")
+            elif token is not None:
+                told["token"] = token
+            write_atomically(self.path / INFO_NAME, json.dumps(told) + "\n")
+        finally:
+            os.umask(before)
+        if group is not None:
+            shutil.chown(self.path / INFO_NAME, group=group)
+            (self.path / INFO_NAME).chmod(0o640)
 
     def close(self, *sockets: str) -> None:
         """Remove info file and sockets, then let go of the lock. Twice is fine."""
         if self._lock < 0:
             return
-        for name in (INFO_NAME, *sockets):
+        for name in (INFO_NAME, TOKEN_NAME, *sockets):
             (self.path / name).unlink(missing_ok=True)
         os.ftruncate(self._lock, 0)
         os.close(self._lock)
@@ -75,14 +92,18 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 
 def read_info(run_dir: Path) -> dict[str, Any]:
-    """The info file. Raises Unavailable if no sidecar runs there."""
+    """The info file, with the token if it is for us. Raises Unavailable if no sidecar runs there."""
     path = run_dir / INFO_NAME
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise Unavailable(f"no sidecar runs in {run_dir} (it has no {INFO_NAME}): start one, standfast serve") from None
+    except PermissionError as error:
+        raise Unavailable(f"{path} is not for this user ({error.strerror}): see serve.group") from error
     except ValueError as error:
         raise Unavailable(f"{path} is not readable ({error})") from error
     if not isinstance(info, dict) or info.get("schema") != SCHEMA:
         raise Unavailable(f"{path} is not the info file of a sidecar of this version")
+    with suppress(OSError):  # there is none, or it is not for us
+        info.setdefault("token", (run_dir / TOKEN_NAME).read_text(encoding="ascii").strip())
     return info

@@ -32,6 +32,7 @@ from standfast.ops.http_guard import App, Guard, GuardRules, Receive, Scope, Sen
 from standfast.ops.http_protocol import timed
 from standfast.ops.metrics_doors import HttpNumbers, counted
 from standfast.ops.reasons import BAD_REQUEST, Refused
+from standfast.ops.serve_resp import uids_of_group
 from standfast.ops.tls import ServerTls, guarded
 from standfast.ops.tokens import OWNER, Tokens
 
@@ -139,7 +140,8 @@ class HttpDoor:
         hosts = None if config.http.allow_remote else frozenset({"localhost"})
         anyone = None if tokens.from_file else OWNER
         # A port on loopback is open to every user of this machine; the socket beside it is not.
-        uids = None if config.http.allow_remote else frozenset({os.getuid(), 0, *config.serve.uids})
+        listed = config.serve.uids or uids_of_group(config.serve.group)
+        uids = None if config.http.allow_remote else frozenset({os.getuid(), 0, *listed})
         rules = GuardRules(hosts=hosts, origins=frozenset(config.http.origins), anyone=anyone, uids=uids)
         self.tls = _tls(config)
         protocol = timed(config.limits.http_timeout_ms / 1_000)

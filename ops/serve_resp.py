@@ -1,11 +1,14 @@
 """The RESP door within the sidecar's process: its socket's place and mode, its limits, its tokens.
 
-Rules of this file: joins settings to the door, nothing more.
+Rules of this file: joins settings to the door, nothing more. Who is let in is settled here for both doors.
 """
 
 from __future__ import annotations
 
 import asyncio
+import grp
+import os
+import pwd
 import shutil
 from pathlib import Path
 
@@ -33,7 +36,7 @@ async def open_resp_door(engine: Engine, config: Config, tokens: Tokens, audit: 
             calls=CallLimits(limits.batch_ops, limits.batch_max_bytes, limits.wait_max_ms),
         ),
         authenticate=authenticator(tokens, audit) if tokens.from_file else None,
-        uids=config.serve.uids or None,
+        uids=uids_let_in(config),
     )
     group = config.serve.group
     path = run_dir / config.serve.socket
@@ -47,6 +50,24 @@ async def open_resp_door(engine: Engine, config: Config, tokens: Tokens, audit: 
             await door.close()
             raise BadConfig([f"serve.group: {group!r}: {error}: name a group that this user is in"]) from error
     return door
+
+
+def uids_let_in(config: Config) -> frozenset[int] | None:
+    """Users who may connect to the socket; None: its mode alone says who, as it does for a group without a list."""
+    if config.serve.group is not None and not config.serve.uids:
+        return None
+    return frozenset({os.getuid(), 0, *config.serve.uids})
+
+
+def uids_of_group(group: str | None) -> frozenset[int]:
+    """Users in a group that this machine's lists of users and groups know; a port on loopback has no mode."""
+    try:
+        found = grp.getgrnam(group) if group is not None else None
+    except KeyError:
+        found = None  # told when the socket is given to it
+    if found is None:
+        return frozenset()
+    return frozenset(one.pw_uid for one in pwd.getpwall() if one.pw_gid == found.gr_gid or one.pw_name in found.gr_mem)
 
 
 def authenticator(tokens: Tokens, audit: Audit) -> Authenticate:

@@ -38,11 +38,11 @@ def issue(tmp_path_factory: pytest.TempPathFactory) -> Issue:
 
     def make(name: str, san: str = "", *, by: Pair | None = None, password: str = "") -> Pair:
         pair = Pair(folder / f"{name}.pem", folder / f"{name}.key")
-        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-keyout", pair.key]
+        key: list[str | Path] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-keyout", pair.key]
         lock = ["-passout", f"pass:{password}"] if password else ["-nodes"]
         more = ["-addext", f"subjectAltName={san}"] if san else []
-        signed = ["-CA", by.certificate, "-CAkey", by.key] if by else []
-        out = ["-days", "2", "-out", pair.certificate]
+        signed: list[str | Path] = ["-CA", by.certificate, "-CAkey", by.key] if by else []
+        out: list[str | Path] = ["-days", "2", "-out", pair.certificate]
         run("req", "-x509", *key, *lock, "-subj", f"/CN={name}", *more, *signed, *out)
         return pair
 

@@ -21,6 +21,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 import standfast as sf
+from standfast.ops.cli import main
 
 pytestmark = pytest.mark.slow
 NOT_YET = {"RESTORING", "UNAVAILABLE"}
@@ -296,6 +297,23 @@ def test_snapshot_can_be_read_at_rest_and_its_name_is_taken_once(shared: Sidecar
     assert shown.returncode == 0 and "1" in shown.stdout, shown.stderr
     assert shared.call("POST", "/v1/snapshots", {"name": "monday"}, status=409)["reason"] == "CONFLICT"
     shared.call("POST", "/v1/snapshots", {"name": "../up"}, status=400)
+
+
+def test_snapshot_is_made_and_listed_by_the_command(shared: Sidecar, capsys: pytest.CaptureFixture[str]) -> None:
+    shared.assign(next_generation(shared), active=(1,))
+    shared.wait_ready()
+    where = ["--state-dir", str(shared.state_dir), "--json"]
+    assert main(["snapshot", "create", "by-hand", *where]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["name"] == "by-hand" and list(made["positions"]) == ["1"]
+    assert main(["snapshot", "create", "by-hand", *where]) == 2
+    assert "there already" in capsys.readouterr().out
+    assert main(["snapshot", "list", *where]) == 0
+    newest = json.loads(capsys.readouterr().out)["snapshots"][0]
+    assert (newest["name"], newest["tasks"]) == ("by-hand", ["0_1"])
+    assert abs(newest["made_ms"] - time.time() * 1_000) < 60_000
+    assert main(["snapshot", "list", *where[:2]]) == 0
+    assert "by-hand" in capsys.readouterr().out
 
 
 def test_rows_for_people_and_verify(shared: Sidecar) -> None:

@@ -174,18 +174,25 @@ def test_mounts_name_volumes_and_the_settings_fit_the_mounts(tmp_path: Path) -> 
     assert {str(config.app.state_dir), str(config.run_dir)} <= mounts
     (app,) = pod()["containers"]
     assert str(config.run_dir) in {one["mountPath"] for one in app["volumeMounts"]}
-    probed = sidecar["livenessProbe"]["exec"]["command"][-1]
-    assert probed == f"http://127.0.0.1:{config.http.port}"
+    probes = [sidecar[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")]
+    for command in (*probes, sidecar["lifecycle"]["preStop"]):
+        assert command["exec"]["command"][-2:] == ["--run-dir", str(config.run_dir)]
     assert pod()["terminationGracePeriodSeconds"] * 1_000 > config.serve.drain_timeout_ms
 
 
 @pytest.mark.slow
-def test_commands_of_the_probes_answer_for_a_running_sidecar(sidecars: Any) -> None:
+def test_commands_of_the_probes_answer_for_a_running_sidecar(sidecars: Any, tmp_path: Path) -> None:
     from standfast.ops.cli import main
 
-    sidecar = sidecars.start()
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('[[tokens]]\nname = "app"\nrole = "write"\ntoken = "a-token-of-the-application"\n')
+    tokens.chmod(0o600)
+    sidecar = sidecars.make(serve__run_dir=str(tmp_path / "run"), auth__tokens_file=str(tokens))
+    sidecar.run_dir = tmp_path / "run"
+    sidecar.start()
+    where = ["--run-dir", str(tmp_path / "run")]
     for flags in ([], ["--startup"], ["--ready"]):
-        assert main(["health", *flags, "--url", sidecar.info["http"]]) == 0
-    assert main(["drain", "--wait", "1s", "--url", sidecar.info["http"]]) == 0
-    assert main(["health", "--ready", "--url", sidecar.info["http"]]) == 1
-    assert main(["health", "--url", sidecar.info["http"]]) == 0
+        assert main(["health", *flags, *where]) == 0
+    assert main(["drain", "--wait", "1s", *where]) == 0
+    assert main(["health", "--ready", *where]) == 1
+    assert main(["health", *where]) == 0

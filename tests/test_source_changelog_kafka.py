@@ -80,9 +80,8 @@ class Prices:
         return self.log.producer().append({self.source: self.records(count)})[self.source]
 
     def transaction(self, count: int, *, commit: bool = True) -> None:
-        """A transaction of another application, which leaves a marker."""
-        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": f"{self.app}-feed"})
-        producer.init_transactions(20)
+        """A transaction of another application, which leaves a marker; it is there when this returns."""
+        producer = self.feed()
         producer.begin_transaction()
         for key, value, stamp, _ in self.records(count):
             producer.produce(self.source.topic, value, key, 0, timestamp=stamp)
@@ -91,6 +90,15 @@ class Prices:
             producer.commit_transaction(20)
         else:
             producer.abort_transaction(20)
+        # The answer to a commit comes before the markers are in the partitions, and the last stable offset before them.
+        # The next producer of the id waits for them, which is also what a take-over does.
+        self.feed()
+
+    def feed(self) -> Producer:
+        """A producer of the other application, whose last transaction has ended everywhere."""
+        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": f"{self.app}-feed"})
+        producer.init_transactions(20)
+        return producer
 
     def fetched(self, start: int, stop: int) -> Iterator[Any]:
         reader = self.log.reader()

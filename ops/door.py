@@ -1,0 +1,136 @@
+"""The client's side of an HTTP door: where it is, by its scheme with TLS or without, and who one says to be.
+
+    door_at("https://127.0.0.1:8443", TlsFiles(ca=Path("ca.pem"), server_name="sidecar.example")) -> Door
+
+Rules of this file: the standard library only; makes connections and sends nothing. The certificate is always checked:
+against the authorities given, else against the machine's own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import stat
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPSConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from standfast.store.errors import BadConfig, InvalidRequest
+
+TOKEN_BYTES_MAX = 16_384
+_NO_PASSWORD = b""  # else OpenSSL would ask on the terminal
+_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where a door listens that is everywhere
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """`ca`: authorities that may have signed the door's certificate, PEM. `certificate`, `key`: our own, for a door
+    that asks for one. `server_name`: the name that its certificate must have; left out: the host of the address.
+    """
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    server_name: str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether anything is set."""
+        return self != TlsFiles()
+
+    def context(self) -> ssl.SSLContext:
+        """What connections are made with. Raises BadConfig if the files cannot be used."""
+        if self.key is not None and self.certificate is None:
+            raise BadConfig([f"{self.key}: a key without its certificate: give both"])
+        try:
+            made = ssl.create_default_context(cafile=self.ca)
+            made.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.certificate is not None:
+                made.load_cert_chain(self.certificate, self.key, _NO_PASSWORD)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
+            files = ", ".join(str(path) for path in (self.ca, self.certificate, self.key) if path is not None)
+            raise BadConfig([f"TLS files cannot be used ({reason}): {files}"]) from error
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """An address, and the context of its TLS (None: plain HTTP)."""
+
+    host: str
+    port: int
+    context: ssl.SSLContext | None = None
+    server_name: str | None = None
+
+    @property
+    def where(self) -> str:
+        """`host:port`, for messages."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def connection(self, timeout_s: float) -> HTTPConnection:
+        """A connection that is made by its first request."""
+        if self.context is None:
+            return HTTPConnection(self.host, self.port, timeout=timeout_s)
+        return _Named(self.host, self.port, timeout_s, self.context, self.server_name or self.host)
+
+    def failed(self, error: Exception) -> str:
+        """What a failure of a connection means to a person."""
+        if isinstance(error, ssl.SSLError):
+            return f"{error}: does the certificate have this name, do we know who signed it, and is ours let in?"
+        if self.context is None:
+            return f"{error}: is the instance running, and does it speak http, not https?"
+        return f"{error}: is the instance running, does it speak https, and does it let our certificate in?"
+
+
+class _Named(HTTPSConnection):
+    """A connection whose certificate has a name of its own choosing."""
+
+    def __init__(self, host: str, port: int, timeout_s: float, context: ssl.SSLContext, name: str) -> None:
+        super().__init__(host, port, timeout=timeout_s, context=context)
+        self._chosen = (context, name)
+
+    def connect(self) -> None:
+        context, name = self._chosen
+        raw = socket.create_connection((self.host, self.port), self.timeout)
+        try:
+            self.sock = context.wrap_socket(raw, server_hostname=name)
+        except BaseException:
+            raw.close()
+            raise
+
+
+def door_at(address: str, tls: TlsFiles | None = None) -> Door:
+    """The door at `http://host:port` or `https://host:port`. Raises InvalidRequest, BadConfig."""
+    tls = tls or TlsFiles()
+    split = urlsplit(address)
+    try:
+        port = split.port
+    except ValueError:
+        port = None
+    if split.scheme not in ("http", "https") or split.hostname is None or port is None:
+        raise InvalidRequest(f"address {address!r} is not usable: write http://host:port or https://host:port")
+    host = _UNSPECIFIED.get(split.hostname, split.hostname)
+    if split.scheme == "https":
+        return Door(host, port, tls.context(), tls.server_name)
+    if tls.given:
+        raise InvalidRequest(f"{address} is plain http, which has no certificates: write https, or leave them out")
+    return Door(host, port)
+
+
+def token_of(path: Path) -> str:
+    """The token in a file that nobody else can read. Raises BadConfig; the token is not repeated."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            raw = file.read(TOKEN_BYTES_MAX + 1)
+    except OSError as error:
+        raise BadConfig([f"{path}: cannot be read: {error.strerror or error}"]) from error
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        raise BadConfig([f"{path}: others can read or change it (mode {mode & 0o777:04o}): chmod 0600 {path}"])
+    text = raw.strip()
+    if not text or len(text) > TOKEN_BYTES_MAX or not text.isascii() or not text.decode().isprintable():
+        raise BadConfig([f"{path}: holds no token: one line of text is wanted"])
+    return text.decode()
