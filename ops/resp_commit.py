@@ -1,7 +1,8 @@
 """SF.COMMIT and what belongs to it: source offsets, stream time, readiness, status.
 
     SF.COMMIT [SEQ n] [EPOCH e] [CHECKPOINT] [GROUP g [GEN e MEMBER m]] [OFFSETS topic partition offset ...]
-        -> [epoch, seq, changes]      everything written before it survives from now on; OFFSETS stands last
+        -> [epoch, seq, changes]      everything written before it survives from now on; OFFSETS stands last, and
+                                      needs EPOCH, or a connection that wrote or asked SF.OFFSETS since the opening
     SF.OFFSETS                 -> [topic, partition, offset, ...]   begin there: what is uncommitted is discarded
     SF.TIME [ms]               -> the stream time of the task       and the timestamp of writes that name none
     SF.WAITREADY ms            -> OK once the partition can be used; LOADING after so many milliseconds
@@ -95,8 +96,7 @@ def run_commit(
 def offsets(c: Connection, args: list[bytes]) -> Answer:
     """SF.OFFSETS: where to read on, with nothing uncommitted; binds the connection anew."""
     c.check_may_write()
-    found = c.engine.take_up(c.binding.partition, anew=True)
-    c.engine.select(c.binding, c.binding.partition)
+    found = c.engine.begin_anew(c.binding)
     c.reads, c.writes = {}, {}
     flat: list[Value] = []
     for (topic, partition), offset in sorted(found.items()):
