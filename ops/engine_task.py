@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from standfast.ops.engine_commit import CommitAnswer, CommitRequest, Repeats
+from standfast.ops.engine_commit import ALONE, CommitAnswer, CommitRequest, Repeats
 from standfast.ops.reasons import BAD_BATCH, FENCED, Refused
 from standfast.store.clock import Clock
 from standfast.store.errors import InternalError
@@ -85,9 +85,9 @@ class EngineTask:
 
     @property
     def uncommitted(self) -> bool:
-        """Whether rows or changes wait for a commit."""
+        """Whether rows, changes or a stream time wait for a commit."""
         buffer = self.task.stores.buffer
-        return bool(buffer.rows or buffer.changes)
+        return bool(buffer.rows or buffer.changes or self.task.times_moved)
 
     def end_session(self, *, lost: str, ended: str = "") -> None:
         """Discard what is uncommitted, and fence everything that is bound now.
@@ -171,7 +171,7 @@ class EngineTask:
                         f"a commit failed ({commit.error}): read the source offsets (SF.OFFSETS) once it is open"
                     )
                 raise commit.error
-            answer = CommitAnswer(self.task.epoch, commit.request.seq, commit.changes, commit.replies)
+            answer = CommitAnswer(self.task.epoch, commit.request.seq, commit.changes, commit.kept)
             self.repeats.keep(commit.request, answer)
             return answer
         finally:
@@ -183,7 +183,7 @@ class EngineTask:
 class Commit:
     """One commit on its way."""
 
-    __slots__ = ("_clock", "changes", "error", "held", "orphaned", "replies", "request", "seconds")
+    __slots__ = ("_clock", "changes", "error", "held", "kept", "orphaned", "request", "seconds")
 
     def __init__(self, held: EngineTask, request: CommitRequest, clock: Clock) -> None:
         self.held = held
@@ -191,7 +191,7 @@ class Commit:
         self.orphaned = False  # a connection whose writes are in it is gone
         self.error: BaseException | None = None
         self.changes = 0
-        self.replies: tuple[bytes, ...] = ()  # of the batch that ends with this commit
+        self.kept = ALONE  # of the batch that ends with this commit
         self.seconds = 0.0
         self._clock = clock
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from standfast.ops.engine_commit import CommitAnswer, CommitRequest
+from standfast.ops.engine_commit import ALONE, CommitAnswer, CommitRequest, Kept
 from standfast.ops.engine_task import Commit
 from standfast.ops.reasons import BAD_REQUEST, NOT_UP_TO_BOUND, RESTORING, Refused, message_of, reason_of
 from standfast.ops.resp_arguments import text, whole
@@ -78,18 +78,16 @@ def answer_reply(c: Connection, answer: CommitAnswer) -> bytes:
 
 def commit(c: Connection, args: list[bytes]) -> Answer:
     """SF.COMMIT outside MULTI."""
-    return run_commit(c, commit_request(args), (), lambda answer: answer_reply(c, answer))
+    return run_commit(c, commit_request(args), ALONE, lambda answer: answer_reply(c, answer))
 
 
-def run_commit(
-    c: Connection, request: CommitRequest, kept: tuple[bytes, ...], reply: Callable[[CommitAnswer], bytes]
-) -> Answer:
-    """Begin, and answer when it is done; `kept` are the replies to the batch before it, for a repeat."""
+def run_commit(c: Connection, request: CommitRequest, kept: Kept, reply: Callable[[CommitAnswer], bytes]) -> Answer:
+    """Begin, and answer when it is done; `kept` is the batch before it, for a repeat."""
     c.check_may_write()
     begun = c.engine.begin_commit(c.binding, request)
     if not isinstance(begun, Commit):
         return reply(begun)
-    begun.replies = kept
+    begun.kept = kept
     return Offload(begun.run, lambda: reply(c.engine.end_commit(begun)))
 
 

@@ -105,7 +105,7 @@ class Command:
 class Door(NamedTuple):
     """What all connections of one door share. `find`: a command by a name that is not in `table` as it was written.
 
-    `authenticate` None: nobody needs a token. `offload` runs an Offload and then calls `done` of the connection.
+    `authenticate` None: nobody needs a token. `revision` changes when tokens do: then each is looked at again. `offload` runs an Offload and then calls `done` of the connection.
     """
 
     engine: Engine
@@ -116,6 +116,7 @@ class Door(NamedTuple):
     version: str
     authenticate: Authenticate | None = None
     limits: CallLimits = USUAL
+    revision: Callable[[], int] = int
 
 
 class Connection:
@@ -126,8 +127,10 @@ class Connection:
         "_out",
         "_queue",
         "_queue_bytes",
+        "_revision",
         "_spoilt",
         "_todo",
+        "_token",
         "binding",
         "closed",
         "ending",
@@ -141,6 +144,7 @@ class Connection:
         "on_resume",
         "on_wait",
         "reads",
+        "touched",
         "version",
         "waiting",
         "writes",
@@ -155,9 +159,12 @@ class Connection:
         self.version = 2
         self.nil = NIL[2]
         self.grant: Grant | None = EVERYTHING if door.authenticate is None else None
+        self._token: bytes | None = None  # behind the grant
+        self._revision = door.revision()
         self.now_ms = 0
         self.reads: dict[bytes, Any] = {}  # stores that were found in this run, to be read
         self.writes: dict[bytes, Any] = {}
+        self.touched: set[tuple[str, bool]] = set()  # stores of the MULTI that is being applied, and whether written
         self.in_exec = False  # a MULTI is being applied: everything is answered at once
         self.waiting: object | None = None  # what for: an Offload, an Until, or a task
         self.ending = False  # after what is written
@@ -265,6 +272,23 @@ class Connection:
         stamp = self.binding.timestamp_ms
         self.now_ms = self.engine.clock.wall_ms() if stamp is None else stamp
         self.reads, self.writes = {}, {}
+        revision = self._door.revision()
+        if revision != self._revision:
+            self._revision = revision
+            self._look_again()
+
+    def authenticated(self, grant: Grant, token: bytes) -> None:
+        """Who is behind it from now on."""
+        self.grant, self._token, self._revision = grant, token, self._door.revision()
+
+    def _look_again(self) -> None:
+        """Tokens were read anew: this one may do less now, or is gone, and with it what it has not committed."""
+        authenticate, token = self._door.authenticate, self._token
+        if authenticate is not None and token is not None:
+            self.grant = authenticate(token)
+            if self.grant is None:
+                self._token = None
+                self.engine.reset(self.binding)
 
     def refuse(self, method: str, failure: BaseException) -> bytes:
         """The reply for an error, which is counted by its reason."""
@@ -305,6 +329,8 @@ class Connection:
         else:
             store_name = checked_name(raw_name)
         self.check_granted(store_name, write=write)
+        if self.in_exec:
+            self.touched.add((store_name, write))
         store = known[raw_name] = held.task.stores.store(store_name)
         return store
 

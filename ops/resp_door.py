@@ -67,6 +67,7 @@ class RespDoor:
         *,
         limits: RespLimits | None = None,
         authenticate: Authenticate | None = None,
+        revision: Callable[[], int] = int,
         uids: Iterable[int] | None = None,
     ) -> None:
         self.engine = engine
@@ -82,7 +83,7 @@ class RespDoor:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="standfast-resp")
         table = Table(engine.counters)
         shared = Door(engine, table.commands, table.find, self._offload, Cursors(), __version__)
-        self._door = shared._replace(authenticate=authenticate, limits=self._limits.calls)
+        self._door = shared._replace(authenticate=authenticate, revision=revision, limits=self._limits.calls)
 
     async def open(self, path: Path, mode: int = 0o600) -> None:
         """Listen at `path` (several are fine); a socket that was left there is replaced.

@@ -33,6 +33,7 @@ async def open_resp_door(engine: Engine, config: Config, tokens: Tokens, audit: 
             calls=CallLimits(limits.batch_ops, limits.batch_max_bytes, limits.wait_max_ms),
         ),
         authenticate=authenticator(tokens, audit) if tokens.from_file else None,
+        revision=lambda: tokens.revision,
         uids=config.serve.uids or None,
     )
     group = config.serve.group

@@ -89,3 +89,18 @@ def test_checkpoint_that_fails_does_not_undo_the_commit(desk: Desk, tmp_path: Pa
     stores.flush = flush  # type: ignore[method-assign]
     assert talk("SF.OFFSETS") == [b"t", 0, 100]
     assert (desk.engine.statistics().commits, desk.engine.statistics().commits_failed) == (1, 0)
+
+
+def test_stream_time_is_undone_with_the_rest(desk: Desk) -> None:
+    talk = desk.talk()
+    assert talk("SF.TIME", 1_000) == 1_000
+    talk(*commit(1, 1))
+    assert "nothing of it was applied" in str(talk.exec(("SF.TIME", 999_999), ("SF.WPUT", "kv", "a", 1, "b")))
+    assert talk("SF.TIME") == 1_000
+    assert talk("SF.TIME", 999_999) == 999_999
+    talk.connection.close()
+    again = desk.talk()
+    assert again("SF.TIME") == 1_000
+    assert again.refused("SET", "a", "1").startswith("FENCED"), "records of that time may have been someone's"
+    assert again("SF.OFFSETS") == [b"t", 0, 1]
+    assert again("SET", "a", "1") == b"OK"
