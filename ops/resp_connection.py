@@ -105,7 +105,8 @@ class Command:
 class Door(NamedTuple):
     """What all connections of one door share. `find`: a command by a name that is not in `table` as it was written.
 
-    `authenticate` None: nobody needs a token. `revision` changes when tokens do: then each is looked at again. `offload` runs an Offload and then calls `done` of the connection.
+    `authenticate` None: nobody needs a token. `revision` changes when tokens do: then each is looked at again.
+    `offload` runs an Offload and then calls `done` of the connection.
     """
 
     engine: Engine
@@ -124,6 +125,7 @@ class Connection:
 
     __slots__ = (
         "_door",
+        "_last",
         "_out",
         "_queue",
         "_queue_bytes",
@@ -171,6 +173,7 @@ class Connection:
         self.closed = False
         self.on_resume = on_resume
         self._out: list[bytes] = []
+        self._last: bytes | None = None  # what is said in the end; then nothing comes any more
         self._todo: deque[list[bytes]] = deque()
         self._queue: list[tuple[Command, list[bytes]]] | None = None  # of a MULTI
         self._queue_bytes = 0
@@ -208,9 +211,20 @@ class Connection:
 
     def fail(self, message: str) -> None:
         """What came cannot be read: say it, after the replies to what came before, and end."""
-        self._todo.clear()
-        self._out.append(plain_error(f"ERR {message}"))
-        self.ending = True
+        self.finish(plain_error(f"ERR {message}"))
+
+    def finish(self, last: bytes = b"") -> None:
+        """Nothing comes any more: answer what came, say the last, and end. Only SF.WAITREADY is given up."""
+        if self._last is None:
+            self._last = last
+        if isinstance(self.waiting, Until):
+            self.waiting = None
+            self._todo.clear()
+
+    @property
+    def finishing(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._last is not None
 
     def close(self) -> None:
         """The client is gone. Twice is fine."""
@@ -243,7 +257,7 @@ class Connection:
                             command.counters.calls += done
                             left -= done
                             if not left:
-                                return bool(todo)
+                                return bool(todo) or self._last is not None
                             continue
                         together = False  # one of them is special, or refused: looked for once
                     answer = command.handler(self, args)
@@ -257,14 +271,20 @@ class Connection:
             todo.popleft()
             command.counters.calls += 1
             if type(answer) is not bytes:
-                self._wait(answer)
-                return False
+                if self._last is None or isinstance(answer, Offload):
+                    self._wait(answer)
+                    return False
+                todo.clear()
+                break
             out(answer)
             left -= 1
             if len(answer) > LARGE_BYTES:
                 size += len(answer)
             if not left or size > RUN_BYTES_MAX:
-                return bool(todo) and not self.ending
+                return (bool(todo) or self._last is not None) and not self.ending
+        if self._last is not None and not self.ending:
+            out(self._last)
+            self.ending = True
         return False
 
     def fresh(self) -> None:

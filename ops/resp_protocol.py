@@ -87,7 +87,7 @@ class RespProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         connection, door = self.connection, self._door
-        if connection is None or self.ending:
+        if connection is None or self.ending or connection.finishing:
             return
         self._since = door.ticks
         counters = door.engine.counters
@@ -117,8 +117,14 @@ class RespProtocol(asyncio.Protocol):
         self.advance()
 
     def eof_received(self) -> bool:
-        """See asyncio.Protocol: the client is done; the replies that there are go out, and it ends."""
-        return False
+        """See asyncio.Protocol: the client asks no more; what it has asked is answered, a commit too, and it ends."""
+        connection = self.connection
+        if connection is None or self.ending:
+            return False
+        connection.finish()
+        self._paused = True  # there is nothing to read
+        self.advance()
+        return not self.ending
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -148,7 +154,7 @@ class RespProtocol(asyncio.Protocol):
             self._later(0, self._turn)
         elif connection.waiting is not None and connection.polls:
             self._later(POLL_S, self._poll)
-        self._read(not self._stalled and connection.backlog <= BACKLOG_REQUESTS_MAX)
+        self._read(not self._stalled and connection.backlog <= BACKLOG_REQUESTS_MAX and not connection.finishing)
 
     def overdue(self, ticks: int) -> str | None:
         """Why this client is to be cut off now, if it is; `ticks` are seconds."""

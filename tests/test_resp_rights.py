@@ -1,4 +1,4 @@
-"""Rights at the data door: a repeat gives nobody what its token does not allow, and a token that is gone ends at once."""
+"""Rights at the data door: a repeat gives nobody what its token does not allow, and a removed one ends at once."""
 
 from __future__ import annotations
 

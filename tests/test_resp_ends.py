@@ -1,0 +1,79 @@
+"""The end of a client of the data door: what it asked before is answered, whatever runs then."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from fix_door import Client, DoorBench, pack
+
+
+def ends(client: Client) -> list[Any]:
+    """All replies until the server closes."""
+    found = []
+    while True:
+        try:
+            found.append(client.reply())
+        except EOFError:
+            return found
+
+
+class HeldCommits:
+    """Commits of partition 0 that run until `free` is set."""
+
+    def __init__(self, bench: DoorBench) -> None:
+        self.begun, self.free = threading.Event(), threading.Event()
+        task = bench.current.task(0)
+        real: Callable[..., Any] = task.commit
+
+        def held(*args: Any, **named: Any) -> None:
+            self.begun.set()
+            assert self.free.wait(20)
+            real(*args, **named)
+
+        task.commit = held  # type: ignore[method-assign]
+
+
+def test_client_that_only_asks_no_more_gets_its_acknowledgement(door_bench: DoorBench) -> None:
+    door = door_bench.open()
+    commits, client = HeldCommits(door_bench), door_bench.client()
+    client.socket.sendall(pack("SET", "a", "1") + pack("SF.COMMIT", "SEQ", 1) + pack("PING") * 2_000)
+    assert commits.begun.wait(20)
+    client.socket.shutdown(socket.SHUT_WR)
+    door_bench.call(door.sweep)
+    commits.free.set()
+    assert ends(client) == [b"OK", [1, 1, 1], *[b"PONG"] * 2_000]
+    assert door_bench.client()("GET", "a") == b"1"
+
+
+def test_bytes_that_are_no_request_are_answered_after_a_commit_that_runs(door_bench: DoorBench) -> None:
+    door_bench.open()
+    commits, client = HeldCommits(door_bench), door_bench.client()
+    client.socket.sendall(pack("SET", "a", "1") + pack("SF.COMMIT", "SEQ", 1) + pack("GET", "a"))
+    assert commits.begun.wait(20)
+    client.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    for _ in range(3):
+        door_bench.client()("PING")
+    commits.free.set()
+    *found, refusal = ends(client)
+    assert found == [b"OK", [1, 1, 1], b"1"]
+    assert str(refusal).startswith("ERR Protocol error")
+
+
+def test_client_that_is_gone_while_its_commit_runs_leaves_no_connection(door_bench: DoorBench) -> None:
+    door = door_bench.open()
+    commits, client = HeldCommits(door_bench), door_bench.client()
+    client.socket.sendall(pack("SET", "a", "1") + pack("SF.COMMIT", "SEQ", 1) + pack("SET", "a", "2"))
+    waits = door_bench.client()
+    waits.socket.sendall(pack("SF.WAITREADY", 100_000) + pack("SELECT", 3) + pack("SF.WAITREADY", 100_000))
+    assert commits.begun.wait(20)
+    client.close()
+    waits.socket.shutdown(socket.SHUT_WR)
+    assert len(ends(waits)) in (2, 3)
+    commits.free.set()
+    while door_bench.call(lambda: door.clients):
+        pass
+    last = door_bench.client()
+    assert last("GET", "a") == b"1"
