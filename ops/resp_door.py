@@ -32,6 +32,7 @@ from standfast.ops.resp_table import Table
 from standfast.store.errors import Held, InvalidRequest
 
 THREADS = 4
+BACKLOG_BYTES_MAX = 64 << 20
 SWEEP_S = 1.0
 LISTEN_BACKLOG = 512
 FILES_KEPT = 256  # of the process's open files, for stores and logs
@@ -73,6 +74,7 @@ class RespDoor:
         self.engine = engine
         self.loop = loop
         self._limits = limits or RespLimits()
+        self.backlog_bytes = 0  # of requests that wait
         self.ticks = 0  # seconds, as far as sweeps went
         self._uids = frozenset((os.getuid(), 0) if uids is None else uids)
         self._clients: set[RespProtocol] = set()
@@ -145,6 +147,11 @@ class RespDoor:
     def limits(self) -> RespLimits:
         """What clients may use."""
         return self._limits
+
+    @property
+    def backlog_full(self) -> bool:
+        """Whether requests of all clients that wait are so many bytes that none of these clients is read on."""
+        return self.backlog_bytes > BACKLOG_BYTES_MAX
 
     # -- for its clients ----------------------------------------------------------------------------------------------
 

@@ -77,3 +77,37 @@ def test_client_that_is_gone_while_its_commit_runs_leaves_no_connection(door_ben
         pass
     last = door_bench.client()
     assert last("GET", "a") == b"1"
+
+
+def flood(client: Client, value_bytes: int) -> int:
+    """Send sets until the server reads no more; how many bytes it, or its socket, took."""
+    client.socket.settimeout(0.2)
+    request = pack("SET", "k", b"x" * value_bytes)
+    requests, sent = memoryview(request * ((32 << 20) // len(request))), 0
+    try:
+        while sent < len(requests):
+            sent += client.socket.send(requests[sent : sent + (1 << 20)])
+    except TimeoutError:
+        client.socket.settimeout(20)
+    return sent
+
+
+def test_client_that_floods_while_a_commit_runs_is_held_within_bounds(door_bench: DoorBench) -> None:
+    door = door_bench.open()
+    commits, client, other = HeldCommits(door_bench), door_bench.client(), door_bench.client()
+    client.socket.sendall(pack("SF.COMMIT"))
+    assert commits.begun.wait(20)
+    assert flood(client, 900_000) < 8 << 20
+    assert 0 < door_bench.call(lambda: door.backlog_bytes) < 8 << 20
+    door.backlog_bytes += 64 << 20  # as if others had done so, too
+    assert flood(other, 100_000) < 3 << 20
+    assert door_bench.client()("SELECT", 1) == b"OK", "who has nothing waiting is answered"
+    door.backlog_bytes -= 64 << 20
+    commits.free.set()
+    assert client.reply()[1] is None
+    for one in (client, other):
+        one.socket.shutdown(socket.SHUT_WR)
+        assert set(ends(one)) == {b"OK"}
+    while door_bench.call(lambda: door.clients > 1):
+        pass
+    assert door_bench.call(lambda: door.backlog_bytes) == 0
