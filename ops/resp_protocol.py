@@ -180,7 +180,7 @@ class RespProtocol(asyncio.Protocol):
             return None
         if self._reader.partial:
             return "half a command" if waited > limits.unfinished_s else None
-        if limits.idle_s and waited > limits.idle_s and not connection.binding.dirty:
+        if limits.idle_s and waited > limits.idle_s and not connection.binding.took_part:
             return "idle"
         return None
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from fix_door import Client, DoorBench, pack
 
+from standfast.ops.resp_door import RespLimits
+
 
 def ends(client: Client) -> list[Any]:
     """All replies until the server closes."""
@@ -111,3 +113,20 @@ def test_client_that_floods_while_a_commit_runs_is_held_within_bounds(door_bench
     while door_bench.call(lambda: door.clients > 1):
         pass
     assert door_bench.call(lambda: door.backlog_bytes) == 0
+
+
+def test_who_takes_part_in_a_session_is_not_idle(door_bench: DoorBench) -> None:
+    door = door_bench.open(limits=RespLimits(idle_s=5))
+    reader, began, wrote = door_bench.client(), door_bench.client(), door_bench.client()
+    assert reader("GET", "a") is None
+    assert began("SF.OFFSETS") == []
+    assert wrote("SET", "a", "1") == b"OK"
+    assert wrote("SF.COMMIT") == [1, None, 1]
+    for _ in range(7):
+        door_bench.call(door.sweep)
+    assert ends(reader) == []
+    assert began("SET", "a", "2") == wrote("SET", "a", "3") == b"OK"
+    door_bench.call(lambda: door.engine.begin_generation(1))
+    for _ in range(7):
+        door_bench.call(door.sweep)
+    assert ends(began) == ends(wrote) == [], "its session is over"
