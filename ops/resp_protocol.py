@@ -40,7 +40,7 @@ class ClientLimits(Protocol):
 
 
 class Host(Protocol):
-    """The door, as its clients see it. `ticks`: seconds, as far as sweeps went. `backlog_bytes`: of all."""
+    """The door, as its clients see it. `ticks`: seconds, as far as sweeps went; `backlog_bytes`: of all clients."""
 
     engine: Engine
     loop: asyncio.AbstractEventLoop
