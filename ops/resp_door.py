@@ -46,7 +46,7 @@ class RespLimits:
 
     `command_bytes`: one command. `output_bytes`: replies that a client has not read, before it is answered no more;
     after `stalled_s` seconds of that it is cut off. `unfinished_s`: half a command may stand so long. `idle_s`: a
-    client that asks nothing, and takes no part in its task's session, is closed after so long; 0: never. `calls`: a step.
+    client that asks nothing, and has no part in its task's session, is closed after so long; 0: never. `calls`: step.
     """
 
     connections: int = 1_024
