@@ -167,7 +167,7 @@ class LimitsSection:
     """[limits]: a limit on everything that a client can make us hold or wait for."""
 
     connections: int = shown(1_000, number(1, 100_000), "connections of the RESP door")
-    idle_timeout_ms: int = shown(300_000, at_least(DURATION, "1s"), "a connection without a command is closed")
+    idle_timeout_ms: int = shown(300_000, at_least(DURATION, "1s"), "a quiet connection is closed, unless it writes")
     command_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "a command that began must have come by then")
     key_max_bytes: int = shown(64 << 10, at_least(SIZE, "1B"), "the largest key; with its 16 bytes of times")
     command_max_bytes: int = shown(8 << 20, at_least(SIZE, "1KiB"), "one command with all its arguments")

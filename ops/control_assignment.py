@@ -58,7 +58,8 @@ class Lease:
 
 
 def wanted_of(body: Mapping[str, Any]) -> Wanted:
-    """The assignment in a checked request body. Raises InvalidRequest for a partition that is named twice."""
+    """The assignment in a checked request body. Raises InvalidRequest for a partition that is named twice,
+    and for a source of another partition."""
     roles: dict[int, str] = {}
     sources: dict[int, tuple[Source, ...]] = {}
     for one in body["tasks"]:
@@ -67,6 +68,12 @@ def wanted_of(body: Mapping[str, Any]) -> Wanted:
             raise InvalidRequest(f"partition {partition} is assigned twice: name it once, as active or standby")
         roles[partition] = one["role"]
         given = tuple((at["topic"], at["partition"]) for at in one.get("sources", ()))
+        for topic, number in given:
+            if number != partition:
+                raise InvalidRequest(
+                    f"task {partition} cannot have partition {number} of {topic!r} as a source: a task has the "
+                    "partitions of its own number, or another task goes on with offsets that are not of its state"
+                )
         if one["role"] == "active":
             sources[partition] = given
     return Wanted(

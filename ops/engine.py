@@ -90,6 +90,14 @@ class Engine:
         held.lost = ""
         return {(at.topic, at.partition): offset for at, offset in held.task.source_offsets().items()}
 
+    def begin_anew(self, binding: Binding) -> dict[tuple[str, int], int]:
+        """Take the offsets up for a connection, which begins there: nothing uncommitted, bound anew. As `take_up`."""
+        offsets = self.take_up(binding.partition, anew=True)
+        self.select(binding, binding.partition)
+        self._bind(binding)
+        binding.began = True
+        return offsets
+
     def discard(self, partition: int, why: str) -> None:
         """Discard what a partition has uncommitted and fence what is bound to it: its lease ran out, or it goes."""
         held = self._held.get(partition)
@@ -193,11 +201,14 @@ class Engine:
         """
         held = self.write(binding)
         task = held.task
+        times = dict(task.stream_times)
         task.savepoint()
         try:
             answers = [step() for step in steps]
         except BaseException:
             task.rollback()
+            task.stream_times.clear()
+            task.stream_times.update(times)
             raise
         task.release()
         return answers
@@ -206,8 +217,8 @@ class Engine:
         """The answer of the first, if this request repeats it; None for one that can begin. Changes nothing.
 
         Raises Refused as `task`; FENCED while the offsets of a lost session were not taken up; STALE_EPOCH; BAD_BATCH
-        for a sequence number that went back, or was used for other offsets or before writes of this connection, and for
-        another group. MustWait.
+        for a sequence number that went back, or was used for other offsets or before writes of this connection, for an
+        offset of another partition or below the committed one, and for another group. MustWait.
         """
         held = self.scan(binding)
         if held.lost:
@@ -225,10 +236,15 @@ class Engine:
         """Begin to make everything uncommitted of the bound task durable, together with source offsets.
 
         A repeat gets the answer of the first at once. Otherwise: call `run` of what is returned, in any thread, then
-        `end_commit`; until then the task takes no writes. Raises as `check_commit`.
+        `end_commit`; until then the task takes no writes. Raises as `check_commit`; FENCED for offsets without an epoch
+        from a connection that took no part in the session (`Binding.took_part`).
         """
         repeated = self.check_commit(binding, request)
-        return repeated if repeated is not None else self.task(binding).begin_commit(request, self.clock)
+        if repeated is not None:
+            return repeated
+        held = self.task(binding)
+        held.check_knows(binding, request)
+        return held.begin_commit(request, self.clock)
 
     def end_commit(self, commit: Commit) -> CommitAnswer:
         """Take a commit's outcome in, and let waiting calls go on. Raises what `run` failed with."""

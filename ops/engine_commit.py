@@ -59,17 +59,29 @@ class CommitRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """The batch that ended with a commit: its replies, a digest of its requests, and the stores that it touched, each
+    with whether it was written. They are for whom sends the same batch again."""
+
+    replies: tuple[bytes, ...] = ()
+    digest: bytes = b""
+    touched: frozenset[tuple[str, bool]] = frozenset()
+
+
+ALONE = Kept()  # a commit outside of a batch
+
+
+@dataclass(frozen=True, slots=True)
 class CommitAnswer:
     """The acknowledgement: everything that was written before the request survives from now on.
 
-    `changes`: how many records went to changelogs. A repeat answers what the first did; `replies` are the door's, to
-    the requests of the batch that ended with the commit.
+    `changes`: how many records went to changelogs. A repeat answers what the first did.
     """
 
     epoch: int
     seq: int | None
     changes: int
-    replies: tuple[bytes, ...] = ()
+    kept: Kept = ALONE
 
 
 class Repeats:

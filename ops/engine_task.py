@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from standfast.ops.engine_commit import CommitAnswer, CommitRequest, Repeats
-from standfast.ops.reasons import BAD_BATCH, Refused
+from standfast.ops.engine_commit import ALONE, CommitAnswer, CommitRequest, Repeats
+from standfast.ops.reasons import BAD_BATCH, FENCED, Refused
 from standfast.store.clock import Clock
 from standfast.store.errors import InternalError
+from standfast.store.log import logger
 from standfast.stream.task import Task, TaskState
 
 DISCARDED = (
@@ -32,10 +33,11 @@ class MustWait(Exception):
 class Binding:
     """What a connection is bound to. `wrote`: the number of commits when it wrote last; -1: it did not.
 
+    `began`: it has read the source offsets in this session, and so knows what the state holds.
     `timestamp_ms` is that of the record in hand (SF.TIME), for writes that name none; None: the wall clock.
     """
 
-    __slots__ = ("held", "partition", "session", "store", "timestamp_ms", "wrote")
+    __slots__ = ("began", "held", "partition", "session", "store", "timestamp_ms", "wrote")
 
     def __init__(self) -> None:
         self.partition = 0
@@ -44,10 +46,17 @@ class Binding:
         self.held: EngineTask | None = None
         self.session = 0
         self.wrote = -1
+        self.began = False
 
     def unbind(self) -> None:
         """Bound anew by its next call."""
-        self.held, self.wrote = None, -1
+        self.held, self.wrote, self.began = None, -1, False
+
+    @property
+    def took_part(self) -> bool:
+        """Whether it wrote, or read the source offsets, in the session that goes on."""
+        held = self.held
+        return held is not None and self.session == held.session and (self.began or self.wrote >= 0)
 
     @property
     def dirty(self) -> bool:
@@ -76,9 +85,9 @@ class EngineTask:
 
     @property
     def uncommitted(self) -> bool:
-        """Whether rows or changes wait for a commit."""
+        """Whether rows, changes or a stream time wait for a commit."""
         buffer = self.task.stores.buffer
-        return bool(buffer.rows or buffer.changes)
+        return bool(buffer.rows or buffer.changes or self.task.times_moved)
 
     def end_session(self, *, lost: str, ended: str = "") -> None:
         """Discard what is uncommitted, and fence everything that is bound now.
@@ -110,7 +119,34 @@ class EngineTask:
                 f"offsets of group {request.group!r} cannot be committed here: this application commits for group "
                 f"{source_group!r}; let its consumer use that as its group.id",
             )
-        return self.repeats.answer(request, self.task.epoch)
+        for topic, partition in request.offsets:
+            if partition != self.task.id.partition:
+                raise Refused(
+                    BAD_BATCH,
+                    f"an offset of partition {partition} of {topic!r} is not that of task {self.task.id}, whose state "
+                    "it would not belong to: commit it on a connection that is bound to its partition (SELECT)",
+                )
+        repeated = self.repeats.answer(request, self.task.epoch)
+        if repeated is None and request.offsets:
+            for at, committed in self.task.source_offsets().items():
+                offset = request.offsets.get((at.topic, at.partition), committed)
+                if offset < committed:
+                    raise Refused(
+                        BAD_BATCH,
+                        f"the offset of {at.topic}-{at.partition} goes back from {committed} to {offset}, and the "
+                        "state does not: read the source offsets (SF.OFFSETS), or reset the application",
+                    )
+        return repeated
+
+    def check_knows(self, binding: Binding, request: CommitRequest) -> None:
+        """Raise Refused FENCED for offsets from who may not know that writes before it were lost."""
+        if request.offsets and request.epoch is None and not binding.took_part:
+            raise Refused(
+                FENCED,
+                f"partition {binding.partition}: this connection has neither read the source offsets nor written since "
+                "the task was opened and assigned, and cannot tell whether what its offsets stand for is in the state: "
+                "read the source offsets (SF.OFFSETS) and go on from there, or commit with EPOCH",
+            )
 
     def begin_commit(self, request: CommitRequest, clock: Clock) -> Commit:
         """See Engine.begin_commit."""
@@ -135,7 +171,7 @@ class EngineTask:
                         f"a commit failed ({commit.error}): read the source offsets (SF.OFFSETS) once it is open"
                     )
                 raise commit.error
-            answer = CommitAnswer(self.task.epoch, commit.request.seq, commit.changes, commit.replies)
+            answer = CommitAnswer(self.task.epoch, commit.request.seq, commit.changes, commit.kept)
             self.repeats.keep(commit.request, answer)
             return answer
         finally:
@@ -147,7 +183,7 @@ class EngineTask:
 class Commit:
     """One commit on its way."""
 
-    __slots__ = ("_clock", "changes", "error", "held", "orphaned", "replies", "request", "seconds")
+    __slots__ = ("_clock", "changes", "error", "held", "kept", "orphaned", "request", "seconds")
 
     def __init__(self, held: EngineTask, request: CommitRequest, clock: Clock) -> None:
         self.held = held
@@ -155,7 +191,7 @@ class Commit:
         self.orphaned = False  # a connection whose writes are in it is gone
         self.error: BaseException | None = None
         self.changes = 0
-        self.replies: tuple[bytes, ...] = ()  # of the batch that ends with this commit
+        self.kept = ALONE  # of the batch that ends with this commit
         self.seconds = 0.0
         self._clock = clock
 
@@ -167,8 +203,15 @@ class Commit:
             changes = sum(map(len, task.stores.buffer.changes.values()))
             task.commit(self.request.offsets, member=self.request.consumer)
             self.changes = changes
-            if self.request.checkpoint:
-                task.stores.flush()
         except BaseException as error:  # noqa: BLE001  raised again by end_commit, in the engine's thread
             self.error = error
+        if self.request.checkpoint and self.error is None:
+            self._checkpoint()
         self.seconds = (self._clock.monotonic_ms() - started_ms) / 1_000
+
+    def _checkpoint(self) -> None:
+        """The commit is durable by then: that the files were not written may cost a longer restore, and no more."""
+        try:
+            self.held.task.stores.flush()
+        except Exception as error:  # noqa: BLE001  an answer that the commit failed would be wrong
+            logger.error("task %s: checkpoint after a commit failed: %s", self.held.task.id, error)

@@ -70,7 +70,8 @@ def _authenticate(c: Connection, store: bytes, token: bytes) -> None:
         raise Refused(WRONGPASS, "invalid username-password pair: the token is not known here")
     if named is not None and grant.stores is not None and named not in grant.stores:
         raise Refused(NOPERM, f"the token of {grant.name!r} does not allow store {named!r}")
-    c.grant, c.binding.store = grant, named
+    c.authenticated(grant, token)
+    c.binding.store = named
     c.reads, c.writes = {}, {}
     c.engine.select(c.binding, c.binding.partition)
 

@@ -1,7 +1,8 @@
 """SF.COMMIT and what belongs to it: source offsets, stream time, readiness, status.
 
     SF.COMMIT [SEQ n] [EPOCH e] [CHECKPOINT] [GROUP g [GEN e MEMBER m]] [OFFSETS topic partition offset ...]
-        -> [epoch, seq, changes]      everything written before it survives from now on; OFFSETS stands last
+        -> [epoch, seq, changes]      everything written before it survives from now on; OFFSETS stands last, and
+                                      needs EPOCH, or a connection that wrote or asked SF.OFFSETS since the opening
     SF.OFFSETS                 -> [topic, partition, offset, ...]   begin there: what is uncommitted is discarded
     SF.TIME [ms]               -> the stream time of the task       and the timestamp of writes that name none
     SF.WAITREADY ms            -> OK once the partition can be used; LOADING after so many milliseconds
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from standfast.ops.engine_commit import CommitAnswer, CommitRequest
+from standfast.ops.engine_commit import ALONE, CommitAnswer, CommitRequest, Kept
 from standfast.ops.engine_task import Commit
 from standfast.ops.reasons import BAD_REQUEST, NOT_UP_TO_BOUND, RESTORING, Refused, message_of, reason_of
 from standfast.ops.resp_arguments import text, whole
@@ -77,26 +78,23 @@ def answer_reply(c: Connection, answer: CommitAnswer) -> bytes:
 
 def commit(c: Connection, args: list[bytes]) -> Answer:
     """SF.COMMIT outside MULTI."""
-    return run_commit(c, commit_request(args), (), lambda answer: answer_reply(c, answer))
+    return run_commit(c, commit_request(args), ALONE, lambda answer: answer_reply(c, answer))
 
 
-def run_commit(
-    c: Connection, request: CommitRequest, kept: tuple[bytes, ...], reply: Callable[[CommitAnswer], bytes]
-) -> Answer:
-    """Begin, and answer when it is done; `kept` are the replies to the batch before it, for a repeat."""
+def run_commit(c: Connection, request: CommitRequest, kept: Kept, reply: Callable[[CommitAnswer], bytes]) -> Answer:
+    """Begin, and answer when it is done; `kept` is the batch before it, for a repeat."""
     c.check_may_write()
     begun = c.engine.begin_commit(c.binding, request)
     if not isinstance(begun, Commit):
         return reply(begun)
-    begun.replies = kept
+    begun.kept = kept
     return Offload(begun.run, lambda: reply(c.engine.end_commit(begun)))
 
 
 def offsets(c: Connection, args: list[bytes]) -> Answer:
     """SF.OFFSETS: where to read on, with nothing uncommitted; binds the connection anew."""
     c.check_may_write()
-    found = c.engine.take_up(c.binding.partition, anew=True)
-    c.engine.select(c.binding, c.binding.partition)
+    found = c.engine.begin_anew(c.binding)
     c.reads, c.writes = {}, {}
     flat: list[Value] = []
     for (topic, partition), offset in sorted(found.items()):

@@ -105,7 +105,8 @@ class Command:
 class Door(NamedTuple):
     """What all connections of one door share. `find`: a command by a name that is not in `table` as it was written.
 
-    `authenticate` None: nobody needs a token. `offload` runs an Offload and then calls `done` of the connection.
+    `authenticate` None: nobody needs a token. `revision` changes when tokens do: then each is looked at again.
+    `offload` runs an Offload and then calls `done` of the connection.
     """
 
     engine: Engine
@@ -116,6 +117,7 @@ class Door(NamedTuple):
     version: str
     authenticate: Authenticate | None = None
     limits: CallLimits = USUAL
+    revision: Callable[[], int] = int
 
 
 class Connection:
@@ -123,11 +125,14 @@ class Connection:
 
     __slots__ = (
         "_door",
+        "_last",
         "_out",
         "_queue",
         "_queue_bytes",
+        "_revision",
         "_spoilt",
         "_todo",
+        "_token",
         "binding",
         "closed",
         "ending",
@@ -141,6 +146,7 @@ class Connection:
         "on_resume",
         "on_wait",
         "reads",
+        "touched",
         "version",
         "waiting",
         "writes",
@@ -155,15 +161,19 @@ class Connection:
         self.version = 2
         self.nil = NIL[2]
         self.grant: Grant | None = EVERYTHING if door.authenticate is None else None
+        self._token: bytes | None = None  # behind the grant
+        self._revision = door.revision()
         self.now_ms = 0
         self.reads: dict[bytes, Any] = {}  # stores that were found in this run, to be read
         self.writes: dict[bytes, Any] = {}
+        self.touched: set[tuple[str, bool]] = set()  # stores of the MULTI that is being applied, and whether written
         self.in_exec = False  # a MULTI is being applied: everything is answered at once
         self.waiting: object | None = None  # what for: an Offload, an Until, or a task
         self.ending = False  # after what is written
         self.closed = False
         self.on_resume = on_resume
         self._out: list[bytes] = []
+        self._last: bytes | None = None  # what is said in the end; then nothing comes any more
         self._todo: deque[list[bytes]] = deque()
         self._queue: list[tuple[Command, list[bytes]]] | None = None  # of a MULTI
         self._queue_bytes = 0
@@ -201,9 +211,20 @@ class Connection:
 
     def fail(self, message: str) -> None:
         """What came cannot be read: say it, after the replies to what came before, and end."""
-        self._todo.clear()
-        self._out.append(plain_error(f"ERR {message}"))
-        self.ending = True
+        self.finish(plain_error(f"ERR {message}"))
+
+    def finish(self, last: bytes = b"") -> None:
+        """Nothing comes any more: answer what came, say the last, and end. Only SF.WAITREADY is given up."""
+        if self._last is None:
+            self._last = last
+        if isinstance(self.waiting, Until):
+            self.waiting = None
+            self._todo.clear()
+
+    @property
+    def finishing(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._last is not None
 
     def close(self) -> None:
         """The client is gone. Twice is fine."""
@@ -236,7 +257,7 @@ class Connection:
                             command.counters.calls += done
                             left -= done
                             if not left:
-                                return bool(todo)
+                                return bool(todo) or self._last is not None
                             continue
                         together = False  # one of them is special, or refused: looked for once
                     answer = command.handler(self, args)
@@ -250,14 +271,20 @@ class Connection:
             todo.popleft()
             command.counters.calls += 1
             if type(answer) is not bytes:
-                self._wait(answer)
-                return False
+                if self._last is None or isinstance(answer, Offload):
+                    self._wait(answer)
+                    return False
+                todo.clear()
+                break
             out(answer)
             left -= 1
             if len(answer) > LARGE_BYTES:
                 size += len(answer)
             if not left or size > RUN_BYTES_MAX:
-                return bool(todo) and not self.ending
+                return (bool(todo) or self._last is not None) and not self.ending
+        if self._last is not None and not self.ending:
+            out(self._last)
+            self.ending = True
         return False
 
     def fresh(self) -> None:
@@ -265,6 +292,23 @@ class Connection:
         stamp = self.binding.timestamp_ms
         self.now_ms = self.engine.clock.wall_ms() if stamp is None else stamp
         self.reads, self.writes = {}, {}
+        revision = self._door.revision()
+        if revision != self._revision:
+            self._revision = revision
+            self._look_again()
+
+    def authenticated(self, grant: Grant, token: bytes) -> None:
+        """Who is behind it from now on."""
+        self.grant, self._token, self._revision = grant, token, self._door.revision()
+
+    def _look_again(self) -> None:
+        """Tokens were read anew: this one may do less now, or is gone, and with it what it has not committed."""
+        authenticate, token = self._door.authenticate, self._token
+        if authenticate is not None and token is not None:
+            self.grant = authenticate(token)
+            if self.grant is None:
+                self._token = None
+                self.engine.reset(self.binding)
 
     def refuse(self, method: str, failure: BaseException) -> bytes:
         """The reply for an error, which is counted by its reason."""
@@ -305,6 +349,8 @@ class Connection:
         else:
             store_name = checked_name(raw_name)
         self.check_granted(store_name, write=write)
+        if self.in_exec:
+            self.touched.add((store_name, write))
         store = known[raw_name] = held.task.stores.store(store_name)
         return store
 

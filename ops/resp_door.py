@@ -32,6 +32,7 @@ from standfast.ops.resp_table import Table
 from standfast.store.errors import Held, InvalidRequest
 
 THREADS = 4
+BACKLOG_BYTES_MAX = 64 << 20
 SWEEP_S = 1.0
 LISTEN_BACKLOG = 512
 FILES_KEPT = 256  # of the process's open files, for stores and logs
@@ -45,7 +46,7 @@ class RespLimits:
 
     `command_bytes`: one command. `output_bytes`: replies that a client has not read, before it is answered no more;
     after `stalled_s` seconds of that it is cut off. `unfinished_s`: half a command may stand so long. `idle_s`: a
-    client that asks nothing, and has nothing uncommitted, is closed after so long; 0: never. `calls`: one step.
+    client that asks nothing, and has no part in its task's session, is closed after so long; 0: never. `calls`: step.
     """
 
     connections: int = 1_024
@@ -67,11 +68,13 @@ class RespDoor:
         *,
         limits: RespLimits | None = None,
         authenticate: Authenticate | None = None,
+        revision: Callable[[], int] = int,
         uids: Iterable[int] | None = None,
     ) -> None:
         self.engine = engine
         self.loop = loop
         self._limits = limits or RespLimits()
+        self.backlog_bytes = 0  # of requests that wait
         self.ticks = 0  # seconds, as far as sweeps went
         self._uids = None if uids is None else frozenset(uids)
         self._clients: set[RespProtocol] = set()
@@ -82,7 +85,7 @@ class RespDoor:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="standfast-resp")
         table = Table(engine.counters)
         shared = Door(engine, table.commands, table.find, self._offload, Cursors(), __version__)
-        self._door = shared._replace(authenticate=authenticate, limits=self._limits.calls)
+        self._door = shared._replace(authenticate=authenticate, revision=revision, limits=self._limits.calls)
 
     async def open(self, path: Path, mode: int = 0o600) -> None:
         """Listen at `path` (several are fine); a socket that was left there is replaced.
@@ -144,6 +147,11 @@ class RespDoor:
     def limits(self) -> RespLimits:
         """What clients may use."""
         return self._limits
+
+    @property
+    def backlog_full(self) -> bool:
+        """Whether requests of all clients that wait are so many bytes that none of these clients is read on."""
+        return self.backlog_bytes > BACKLOG_BYTES_MAX
 
     # -- for its clients ----------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ Rules of this file: within EXEC everything is answered at once, in the engine's 
 from __future__ import annotations
 
 from functools import partial
+from hashlib import blake2b
 
-from standfast.ops.engine_commit import CommitAnswer
+from standfast.ops.engine_commit import ALONE, CommitAnswer, Kept
 from standfast.ops.engine_task import MustWait
 from standfast.ops.reasons import BAD_BATCH, INTERNAL, TOO_LARGE, Refused, message_of, reason_of
 from standfast.ops.resp_commit import answer_reply, commit_request, run_commit
@@ -61,19 +62,40 @@ def _execute(c: Connection, queue: Queue) -> Answer:
         raise Refused(BAD_BATCH, "SF.COMMIT ends a MULTI: it must be the last of it; nothing of it was applied")
     if names[-1] != COMMIT:
         return replies(_apply(c, queue))
+    c.check_may_write()
     request = commit_request(queue[-1][1])
     repeated = c.engine.check_commit(c.binding, request)
+    digest = _digest(c, queue[:-1])
     if repeated is not None:
-        return _repeat(c, repeated, len(queue))
+        return _repeat(c, repeated, digest)
+    c.touched.clear()
+    c.reads, c.writes = {}, {}  # so that every store of the batch is found within it
     answers = _apply(c, queue[:-1])
-    kept = tuple(answers) if sum(map(len, answers)) <= REPLIES_KEPT_BYTES else tuple([OK] * len(answers))
+    small = sum(map(len, answers)) <= REPLIES_KEPT_BYTES
+    kept = Kept(tuple(answers) if small else tuple([OK] * len(answers)), digest, frozenset(c.touched))
     return run_commit(c, request, kept, lambda answer: replies([*answers, answer_reply(c, answer)]))
 
 
-def _repeat(c: Connection, answer: CommitAnswer, length: int) -> bytes:
-    if len(answer.replies) + 1 != length:
+def _repeat(c: Connection, answer: CommitAnswer, digest: bytes) -> bytes:
+    """The first replies, for the same batch, to whom may touch every store that it touched."""
+    if answer.kept.digest != digest:
         raise Refused(BAD_BATCH, "this SEQ was committed with another batch: give the next commit a new number")
-    return replies([*answer.replies, answer_reply(c, answer)])
+    for store, write in sorted(answer.kept.touched):
+        c.check_granted(store, write=write)
+    return replies([*answer.kept.replies, answer_reply(c, answer)])
+
+
+def _digest(c: Connection, queue: Queue) -> bytes:
+    """Of the requests before the commit, and of the default store that they may mean."""
+    if not queue:
+        return ALONE.digest
+    parts = [[(c.binding.store or "").encode()], *([command.name.encode(), *args[1:]] for command, args in queue)]
+    whole = blake2b(digest_size=16)
+    for part in parts:
+        whole.update(b"%d:" % len(part))
+        for one in part:
+            whole.update(b"%d:%b" % (len(one), one))
+    return whole.digest()
 
 
 def _apply(c: Connection, queue: Queue) -> list[bytes]:

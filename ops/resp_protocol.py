@@ -21,6 +21,7 @@ from standfast.ops.resp_requests import BadRequest, RequestReader
 
 POLL_S = 0.02
 BACKLOG_REQUESTS_MAX = 1_000  # waiting requests beyond which nothing more is read
+BACKLOG_BYTES_MAX = 1 << 20  # of what came since none waited
 
 
 class ClientLimits(Protocol):
@@ -39,14 +40,17 @@ class ClientLimits(Protocol):
 
 
 class Host(Protocol):
-    """The door, as its clients see it. `ticks`: seconds, as far as sweeps went."""
+    """The door, as its clients see it. `ticks`: seconds, as far as sweeps went; `backlog_bytes`: of all clients."""
 
     engine: Engine
     loop: asyncio.AbstractEventLoop
     ticks: int
+    backlog_bytes: int
 
     @property
     def limits(self) -> ClientLimits: ...
+    @property
+    def backlog_full(self) -> bool: ...
     def refuses(self, peer: Any) -> bytes | None: ...
     def connect(self, client: Any, on_resume: Callable[[], None]) -> Connection: ...
     def disconnect(self, client: Any) -> None: ...
@@ -56,7 +60,8 @@ class RespProtocol(asyncio.Protocol):
     """See above. `data_received` runs for every read of the socket, so it is short."""
 
     __slots__ = (
-        "_door", "_paused", "_reader", "_scheduled", "_since", "_stalled", "_transport", "connection", "ending",
+        "_came_bytes", "_door", "_paused", "_reader", "_scheduled", "_since", "_stalled", "_transport", "connection",
+        "ending",
     )  # fmt: skip
 
     def __init__(self, door: Host) -> None:
@@ -68,6 +73,7 @@ class RespProtocol(asyncio.Protocol):
         self._stalled = False  # the client does not read
         self._paused = False  # we do not read
         self._scheduled = False
+        self._came_bytes = 0  # since no request waited
         self.ending = False
 
     # -- the loop's calls ---------------------------------------------------------------------------------------------
@@ -87,11 +93,13 @@ class RespProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         connection, door = self.connection, self._door
-        if connection is None or self.ending:
+        if connection is None or self.ending or connection.finishing:
             return
         self._since = door.ticks
         counters = door.engine.counters
         counters.bytes_in += len(data)
+        self._came_bytes += len(data)
+        door.backlog_bytes += len(data)
         try:
             requests = self._reader.feed(data)
         except BadRequest as error:
@@ -103,6 +111,8 @@ class RespProtocol(asyncio.Protocol):
             counters.batches.observe(len(requests))
             connection.push(requests)
             self.advance()
+        else:
+            self._read_on(connection)
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol: the client reads slower than it asks."""
@@ -117,13 +127,20 @@ class RespProtocol(asyncio.Protocol):
         self.advance()
 
     def eof_received(self) -> bool:
-        """See asyncio.Protocol: the client is done; the replies that there are go out, and it ends."""
-        return False
+        """See asyncio.Protocol: the client asks no more; what it has asked is answered, a commit too, and it ends."""
+        connection = self.connection
+        if connection is None or self.ending:
+            return False
+        connection.finish()
+        self._paused = True  # there is nothing to read
+        self.advance()
+        return not self.ending
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         self.ending = True
         self._transport = None
+        self._none_waits()
         if self.connection is not None:
             self._door.disconnect(self)
             self.connection.close()
@@ -148,7 +165,7 @@ class RespProtocol(asyncio.Protocol):
             self._later(0, self._turn)
         elif connection.waiting is not None and connection.polls:
             self._later(POLL_S, self._poll)
-        self._read(not self._stalled and connection.backlog <= BACKLOG_REQUESTS_MAX)
+        self._read_on(connection)
 
     def overdue(self, ticks: int) -> str | None:
         """Why this client is to be cut off now, if it is; `ticks` are seconds."""
@@ -163,7 +180,7 @@ class RespProtocol(asyncio.Protocol):
             return None
         if self._reader.partial:
             return "half a command" if waited > limits.unfinished_s else None
-        if limits.idle_s and waited > limits.idle_s and not connection.binding.dirty:
+        if limits.idle_s and waited > limits.idle_s and not connection.binding.took_part:
             return "idle"
         return None
 
@@ -179,10 +196,25 @@ class RespProtocol(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def _read_on(self, connection: Connection) -> None:
+        """Read, or read no more while too much waits, of this client or of all. One with nothing waiting is read."""
+        backlog = connection.backlog
+        if not backlog:
+            self._none_waits()
+        full = backlog > BACKLOG_REQUESTS_MAX or (
+            backlog > 0 and (self._came_bytes > BACKLOG_BYTES_MAX or self._door.backlog_full)
+        )
+        self._read(not self._stalled and not full and not connection.finishing)
+
+    def _none_waits(self) -> None:
+        self._door.backlog_bytes -= self._came_bytes
+        self._came_bytes = 0
+
     def _read(self, on: bool) -> None:
         if on is self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = not on
             if on:
+                self._since = self._door.ticks
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()

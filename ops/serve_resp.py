@@ -36,6 +36,7 @@ async def open_resp_door(engine: Engine, config: Config, tokens: Tokens, audit: 
             calls=CallLimits(limits.batch_ops, limits.batch_max_bytes, limits.wait_max_ms),
         ),
         authenticate=authenticator(tokens, audit) if tokens.from_file else None,
+        revision=lambda: tokens.revision,
         uids=uids_let_in(config),
     )
     group = config.serve.group

@@ -82,6 +82,7 @@ class Tokens:
         self._path = path
         self._own: tuple[_Entry, ...] = ()
         self._of_file: tuple[_Entry, ...] = ()
+        self.revision = 0  # grows whenever the file was read
         self.reload()
 
     def __len__(self) -> int:
@@ -102,6 +103,7 @@ class Tokens:
         """Read the file again. Raises BadConfig with every problem; then the tokens stay as they were."""
         if self._path is not None:
             self._of_file = tuple(_read(self._path))
+            self.revision += 1
 
     def find(self, token: str | bytes) -> Actor | None:
         """Who that is, or None."""

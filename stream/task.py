@@ -202,7 +202,7 @@ class Task:
         """
         self._check_running()
         offsets = self._checked_offsets(source_offsets or {})
-        moved = (self.stream_times, self.progress) != self._committed_times
+        moved = self.times_moved
         if moved and not offsets:
             offsets = dict(self._sources)
         # Text that is too long is refused here, while the changes are still in the buffer.
@@ -234,6 +234,11 @@ class Task:
         self._listener.on_commit(self.id, offsets)
         if written and self.on_outputs is not None:
             self.on_outputs(written, acknowledged)
+
+    @property
+    def times_moved(self) -> bool:
+        """Whether stream times or progress are not those of the last commit."""
+        return (self.stream_times, self.progress) != self._committed_times
 
     @property
     def outputs(self) -> Outputs:

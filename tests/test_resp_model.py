@@ -58,6 +58,10 @@ class Client:
     partition: int = 0
     session: int | None = None  # bound in
     wrote: int = -1
+    began: bool = False
+
+    def unbind(self) -> None:
+        self.session, self.wrote, self.began = None, -1, False
 
 
 class DoorMachine(RuleBasedStateMachine):
@@ -102,7 +106,7 @@ class DoorMachine(RuleBasedStateMachine):
         at = self.partitions[client.partition]
         if client.session == at.session and client.wrote == at.commits and at.dirty:
             at.discard()
-        client.session, client.wrote = None, -1
+        client.unbind()
 
     @rule(number=CLIENTS, store=st.sampled_from(STORES), key=KEYS, value=VALUES)
     def put(self, number: int, store: str, key: bytes, value: bytes) -> None:
@@ -156,6 +160,9 @@ class DoorMachine(RuleBasedStateMachine):
         if again and client.wrote == at.commits and at.dirty:
             assert "has written since" in str(answer)
             return
+        if not again and not client.began and client.wrote < 0:
+            assert "has neither read the source offsets nor written" in str(answer)
+            return
         assert answer[:2] == [1, seq]
         if not again:
             at.committed, at.offset, at.seq, at.last = dict(at.seen), offset, seq, (seq, offset)
@@ -177,7 +184,7 @@ class DoorMachine(RuleBasedStateMachine):
             self.leave(client)
             client.partition = partition
         elif client.session is not None and client.session != self.partitions[partition].session:
-            client.session, client.wrote = None, -1
+            client.unbind()
 
     @rule(number=CLIENTS)
     def take_up(self, number: int) -> None:
@@ -189,7 +196,9 @@ class DoorMachine(RuleBasedStateMachine):
             at.discard()
         at.lost = False
         if client.session is not None and client.session != at.session:
-            client.session, client.wrote = None, -1
+            client.unbind()
+        self.bound(client)
+        client.began = True
 
     @rule(generation=st.integers(1, 3))
     def generation(self, generation: int) -> None:

@@ -45,12 +45,13 @@ async function assign(partitions) {
   await control('PUT', '/v1/assignment', { generation, tasks: wanted })
   let gate
   do { gate = await control('GET', '/v1/ready?wait=10000') } while (!gate.ready)
-  for (const { partition, epoch, source_offsets: offsets } of gate.tasks) {
+  for (const { partition, epoch } of gate.tasks) {
     // The database number is the partition; a connection that breaks is fenced if it had written.
     const redis = createClient({ socket: { path: info.resp_socket, reconnectStrategy: false }, database: partition })
     redis.on('error', fail)
     await redis.connect()
-    const next = offsets[0]?.offset ?? 0
+    // Begin there: the connection takes part from now on, and is kept open however quiet the topic is.
+    const next = Number((await redis.sendCommand(['SF.OFFSETS']))[2] ?? 0) // topic, partition, offset
     tasks.set(partition, { redis, epoch, next })
     consumer.seek({ topic, partition, offset: String(next) })
   }
