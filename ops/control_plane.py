@@ -59,6 +59,7 @@ class ControlPlane:
         self.timers = Timers(clock, self.events)
         self.wanted = Wanted()
         self.lease = Lease()
+        self._beat = (-1, 0)  # generation and time of the last heartbeat
         self.specs: tuple[StoreSpec, ...] = config.stores
         self.partitions = config.app.partitions
         self.session = ControlSession(config, state, clock, self._closing)
@@ -95,6 +96,19 @@ class ControlPlane:
 
         self._jobs.put(run)
         return future
+
+    def heartbeat(self, generation: int) -> Lease:
+        """Renew the lease, as of now, however long the control thread is busy. On the event loop.
+
+        Raises Fenced if it is over, or of another generation.
+        """
+        now_ms = self.clock.monotonic_ms()
+        lease = self._lease_heard()
+        assignments.check_generation(self.wanted, lease, generation)
+        if lease.is_over(now_ms):  # the next round closes the tasks
+            raise assignments.StaleGeneration("the lease is over: assign under a larger generation")
+        self._beat = (generation, now_ms)
+        return lease
 
     def stop(self) -> None:
         """End the thread, after the jobs that wait."""
@@ -147,12 +161,15 @@ class ControlPlane:
         self.on_loop(lambda: self.engine.begin_generation(asked.generation))
         self._fenced.clear()
         self._reopen_ms.clear()
+        self.lease = Lease(lease_ms)  # it begins to run once the tasks are opened
         self.wanted = asked
         self.pending = [Restoring(partition, "restoring", "opening") for partition in sorted(asked.active)]
-        self.lease = Lease(lease_ms).renewed(self.clock.monotonic_ms())
         self.timers.keep(asked.active)
         session.mover.want(asked.active, asked.standby)
-        self.tick()
+        try:
+            self.tick()
+        finally:
+            self.lease = self.lease.renewed(self.clock.monotonic_ms())
 
     def revoke(self, body: Mapping[str, Any]) -> dict[int, dict[str, int]]:
         """Close tasks; the positions of their stores by partition. `lost` closes without flushing files."""
@@ -164,12 +181,6 @@ class ControlPlane:
             self.session.lose(gone)
         self._let_go(gone)
         return positions
-
-    def heartbeat(self, generation: int) -> Lease:
-        """Renew the lease. Raises Fenced if it is over, or of another generation."""
-        assignments.check_generation(self.wanted, self.lease, generation)
-        self.lease = self.lease.renewed(self.clock.monotonic_ms())
-        return self.lease
 
     def drain(self) -> None:
         """Take no more assignments and writes; close every task."""
@@ -223,6 +234,7 @@ class ControlPlane:
     def tick(self) -> None:
         """One round: leases, moves, tasks that failed, what the doors may use, timers."""
         now_ms = self.heard_ms = self.clock.monotonic_ms()
+        self.lease = self._lease_heard()
         if self.lease.is_over(now_ms):
             logger.warning("the application was silent for %d ms: its tasks are closed", self.lease.lease_ms)
             self.lease = replace(self.lease, ended=True)
@@ -234,6 +246,11 @@ class ControlPlane:
                 self._taken_over(partition)
             self.update_table()
         self.timers.tick(self.wanted.active, self.table.now.open)
+
+    def _lease_heard(self) -> Lease:
+        """The lease with the last heartbeat."""
+        generation, at_ms = self._beat
+        return self.lease.heard(at_ms) if generation == self.wanted.generation else self.lease
 
     def update_table(self) -> None:
         """Tell the doors what they may use."""

@@ -90,7 +90,7 @@ class ControlRoutes:
         return answer(200, await self._call(lambda: self._answers.stores(outcomes)))
 
     async def stores(self, request: Request, body: dict[str, Any]) -> Response:
-        return answer(200, await self._call(lambda: self._answers.stores({})))
+        return answer(200, await asyncio.to_thread(self._answers.stores, {}))
 
     async def put_assignment(self, request: Request, body: dict[str, Any]) -> Response:
         await self._call(lambda: self._plane.assign(body))
@@ -104,7 +104,7 @@ class ControlRoutes:
         return answer(200, {"positions": {str(partition): found for partition, found in positions.items()}})
 
     async def heartbeat(self, request: Request, body: dict[str, Any]) -> Response:
-        lease = await self._call(lambda: self._plane.heartbeat(body["generation"]))
+        lease = self._plane.heartbeat(body["generation"])
         return answer(200, {"generation": body["generation"], "lease_ms": lease.lease_ms})
 
     async def ready(self, request: Request, body: dict[str, Any]) -> Response:
@@ -159,14 +159,14 @@ class ControlRoutes:
         return answer(200, {"cancelled": True}) if gone else not_found(f"there is no schedule {text[:32]!r}")
 
     async def status(self, request: Request, body: dict[str, Any]) -> Response:
-        return answer(200, await self._call(self._answers.status))
+        return answer(200, await asyncio.to_thread(self._answers.status))
 
     async def lags(self, request: Request, body: dict[str, Any]) -> Response:
-        return answer(200, await self._call(self._answers.lags))
+        return answer(200, await asyncio.to_thread(self._answers.lags))
 
     async def locate(self, request: Request, body: dict[str, Any]) -> Response:
         partition = number(request, "partition", schemas.PARTITION_MAX)
-        return answer(200, await self._call(lambda: self._answers.locate(partition)))
+        return answer(200, await asyncio.to_thread(self._answers.locate, partition))
 
     async def rows(self, request: Request, body: dict[str, Any]) -> Response:
         session = self._plane.session.session

@@ -288,7 +288,7 @@ class Sidecar:
         def tell() -> None:
             print(dumps(self.answers.status()), file=sys.stderr, flush=True)
 
-        self.plane.call(tell)
+        asyncio.get_running_loop().run_in_executor(None, tell)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

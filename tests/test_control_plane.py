@@ -1,0 +1,105 @@
+"""The control plane in one process with the test: what it does while its thread is busy, a commit runs or the log is away."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from standfast.ops.config_types import Config
+from standfast.ops.control_answers import Answers
+from standfast.ops.control_plane import ControlPlane
+from standfast.store.clock import SystemClock
+from standfast.store.errors import Fenced
+from standfast.store.state_dir import StateDir
+
+T = TypeVar("T")
+WAIT_S = 20.0
+
+
+class Plane:
+    """A control plane without a worker process, and its answers."""
+
+    def __init__(self, root: Path) -> None:
+        config = Config()
+        app = replace(config.app, name="app", log=f"sqlite:///{root}/log", state_dir=root / "s")
+        self.config = replace(config, app=app, serve=replace(config.serve, workers=0))
+        (root / "s" / "app").mkdir(parents=True)
+        state = StateDir(root / "s", "app")
+        self.plane = ControlPlane(self.config, state, asyncio.get_running_loop(), SystemClock())
+        self.answers = Answers(self.plane, "i", "x")
+        self.plane.start()
+
+    async def call(self, job: Callable[[], T]) -> T:
+        return await asyncio.wait_for(asyncio.wrap_future(self.plane.call(job)), WAIT_S)
+
+    async def assign(self, generation: int, *active: int, **more: Any) -> None:
+        tasks = [{"partition": one, "role": "active"} for one in active]
+        await self.call(lambda: self.plane.assign({"generation": generation, "tasks": tasks, **more}))
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+    async def ready(self) -> None:
+        await self.until(lambda: self.answers.ready()["ready"])
+
+
+def on_plane(root: Path, test: Callable[[Plane], Awaitable[None]]) -> None:
+    """Run a test on an event loop, with stores declared."""
+
+    async def run() -> None:
+        plane = Plane(root)
+        stores = [{"name": "kv", "kind": "keyvalue"}]
+        await plane.call(lambda: plane.plane.declare({"partitions": 3, "stores": stores}))
+        try:
+            await test(plane)
+        finally:
+            await plane.call(plane.plane.close_tasks)
+            plane.plane.stop()
+
+    asyncio.run(run())
+
+
+def test_heartbeats_in_time_keep_the_lease_while_the_control_thread_is_busy(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0, lease_ms=300)
+        go_on = threading.Event()
+        busy = asyncio.ensure_future(made.call(lambda: go_on.wait(WAIT_S)))
+        for _ in range(8):
+            await asyncio.sleep(0.1)
+            made.plane.heartbeat(1)
+        go_on.set()
+        await busy
+        await made.call(made.plane.tick)
+        assert not made.plane.lease.ended
+        with pytest.raises(Fenced):
+            made.plane.heartbeat(0)
+        await made.until(lambda: made.plane.lease.ended)
+        with pytest.raises(Fenced):
+            made.plane.heartbeat(1)
+
+    on_plane(tmp_path, test)
+
+
+def test_lease_begins_once_the_tasks_were_opened(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        session = await made.call(lambda: made.plane.session.session)
+        opened, assign = threading.Event(), session.assign
+
+        def slow(**wanted: Any) -> None:
+            opened.wait(0.5)
+            assign(**wanted)
+
+        session.assign = slow  # type: ignore[method-assign, assignment]
+        await made.assign(1, 0, lease_ms=300)
+        await made.call(made.plane.tick)
+        assert not made.plane.lease.ended
+
+    on_plane(tmp_path, test)
