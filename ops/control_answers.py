@@ -111,10 +111,11 @@ class Answers:
         plane = self._plane
         pending = plane.pending
         shut = plane.wanted.active - plane.table.now.open.keys()
+        settling = any(map(plane.engine.settling, plane.wanted.active))
         assignment = self.assignment()
         return {
             "schema": "standfast.ready/1",
-            "ready": not shut and not plane.draining,
+            "ready": not shut and not settling and not plane.draining,
             "pending": [asdict(one) for one in pending],
             "generation": assignment["generation"],
             "tasks": assignment["tasks"],
@@ -210,8 +211,11 @@ class Answers:
     def _offsets(self, partition: int, task: Task) -> list[Json] | None:
         """Where to read on, of the sources that were named and those that were committed; null: from the beginning.
 
-        None for a task that was closed a moment ago, which the next round notices.
+        None for a task that was closed a moment ago, which the next round notices, and while a commit runs whose
+        connection is gone: from the offsets before it, its records would be counted twice.
         """
+        if self._plane.engine.settling(partition):
+            return None
         try:
             committed = task.source_offsets()
         except StandfastError:

@@ -149,6 +149,7 @@ class ControlPlane:
         lease_ms = body.get("lease_ms", self.config.serve.lease_ms)
         if not changed:
             self.lease = self.lease.renewed(self.clock.monotonic_ms())
+            self._let_commit(asked.active)
             return
         if asked.tasks and self.partitions is None:
             raise InvalidRequest(
@@ -159,6 +160,7 @@ class ControlPlane:
         if asked.tasks:
             session.check(max(asked.tasks))
         self.on_loop(lambda: self.engine.begin_generation(asked.generation))
+        self._let_commit(asked.active)
         self._fenced.clear()
         self._reopen_ms.clear()
         self.lease = Lease(lease_ms)  # it begins to run once the tasks are opened
@@ -363,16 +365,24 @@ class ControlPlane:
             open={partition: task for partition, task in table.open.items() if partition not in gone},
             states={**table.states, **dict.fromkeys(gone & table.open.keys(), "closing")},
         )
-        for partition in sorted(gone):
+        why = "the task is closed here: what was not committed is discarded"
+        self._let_commit(gone, lambda partition: self.engine.discard(partition, why))
+
+    def _let_commit(self, partitions: Partitions, then: Callable[[int], None] = lambda partition: None) -> None:
+        """Wait until none of these commits, and do something to each at that moment, on the loop. Raises Unavailable.
+
+        The offsets that are told after an assignment are those of the commit that ran, not those before it.
+        """
+        for partition in sorted(partitions):
             free = threading.Event()
 
-            def closed(partition: int = partition, free: threading.Event = free) -> None:
-                self.engine.discard(partition, "the task is closed here: what was not committed is discarded")
+            def ended(partition: int = partition, free: threading.Event = free) -> None:
+                then(partition)
                 free.set()
 
-            self.on_loop(partial(self.engine.when_free, partition, closed))
+            self.on_loop(partial(self.engine.when_free, partition, ended))
             if not free.wait(LOOP_S_MAX):
-                raise Unavailable(f"partition {partition}: its commit does not end: it cannot be closed yet")
+                raise Unavailable(f"partition {partition}: its commit does not end: try again")
 
     def _refuse_draining(self) -> None:
         if self.draining:

@@ -14,8 +14,10 @@ import pytest
 from standfast.ops.config_types import Config
 from standfast.ops.control_answers import Answers
 from standfast.ops.control_plane import ControlPlane
+from standfast.ops.engine_commit import CommitRequest
+from standfast.ops.engine_task import Commit
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Fenced
+from standfast.store.errors import Fenced, InvalidRequest
 from standfast.store.state_dir import StateDir
 
 T = TypeVar("T")
@@ -101,5 +103,55 @@ def test_lease_begins_once_the_tasks_were_opened(tmp_path: Path) -> None:
         await made.assign(1, 0, lease_ms=300)
         await made.call(made.plane.tick)
         assert not made.plane.lease.ended
+
+    on_plane(tmp_path, test)
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_assignment_waits_for_a_commit_whose_connection_is_gone_and_tells_its_offsets(
+    tmp_path: Path, generation: int
+) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+        engine = made.plane.engine
+        binding = engine.connect()
+        task = engine.write(binding).task
+        task.stores.store("kv").put_raw(b"count", b"200", 1)
+        commit = engine.begin_commit(binding, CommitRequest(seq=1, offsets={("t", 0): 200}))
+        assert isinstance(commit, Commit)
+        engine.disconnect(binding)
+        told = made.answers.ready()
+        assert (told["ready"], told["tasks"][0]["source_offsets"]) == (False, None)
+        assigned = asyncio.ensure_future(made.assign(generation, 0))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(assigned), 0.2)
+        commit.run()
+        engine.end_commit(commit)
+        await assigned
+        await made.ready()
+        told = made.answers.ready()
+        assert told["tasks"][0]["source_offsets"] == [{"topic": "t", "partition": 0, "offset": 200}]
+
+    on_plane(tmp_path, test)
+
+
+def test_writes_of_an_ended_generation_are_discarded_if_their_commit_was_refused(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+        engine = made.plane.engine
+        binding = engine.connect()
+        held = engine.write(binding)
+        held.task.stores.store("kv").put_raw(b"count", b"200", 1)
+        commit = engine.begin_commit(binding, CommitRequest(seq=1, offsets={("t", 0): 200}))
+        assert isinstance(commit, Commit)
+        assigned = asyncio.ensure_future(made.assign(2, 0))
+        await made.until(lambda: engine.generation == 2)
+        commit.error = InvalidRequest("refused before anything was written")
+        with pytest.raises(InvalidRequest):
+            engine.end_commit(commit)
+        await assigned
+        assert not held.uncommitted
 
     on_plane(tmp_path, test)
