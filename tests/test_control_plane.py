@@ -1,4 +1,4 @@
-"""The control plane in one process with the test: what it does while its thread is busy, a commit runs or the log is away."""
+"""The control plane in the test's process: what it does while its thread is busy, a commit runs or the log is away."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from standfast.ops.control_plane import ControlPlane
 from standfast.ops.engine_commit import CommitRequest
 from standfast.ops.engine_task import Commit
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Fenced, InvalidRequest
+from standfast.store.errors import Fenced, InvalidRequest, Unavailable
 from standfast.store.state_dir import StateDir
 
 T = TypeVar("T")
@@ -153,5 +153,51 @@ def test_writes_of_an_ended_generation_are_discarded_if_their_commit_was_refused
             engine.end_commit(commit)
         await assigned
         assert not held.uncommitted
+
+    on_plane(tmp_path, test)
+
+
+def test_failed_task_is_opened_again_after_an_outage_of_the_log_under_a_new_generation(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+        session = await made.call(lambda: made.plane.session.session)
+        log: Any = session.log
+        writer = log.writer
+
+        def away(*arguments: Any, **named: Any) -> Any:
+            raise Unavailable("the broker is away")
+
+        def fail() -> None:
+            log.writer = away
+            session.task(0).fail(Unavailable("the broker is away"))
+
+        await made.call(fail)
+        await made.assign(2, 0, 1)
+        for _ in range(3):
+            await made.call(made.plane.tick)
+        assert made.plane.wanted.active == {0, 1}
+        assert not made.answers.assignment()["fenced"]
+        log.writer = writer
+        await made.ready()
+
+    on_plane(tmp_path, test)
+
+
+def test_partition_whose_files_cannot_be_set_aside_is_opened_again(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+
+        def full(partition: int, reason: str) -> None:
+            raise OSError("no space left")
+
+        made.plane.session.set_aside = full  # type: ignore[method-assign]
+        epoch = made.plane.table.running(0).epoch
+        with pytest.raises(OSError, match="no space"):
+            await made.call(lambda: made.plane.wipe(0, epoch))
+        await made.call(made.plane.tick)
+        assert made.plane.session.held()
+        await made.ready()
 
     on_plane(tmp_path, test)
