@@ -1,8 +1,8 @@
 """Documents that the control door answers with, from what the control plane knows.
 
 Rules of this file: reads only. What may ask the log (stores, status, lags, locate) is called in any thread but the
-control thread, whose rounds must not wait for it; the rest on the event loop. One model, several renderings: the status document is the
-one that page and command line print. Programs may rely on the names; fields are added, never renamed.
+control thread, whose rounds must not wait for it; the rest on the event loop. One model, several renderings: the status
+document is the one that page and command line print. Programs may rely on the names; fields are added, never renamed.
 """
 
 from __future__ import annotations

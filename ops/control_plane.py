@@ -214,8 +214,10 @@ class ControlPlane:
         if task.epoch != epoch:
             raise Fenced(f"epoch {epoch} is not that of task {task.id}, {task.epoch}: look again what is to be wiped")
         self._let_go(frozenset({partition}), keep=True)
-        self.session.set_aside(partition, "wiped")
-        self.session.opened(self.specs, self.partitions).mover.want(self.wanted.active, self.wanted.standby)
+        try:
+            self.session.set_aside(partition, "wiped")
+        finally:  # also what could not be set aside is opened again
+            self.session.opened(self.specs, self.partitions).mover.want(self.wanted.active, self.wanted.standby)
         self.tick()
 
     # -- the control thread -------------------------------------------------------------------------------------------
