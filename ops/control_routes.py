@@ -23,7 +23,7 @@ from standfast.ops.control_answers import Answers, error_document
 from standfast.ops.control_plane import ControlPlane
 from standfast.ops.control_schema import Schema
 from standfast.ops.http_routes import Refusal, Routes
-from standfast.ops.reasons import LIMIT, RETRY_AFTER_S, TOO_LARGE, Refused, reason_of
+from standfast.ops.reasons import LIMIT, NOT_ACTIVE, RESTORING, RETRY_AFTER_S, TOO_LARGE, Refused, reason_of
 from standfast.ops.text import dumps
 from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.log import logger
@@ -177,12 +177,18 @@ class ControlRoutes:
         query = request.scope["query_string"].decode("ascii", "replace")
         partition = number(request, "partition", schemas.PARTITION_MAX)
 
+        stale = request.query_params.get("stale") == "1"
+
         def read() -> dict[str, Any] | None:
-            if partition is not None and partition not in self._plane.session.held():
-                if request.query_params.get("stale") == "1" and partition in self._plane.wanted.tasks:
-                    return None  # a standby or a restore, which a worker has
-                self._plane.table.running(partition)  # says why
-            return routes.rows(target, query)
+            wanted = self._plane.wanted.tasks
+            if partition is not None and stale and partition in wanted - self._plane.session.held().keys():
+                return None  # a standby or a restore, which a worker has
+            asked = wanted if partition is None else frozenset({partition})
+            self._check_whole(asked, stale)
+            found = routes.rows(target, query)
+            if asked - {one["partition"] for one in found["partitions"]}:
+                raise Refused(RESTORING, "a partition was closed while its rows were read: ask again")
+            return found
 
         try:
             found = await asyncio.to_thread(read)
@@ -200,6 +206,18 @@ class ControlRoutes:
         if rows.status in (429, 503):
             made.headers["Retry-After"] = str(RETRY_AFTER_S)
         return made
+
+    def _check_whole(self, partitions: frozenset[int], stale: bool) -> None:
+        """Raise Refused if rows of one of these cannot be read here: an answer without them would be silently short."""
+        held = self._plane.session.held()
+        for partition in sorted(partitions):
+            if not stale or partition not in self._plane.wanted.tasks:
+                self._plane.table.running(partition)  # says why
+            elif partition not in held:
+                raise Refused(
+                    NOT_ACTIVE,
+                    f"partition {partition} is a standby here or restores: read each by itself (partition=N&stale=1)",
+                )
 
     async def verify(self, request: Request, body: dict[str, Any]) -> Response:
         job = await self._call(lambda: self._answers.verification(body.get("store"), body.get("partition")))

@@ -9,13 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import pytest
+from starlette.responses import Response
 
 from standfast.ops.config_types import Config
 from standfast.ops.control_answers import Answers
 from standfast.ops.control_plane import ControlPlane
+from standfast.ops.control_routes import ControlRoutes
 from standfast.ops.engine_commit import CommitRequest
 from standfast.ops.engine_task import Commit
+from standfast.ops.serve_http import application
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Fenced, InvalidRequest, Unavailable
 from standfast.store.state_dir import StateDir
@@ -199,5 +203,51 @@ def test_partition_whose_files_cannot_be_set_aside_is_opened_again(tmp_path: Pat
         await made.call(made.plane.tick)
         assert made.plane.session.held()
         await made.ready()
+
+    on_plane(tmp_path, test)
+
+
+async def get(made: Plane, path: str) -> httpx.Response:
+    app = application(ControlRoutes(made.plane, made.answers), made.answers, lambda: 0, no_metrics)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+        return await client.get(path)
+
+
+async def no_metrics() -> Response:
+    return Response()
+
+
+def test_rows_of_all_partitions_are_refused_while_one_of_them_cannot_be_read(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0, 1)
+        await made.ready()
+        scan = "/v1/stores/kv/scan"
+        whole = (await get(made, scan)).json()
+        assert [one["partition"] for one in whole["partitions"]] == [0, 1]
+        tasks = [{"partition": 0, "role": "active"}, {"partition": 1, "role": "standby"}]
+        await made.call(lambda: made.plane.assign({"generation": 2, "tasks": tasks}))
+        await made.ready()
+        assert (await get(made, scan)).json()["reason"] == "NOT_ACTIVE"
+        assert (await get(made, "/v1/stores/kv/get?key=k")).status_code == 409
+        assert (await get(made, scan + "?partition=0")).status_code == 200
+        held = made.plane.session.held
+        made.plane.session.held = lambda: {0: held()[0]}  # type: ignore[method-assign]
+        assert (await get(made, scan + "?stale=1")).json()["reason"] == "NOT_ACTIVE"
+
+    on_plane(tmp_path, test)
+
+
+def test_rows_are_not_read_while_the_gate_is_shut(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+
+        def shut() -> Response:
+            now = made.plane.table.now
+            made.plane.table.now = replace(now, open={}, states={0: "running"})
+            return asyncio.run_coroutine_threadsafe(get(made, "/v1/stores/kv/scan?partition=0"), loop).result(WAIT_S)
+
+        loop = asyncio.get_running_loop()
+        assert (await made.call(shut)).json()["reason"] == "RESTORING"
 
     on_plane(tmp_path, test)
