@@ -114,10 +114,9 @@ class ControlPlane:
         """End the thread, after the jobs that wait."""
         self._jobs.put(None)
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread; whether it ended."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+    def join(self) -> None:
+        """Wait for the thread."""
+        self._thread.join()
 
     # -- what the application asks for --------------------------------------------------------------------------------
 

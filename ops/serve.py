@@ -11,11 +11,13 @@ be. A kill at any moment loses nothing that a commit acknowledged, so an orderly
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -57,7 +59,7 @@ from standfast.store.state_dir import StateDir
 LOCK_WAIT_MS = 10_000
 BEAT_S = 0.5
 SWITCH_S = 0.0005  # how long another thread, a commit's, may keep the interpreter from the event loop
-CLOSE_S_MAX = 30.0
+CLOSE_S = 5.0  # of the deadline of a stop, for closing the tasks
 Reload = Callable[[], Config]
 
 
@@ -166,6 +168,7 @@ class Sidecar:
         try:
             await self._stop.wait()
             self._notify.tell(STOPPING=1)
+            self._end_in_time(run_info)
             return await self._close()
         finally:
             for task in watching:
@@ -306,9 +309,25 @@ class Sidecar:
             return False
         return any(task.stores.buffer.rows or task.stores.buffer.changes for task in self.plane.table.now.open.values())
 
+    def _end_in_time(self, run_info: RunInfo) -> None:
+        """The one deadline of a stop, whoever waits for whom: also loop, threads of the pool and the log may hang."""
+        timeout_s = self._config.serve.drain_timeout_ms / 1_000
+
+        def end() -> None:
+            logger.warning("not everything could be closed within %.1f s; nothing acknowledged is lost", timeout_s)
+            with contextlib.suppress(OSError):
+                self._run.close(self._config.serve.socket)
+                remove_run_file(self._state.path, run_info)
+            os._exit(0)
+
+        timer = threading.Timer(timeout_s, end)
+        timer.daemon = True
+        timer.start()
+
     async def _close(self) -> int:
+        timeout_s = self._config.serve.drain_timeout_ms / 1_000
         try:
-            await self._drain(self._config.serve.drain_timeout_ms / 1_000)
+            await self._drain(timeout_s - min(CLOSE_S, timeout_s / 2))
         except (StandfastError, TimeoutError) as error:
             logger.warning("the tasks could not be closed cleanly; nothing that was acknowledged is lost: %s", error)
         self.plane.events.close()
@@ -317,7 +336,5 @@ class Sidecar:
         await self._resp.close()
         await self._http.close()
         self.plane.stop()
-        ended = await asyncio.to_thread(self.plane.join, CLOSE_S_MAX)
-        if not ended:
-            logger.warning("the control thread did not end within %d s", CLOSE_S_MAX)
+        await asyncio.to_thread(self.plane.join)
         return 0
