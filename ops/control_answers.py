@@ -189,20 +189,20 @@ class Answers:
         return run
 
     def facts(self, *, loop_age_ms: int) -> Facts:
-        """What health is judged by. Of the last round: takes no lock, asks no log; of the disk only the free space."""
+        """What health is judged by, of the last round: takes no lock, asks neither log nor disk."""
         plane = self._plane
         table, config = plane.table.now, plane.config
         workers = plane.session.workers
-        space = os.statvfs(config.app.state_dir) if config.app.state_dir is not None else None
         return Facts(
             loop_age_ms=loop_age_ms,
-            # As of the control thread's last look, which may be waiting for the log now.
+            # As of the control thread's last look, which may be waiting for the log now: its own age tells that.
+            control_age_ms=plane.clock.monotonic_ms() - plane.heard_ms,
             worker_age_ms=max((plane.heard_ms - worker.heard_ms for worker in workers), default=None),
             fatal="" if plane.fatal is None else message_of(plane.fatal),
             draining=plane.draining,
             pending=[one for one in plane.pending if one.partition not in table.failed],
             failed=[f"task 0_{partition}: {error}" for partition, error in table.failed.items()],
-            disk_free_bytes=None if space is None else space.f_bavail * space.f_frsize,
+            disk_free_bytes=plane.disk_free_bytes,
             disk_floor_bytes=config.state.disk_floor_bytes,
             standbys_behind=[line for worker in workers for line in _behind(worker.status)],
             log_error=next((worker.error for worker in workers if worker.error), ""),

@@ -11,6 +11,7 @@ use is in the table before a task opens there and out of it before it closes.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ TICK_MS = 20
 LOOP_S_MAX = 30.0
 REOPEN_MS = 1_000
 PROGRESS_MS = 500
+DISK_MS = 1_000
 PRESSURE = 0.8  # of the limit of uncommitted writes
 Partitions = frozenset[int]
 
@@ -66,6 +68,7 @@ class ControlPlane:
         self.draining = False
         self.fatal: BaseException | None = None
         self.heard_ms = clock.monotonic_ms()
+        self.disk_free_bytes: int | None = None
         self.pending: Sequence[Restoring] = ()  # active tasks that are not whole, as of the last round
         self._loop = loop
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -73,6 +76,7 @@ class ControlPlane:
         self._reopen_ms: dict[int, int] = {}
         self._told: dict[int, str] = {}
         self._progress_ms = 0
+        self._disk_ms = 0
         self._pressed: Partitions = frozenset()
         self._thread = threading.Thread(target=self._run, name="standfast-control", daemon=True)
 
@@ -237,6 +241,7 @@ class ControlPlane:
     def tick(self) -> None:
         """One round: leases, moves, tasks that failed, what the doors may use, timers."""
         now_ms = self.heard_ms = self.clock.monotonic_ms()
+        self._look_at_disk(now_ms)
         self.lease = self._lease_heard()
         if self.lease.is_over(now_ms):
             logger.warning("the application was silent for %d ms: its tasks are closed", self.lease.lease_ms)
@@ -249,6 +254,20 @@ class ControlPlane:
                 self._taken_over(partition)
             self.update_table()
         self.timers.tick(self.wanted.active, self.table.now.open)
+
+    def _look_at_disk(self, now_ms: int) -> None:
+        """Free space, here and not where probes are answered: a stale mount may hang."""
+        if now_ms < self._disk_ms or self.config.app.state_dir is None:
+            return
+        self._disk_ms = now_ms + DISK_MS
+        try:
+            space = os.statvfs(self.config.app.state_dir)
+        except OSError as error:
+            if self.disk_free_bytes != 0:
+                logger.error("the state directory cannot be looked at: %s", error)
+            self.disk_free_bytes = 0
+        else:
+            self.disk_free_bytes = space.f_bavail * space.f_frsize
 
     def _lease_heard(self) -> Lease:
         """The lease with the last heartbeat."""

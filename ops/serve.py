@@ -184,13 +184,19 @@ class Sidecar:
         """The loop's own sign of life, and the watchdog's: only as long as the process is well."""
         while True:
             self._beat_ms = self._clock.monotonic_ms()
-            self._door = self.plane.engine.statistics()
-            facts = self.answers.facts(loop_age_ms=0)
-            fields: dict[str, str | int] = {"STATUS": ready(facts).text(verbose=False)}
-            if live(facts).ok:
-                fields["WATCHDOG"] = 1
-            self._notify.tell(**fields)
+            try:
+                self._tell_well()
+            except Exception:  # noqa: BLE001  the next beat comes; without its sign the watchdog acts
+                logger.exception("the sign of life could not be given")
             await asyncio.sleep(BEAT_S)
+
+    def _tell_well(self) -> None:
+        self._door = self.plane.engine.statistics()
+        facts = self.answers.facts(loop_age_ms=0)
+        fields: dict[str, str | int] = {"STATUS": ready(facts).text(verbose=False)}
+        if live(facts).ok:
+            fields["WATCHDOG"] = 1
+        self._notify.tell(**fields)
 
     async def _scrape(self) -> Response:
         self._door = self.plane.engine.statistics()  # on the loop, whose numbers they are

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -203,6 +204,31 @@ def test_partition_whose_files_cannot_be_set_aside_is_opened_again(tmp_path: Pat
         await made.call(made.plane.tick)
         assert made.plane.session.held()
         await made.ready()
+
+    on_plane(tmp_path, test)
+
+
+def test_probes_ask_no_disk_and_see_a_control_thread_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(made: Plane) -> None:
+        await made.until(lambda: made.plane.disk_free_bytes)
+        asked = set()
+
+        def stale(path: Any) -> None:
+            asked.add(threading.current_thread().name)
+            raise OSError("stale file handle")
+
+        monkeypatch.setattr(os, "statvfs", stale)
+        await made.until(lambda: made.plane.disk_free_bytes == 0)
+        assert made.answers.facts(loop_age_ms=0).disk_free_bytes == 0
+        assert asked == {"standfast-control"}
+        go_on = threading.Event()
+        busy = asyncio.ensure_future(made.call(lambda: go_on.wait(WAIT_S)))
+        await asyncio.sleep(0.2)
+        assert made.answers.facts(loop_age_ms=0).control_age_ms >= 100
+        go_on.set()
+        await busy
 
     on_plane(tmp_path, test)
 
