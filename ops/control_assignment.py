@@ -114,11 +114,11 @@ def without(present: Wanted, partitions: Iterable[int]) -> Wanted:
     )
 
 
-def check_generation(present: Wanted, lease: Lease, generation: int | None) -> None:
+def check_generation(present: Wanted, lease: Lease, generation: int) -> None:
     """Raise StaleGeneration if a request speaks under another generation than the present one, or its lease is over."""
     if lease.ended:
         raise StaleGeneration("the lease is over and the tasks are closed: assign under a larger generation")
-    if generation is not None and generation != present.generation:
+    if generation != present.generation:
         raise StaleGeneration(
             f"generation {generation} is not the one assigned here ({present.generation}): rejoin and assign again"
         )

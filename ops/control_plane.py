@@ -178,11 +178,11 @@ class ControlPlane:
 
     def revoke(self, body: Mapping[str, Any]) -> dict[int, dict[str, int]]:
         """Close tasks; the positions of their stores by partition. `lost` closes without flushing files."""
-        assignments.check_generation(self.wanted, self.lease, body.get("generation"))
+        assignments.check_generation(self.wanted, self.lease, body["generation"])
         gone = frozenset(body["partitions"]) & self.wanted.tasks
-        positions = self.session.positions(gone)
+        self._closing(gone)
+        positions = self.session.positions(gone)  # after a commit that ran
         if body.get("mode") == "lost":
-            self._closing(gone)
             self.session.lose(gone)
         self._let_go(gone)
         return positions

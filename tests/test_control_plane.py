@@ -208,6 +208,28 @@ def test_partition_whose_files_cannot_be_set_aside_is_opened_again(tmp_path: Pat
     on_plane(tmp_path, test)
 
 
+def test_final_positions_of_a_revoke_are_those_after_the_commit_that_ran(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+        engine = made.plane.engine
+        binding = engine.connect()
+        task = engine.write(binding).task
+        task.stores.store("kv").put_raw(b"a", b"1", 1)
+        commit = engine.begin_commit(binding, CommitRequest())
+        assert isinstance(commit, Commit)
+        revoked = asyncio.ensure_future(
+            made.call(lambda: made.plane.revoke({"generation": 1, "partitions": [0], "mode": "clean"}))
+        )
+        await made.until(lambda: not made.plane.table.now.open)
+        commit.run()
+        engine.end_commit(commit)
+        after = {name: at.offset for name, at in task.stores.cut.positions.items()}
+        assert await revoked == {0: after}
+
+    on_plane(tmp_path, test)
+
+
 def test_probes_ask_no_disk_and_see_a_control_thread_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
