@@ -11,12 +11,14 @@ are not logged: their paths hold keys.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from standfast.ops import control_schema as schemas
 from standfast.ops.control_answers import Answers, error_document
@@ -31,6 +33,7 @@ from standfast.store.log import logger
 JSON = "application/json; charset=utf-8"
 KEEP_ALIVE_S = 15.0
 READ_S = 10.0
+SEND_S_MAX = 10.0
 Role = Literal["none", "read", "write", "admin"]
 Handler: TypeAlias = "Callable[[ControlRoutes, Request, dict[str, Any]], Awaitable[Response]]"
 
@@ -141,7 +144,7 @@ class ControlRoutes:
             finally:
                 events.forget(listener)
 
-        return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        return EventStream(stream(), lambda: events.forget(listener))
 
     async def schedule(self, request: Request, body: dict[str, Any]) -> Response:
         plane = self._plane
@@ -258,6 +261,25 @@ class ControlRoutes:
                 raise Refused(TOO_LARGE, f"the body is over the limit of {limit} bytes")
             pieces.append(piece)
         return schemas.parse_body(b"".join(pieces), call.body)
+
+
+class EventStream(StreamingResponse):
+    """Server-Sent Events; a reader that takes nothing for SEND_S_MAX is let go. `ended` is called however it ends."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
+        super().__init__(pieces, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def in_time(message: Message) -> None:
+            async with asyncio.timeout(SEND_S_MAX):
+                await send(message)
+
+        try:
+            with contextlib.suppress(TimeoutError, ClientDisconnect):
+                await super().__call__(scope, receive, in_time)
+        finally:
+            self._ended()
 
 
 def answer(status: int, document: Mapping[str, Any]) -> Response:

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
+from starlette.requests import Request
 from starlette.responses import Response
 
+from standfast.ops import control_routes
 from standfast.ops.config_types import Config
 from standfast.ops.control_answers import Answers
 from standfast.ops.control_plane import ControlPlane
-from standfast.ops.control_routes import ControlRoutes
 from standfast.ops.engine_commit import CommitRequest
 from standfast.ops.engine_task import Commit
 from standfast.ops.serve_http import application
@@ -256,7 +257,7 @@ def test_probes_ask_no_disk_and_see_a_control_thread_that_hangs(
 
 
 async def get(made: Plane, path: str) -> httpx.Response:
-    app = application(ControlRoutes(made.plane, made.answers), made.answers, lambda: 0, no_metrics)
+    app = application(control_routes.ControlRoutes(made.plane, made.answers), made.answers, lambda: 0, no_metrics)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
         return await client.get(path)
 
@@ -297,5 +298,27 @@ def test_rows_are_not_read_while_the_gate_is_shut(tmp_path: Path) -> None:
 
         loop = asyncio.get_running_loop()
         assert (await made.call(shut)).json()["reason"] == "RESTORING"
+
+    on_plane(tmp_path, test)
+
+
+def test_reader_of_events_that_stops_reading_loses_its_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(made: Plane) -> None:
+        monkeypatch.setattr(control_routes, "SEND_S_MAX", 0.05)
+        routes = control_routes.ControlRoutes(made.plane, made.answers)
+        scope = {"type": "http", "method": "GET", "path": "/v1/events", "headers": [], "query_string": b""}
+        stream = await routes.events(Request(scope), {})
+        assert len(made.plane.events) == 1
+
+        async def nothing() -> Any:
+            await asyncio.Event().wait()
+
+        async def takes_the_head(message: Any) -> None:
+            if message["type"] != "http.response.start":
+                await nothing()
+
+        async with asyncio.timeout(WAIT_S):
+            await stream(scope, nothing, takes_the_head)
+        assert len(made.plane.events) == 0
 
     on_plane(tmp_path, test)
