@@ -21,7 +21,7 @@ from standfast.ops.control_answers import Answers
 from standfast.ops.control_plane import ControlPlane
 from standfast.ops.engine_commit import CommitRequest
 from standfast.ops.engine_task import Commit
-from standfast.ops.serve_http import application
+from standfast.ops.serve_http import application, bounded
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Fenced, InvalidRequest, Unavailable
 from standfast.store.state_dir import StateDir
@@ -291,7 +291,7 @@ def test_rows_are_not_read_while_the_gate_is_shut(tmp_path: Path) -> None:
         await made.assign(1, 0)
         await made.ready()
 
-        def shut() -> Response:
+        def shut() -> httpx.Response:
             now = made.plane.table.now
             made.plane.table.now = replace(now, open={}, states={0: "running"})
             return asyncio.run_coroutine_threadsafe(get(made, "/v1/stores/kv/scan?partition=0"), loop).result(WAIT_S)
@@ -322,3 +322,26 @@ def test_reader_of_events_that_stops_reading_loses_its_stream(tmp_path: Path, mo
         assert len(made.plane.events) == 0
 
     on_plane(tmp_path, test)
+
+
+def test_probes_are_answered_beside_as_many_requests_as_there_may_be() -> None:
+    async def test() -> None:
+        go_on = asyncio.Event()
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] != "/livez":
+                await go_on.wait()
+            await Response("well")(scope, receive, send)
+
+        transport = httpx.ASGITransport(app=bounded(slow, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            first = asyncio.ensure_future(client.get("/v1/events"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
+            assert (await client.get("/v1/hello")).json()["reason"] == "LIMIT"
+            assert (await client.get("/livez")).status_code == 200
+            go_on.set()
+            assert (await first).status_code == 200
+            assert (await client.get("/v1/hello")).status_code == 200
+
+    asyncio.run(test())
