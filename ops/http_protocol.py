@@ -37,12 +37,11 @@ def timed(
 
         def _make_room(self, most: int) -> None:
             # Whoever asked something is kept longer than who never did; then the oldest goes first.
-            idle = [
-                one for one in self.connections if one is not self and (not one.cycle or one.cycle.response_complete)
-            ]
-            open_still = [one for one in idle if not one.transport.is_closing()]
-            if open_still:
-                min(open_still, key=lambda one: (one.cycle is not None, one._since)).transport.abort()
+            connections: list[Any] = list(self.connections)
+            others = [one for one in connections if one is not self and not one.transport.is_closing()]
+            idle = [one for one in others if not one.cycle or one.cycle.response_complete]
+            if idle:
+                min(idle, key=lambda one: (one.cycle is not None, one._since)).transport.abort()
             elif len(self.connections) > most + SPARE:
                 self.transport.abort()
 
