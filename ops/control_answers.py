@@ -1,7 +1,8 @@
 """Documents that the control door answers with, from what the control plane knows.
 
-Rules of this file: reads only; called in the control thread. One model, several renderings: the status document is the
-one that page and command line print. Programs may rely on the names; fields are added, never renamed.
+Rules of this file: reads only. What may ask the log (stores, status, lags, locate) is called in any thread but the
+control thread, whose rounds must not wait for it; the rest on the event loop. One model, several renderings: the status
+document is the one that page and command line print. Programs may rely on the names; fields are added, never renamed.
 """
 
 from __future__ import annotations
@@ -110,10 +111,11 @@ class Answers:
         plane = self._plane
         pending = plane.pending
         shut = plane.wanted.active - plane.table.now.open.keys()
+        settling = any(map(plane.engine.settling, plane.wanted.active))
         assignment = self.assignment()
         return {
             "schema": "standfast.ready/1",
-            "ready": not shut and not plane.draining,
+            "ready": not shut and not settling and not plane.draining,
             "pending": [asdict(one) for one in pending],
             "generation": assignment["generation"],
             "tasks": assignment["tasks"],
@@ -187,20 +189,20 @@ class Answers:
         return run
 
     def facts(self, *, loop_age_ms: int) -> Facts:
-        """What health is judged by. Of the last round: takes no lock, asks no log; of the disk only the free space."""
+        """What health is judged by, of the last round: takes no lock, asks neither log nor disk."""
         plane = self._plane
         table, config = plane.table.now, plane.config
         workers = plane.session.workers
-        space = os.statvfs(config.app.state_dir) if config.app.state_dir is not None else None
         return Facts(
             loop_age_ms=loop_age_ms,
-            # As of the control thread's last look, which may be waiting for the log now.
+            # As of the control thread's last look, which may be waiting for the log now: its own age tells that.
+            control_age_ms=plane.clock.monotonic_ms() - plane.heard_ms,
             worker_age_ms=max((plane.heard_ms - worker.heard_ms for worker in workers), default=None),
             fatal="" if plane.fatal is None else message_of(plane.fatal),
             draining=plane.draining,
             pending=[one for one in plane.pending if one.partition not in table.failed],
             failed=[f"task 0_{partition}: {error}" for partition, error in table.failed.items()],
-            disk_free_bytes=None if space is None else space.f_bavail * space.f_frsize,
+            disk_free_bytes=plane.disk_free_bytes,
             disk_floor_bytes=config.state.disk_floor_bytes,
             standbys_behind=[line for worker in workers for line in _behind(worker.status)],
             log_error=next((worker.error for worker in workers if worker.error), ""),
@@ -209,8 +211,11 @@ class Answers:
     def _offsets(self, partition: int, task: Task) -> list[Json] | None:
         """Where to read on, of the sources that were named and those that were committed; null: from the beginning.
 
-        None for a task that was closed a moment ago, which the next round notices.
+        None for a task that was closed a moment ago, which the next round notices, and while a commit runs whose
+        connection is gone: from the offsets before it, its records would be counted twice.
         """
+        if self._plane.engine.settling(partition):
+            return None
         try:
             committed = task.source_offsets()
         except StandfastError:

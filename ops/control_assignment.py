@@ -52,6 +52,12 @@ class Lease:
         """After a sign of life."""
         return self if self.lease_ms is None else replace(self, until_ms=now_ms + self.lease_ms)
 
+    def heard(self, at_ms: int) -> Lease:
+        """After a sign of life that came at that time; nothing while it does not run, or if a later one came."""
+        renewed = self.renewed(at_ms)
+        later = self.until_ms is not None and renewed.until_ms is not None and renewed.until_ms > self.until_ms
+        return renewed if later else self
+
     def is_over(self, now_ms: int) -> bool:
         """Whether the application was silent for too long."""
         return not self.ended and self.until_ms is not None and now_ms >= self.until_ms
@@ -115,11 +121,11 @@ def without(present: Wanted, partitions: Iterable[int]) -> Wanted:
     )
 
 
-def check_generation(present: Wanted, lease: Lease, generation: int | None) -> None:
+def check_generation(present: Wanted, lease: Lease, generation: int) -> None:
     """Raise StaleGeneration if a request speaks under another generation than the present one, or its lease is over."""
     if lease.ended:
         raise StaleGeneration("the lease is over and the tasks are closed: assign under a larger generation")
-    if generation is not None and generation != present.generation:
+    if generation != present.generation:
         raise StaleGeneration(
             f"generation {generation} is not the one assigned here ({present.generation}): rejoin and assign again"
         )

@@ -11,6 +11,7 @@ use is in the table before a task opens there and out of it before it closes.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ TICK_MS = 20
 LOOP_S_MAX = 30.0
 REOPEN_MS = 1_000
 PROGRESS_MS = 500
+DISK_MS = 1_000
 PRESSURE = 0.8  # of the limit of uncommitted writes
 Partitions = frozenset[int]
 
@@ -59,12 +61,14 @@ class ControlPlane:
         self.timers = Timers(clock, self.events)
         self.wanted = Wanted()
         self.lease = Lease()
+        self._beat = (-1, 0)  # generation and time of the last heartbeat
         self.specs: tuple[StoreSpec, ...] = config.stores
         self.partitions = config.app.partitions
         self.session = ControlSession(config, state, clock, self._closing)
         self.draining = False
         self.fatal: BaseException | None = None
         self.heard_ms = clock.monotonic_ms()
+        self.disk_free_bytes: int | None = None
         self.pending: Sequence[Restoring] = ()  # active tasks that are not whole, as of the last round
         self._loop = loop
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -72,6 +76,7 @@ class ControlPlane:
         self._reopen_ms: dict[int, int] = {}
         self._told: dict[int, str] = {}
         self._progress_ms = 0
+        self._disk_ms = 0
         self._pressed: Partitions = frozenset()
         self._thread = threading.Thread(target=self._run, name="standfast-control", daemon=True)
 
@@ -96,14 +101,26 @@ class ControlPlane:
         self._jobs.put(run)
         return future
 
+    def heartbeat(self, generation: int) -> Lease:
+        """Renew the lease, as of now, however long the control thread is busy. On the event loop.
+
+        Raises Fenced if it is over, or of another generation.
+        """
+        now_ms = self.clock.monotonic_ms()
+        lease = self._lease_heard()
+        assignments.check_generation(self.wanted, lease, generation)
+        if lease.is_over(now_ms):  # the next round closes the tasks
+            raise assignments.StaleGeneration("the lease is over: assign under a larger generation")
+        self._beat = (generation, now_ms)
+        return lease
+
     def stop(self) -> None:
         """End the thread, after the jobs that wait."""
         self._jobs.put(None)
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread; whether it ended."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+    def join(self) -> None:
+        """Wait for the thread."""
+        self._thread.join()
 
     # -- what the application asks for --------------------------------------------------------------------------------
 
@@ -135,6 +152,7 @@ class ControlPlane:
         lease_ms = body.get("lease_ms", self.config.serve.lease_ms)
         if not changed:
             self.lease = self.lease.renewed(self.clock.monotonic_ms())
+            self._let_commit(asked.active)
             return
         if asked.tasks and self.partitions is None:
             raise InvalidRequest(
@@ -145,31 +163,29 @@ class ControlPlane:
         if asked.tasks:
             session.check(max(asked.tasks))
         self.on_loop(lambda: self.engine.begin_generation(asked.generation))
+        self._let_commit(asked.active)
         self._fenced.clear()
         self._reopen_ms.clear()
+        self.lease = Lease(lease_ms)  # it begins to run once the tasks are opened
         self.wanted = asked
         self.pending = [Restoring(partition, "restoring", "opening") for partition in sorted(asked.active)]
-        self.lease = Lease(lease_ms).renewed(self.clock.monotonic_ms())
         self.timers.keep(asked.active)
         session.mover.want(asked.active, asked.standby)
-        self.tick()
+        try:
+            self.tick()
+        finally:
+            self.lease = self.lease.renewed(self.clock.monotonic_ms())
 
     def revoke(self, body: Mapping[str, Any]) -> dict[int, dict[str, int]]:
         """Close tasks; the positions of their stores by partition. `lost` closes without flushing files."""
-        assignments.check_generation(self.wanted, self.lease, body.get("generation"))
+        assignments.check_generation(self.wanted, self.lease, body["generation"])
         gone = frozenset(body["partitions"]) & self.wanted.tasks
-        positions = self.session.positions(gone)
+        self._closing(gone)
+        positions = self.session.positions(gone)  # after a commit that ran
         if body.get("mode") == "lost":
-            self._closing(gone)
             self.session.lose(gone)
         self._let_go(gone)
         return positions
-
-    def heartbeat(self, generation: int) -> Lease:
-        """Renew the lease. Raises Fenced if it is over, or of another generation."""
-        assignments.check_generation(self.wanted, self.lease, generation)
-        self.lease = self.lease.renewed(self.clock.monotonic_ms())
-        return self.lease
 
     def drain(self) -> None:
         """Take no more assignments and writes; close every task."""
@@ -201,8 +217,10 @@ class ControlPlane:
         if task.epoch != epoch:
             raise Fenced(f"epoch {epoch} is not that of task {task.id}, {task.epoch}: look again what is to be wiped")
         self._let_go(frozenset({partition}), keep=True)
-        self.session.set_aside(partition, "wiped")
-        self.session.opened(self.specs, self.partitions).mover.want(self.wanted.active, self.wanted.standby)
+        try:
+            self.session.set_aside(partition, "wiped")
+        finally:  # also what could not be set aside is opened again
+            self.session.opened(self.specs, self.partitions).mover.want(self.wanted.active, self.wanted.standby)
         self.tick()
 
     # -- the control thread -------------------------------------------------------------------------------------------
@@ -223,6 +241,8 @@ class ControlPlane:
     def tick(self) -> None:
         """One round: leases, moves, tasks that failed, what the doors may use, timers."""
         now_ms = self.heard_ms = self.clock.monotonic_ms()
+        self._look_at_disk(now_ms)
+        self.lease = self._lease_heard()
         if self.lease.is_over(now_ms):
             logger.warning("the application was silent for %d ms: its tasks are closed", self.lease.lease_ms)
             self.lease = replace(self.lease, ended=True)
@@ -234,6 +254,25 @@ class ControlPlane:
                 self._taken_over(partition)
             self.update_table()
         self.timers.tick(self.wanted.active, self.table.now.open)
+
+    def _look_at_disk(self, now_ms: int) -> None:
+        """Free space, here and not where probes are answered: a stale mount may hang."""
+        if now_ms < self._disk_ms or self.config.app.state_dir is None:
+            return
+        self._disk_ms = now_ms + DISK_MS
+        try:
+            space = os.statvfs(self.config.app.state_dir)
+        except OSError as error:
+            if self.disk_free_bytes != 0:
+                logger.error("the state directory cannot be looked at: %s", error)
+            self.disk_free_bytes = 0
+        else:
+            self.disk_free_bytes = space.f_bavail * space.f_frsize
+
+    def _lease_heard(self) -> Lease:
+        """The lease with the last heartbeat."""
+        generation, at_ms = self._beat
+        return self.lease.heard(at_ms) if generation == self.wanted.generation else self.lease
 
     def update_table(self) -> None:
         """Tell the doors what they may use."""
@@ -346,16 +385,24 @@ class ControlPlane:
             open={partition: task for partition, task in table.open.items() if partition not in gone},
             states={**table.states, **dict.fromkeys(gone & table.open.keys(), "closing")},
         )
-        for partition in sorted(gone):
+        why = "the task is closed here: what was not committed is discarded"
+        self._let_commit(gone, lambda partition: self.engine.discard(partition, why))
+
+    def _let_commit(self, partitions: Partitions, then: Callable[[int], None] = lambda partition: None) -> None:
+        """Wait until none of these commits, and do something to each at that moment, on the loop. Raises Unavailable.
+
+        The offsets that are told after an assignment are those of the commit that ran, not those before it.
+        """
+        for partition in sorted(partitions):
             free = threading.Event()
 
-            def closed(partition: int = partition, free: threading.Event = free) -> None:
-                self.engine.discard(partition, "the task is closed here: what was not committed is discarded")
+            def ended(partition: int = partition, free: threading.Event = free) -> None:
+                then(partition)
                 free.set()
 
-            self.on_loop(partial(self.engine.when_free, partition, closed))
+            self.on_loop(partial(self.engine.when_free, partition, ended))
             if not free.wait(LOOP_S_MAX):
-                raise Unavailable(f"partition {partition}: its commit does not end: it cannot be closed yet")
+                raise Unavailable(f"partition {partition}: its commit does not end: try again")
 
     def _refuse_draining(self) -> None:
         if self.draining:

@@ -11,19 +11,21 @@ are not logged: their paths hold keys.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from standfast.ops import control_schema as schemas
 from standfast.ops.control_answers import Answers, error_document
 from standfast.ops.control_plane import ControlPlane
 from standfast.ops.control_schema import Schema
 from standfast.ops.http_routes import Refusal, Routes
-from standfast.ops.reasons import LIMIT, RETRY_AFTER_S, TOO_LARGE, Refused, reason_of
+from standfast.ops.reasons import LIMIT, NOT_ACTIVE, RESTORING, RETRY_AFTER_S, TOO_LARGE, Refused, reason_of
 from standfast.ops.text import dumps
 from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.log import logger
@@ -31,6 +33,7 @@ from standfast.store.log import logger
 JSON = "application/json; charset=utf-8"
 KEEP_ALIVE_S = 15.0
 READ_S = 10.0
+SEND_S_MAX = 10.0
 Role = Literal["none", "read", "write", "admin"]
 Handler: TypeAlias = "Callable[[ControlRoutes, Request, dict[str, Any]], Awaitable[Response]]"
 
@@ -90,7 +93,7 @@ class ControlRoutes:
         return answer(200, await self._call(lambda: self._answers.stores(outcomes)))
 
     async def stores(self, request: Request, body: dict[str, Any]) -> Response:
-        return answer(200, await self._call(lambda: self._answers.stores({})))
+        return answer(200, await asyncio.to_thread(self._answers.stores, {}))
 
     async def put_assignment(self, request: Request, body: dict[str, Any]) -> Response:
         await self._call(lambda: self._plane.assign(body))
@@ -104,7 +107,7 @@ class ControlRoutes:
         return answer(200, {"positions": {str(partition): found for partition, found in positions.items()}})
 
     async def heartbeat(self, request: Request, body: dict[str, Any]) -> Response:
-        lease = await self._call(lambda: self._plane.heartbeat(body["generation"]))
+        lease = self._plane.heartbeat(body["generation"])
         return answer(200, {"generation": body["generation"], "lease_ms": lease.lease_ms})
 
     async def ready(self, request: Request, body: dict[str, Any]) -> Response:
@@ -141,7 +144,7 @@ class ControlRoutes:
             finally:
                 events.forget(listener)
 
-        return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        return EventStream(stream(), lambda: events.forget(listener))
 
     async def schedule(self, request: Request, body: dict[str, Any]) -> Response:
         plane = self._plane
@@ -159,14 +162,14 @@ class ControlRoutes:
         return answer(200, {"cancelled": True}) if gone else not_found(f"there is no schedule {text[:32]!r}")
 
     async def status(self, request: Request, body: dict[str, Any]) -> Response:
-        return answer(200, await self._call(self._answers.status))
+        return answer(200, await asyncio.to_thread(self._answers.status))
 
     async def lags(self, request: Request, body: dict[str, Any]) -> Response:
-        return answer(200, await self._call(self._answers.lags))
+        return answer(200, await asyncio.to_thread(self._answers.lags))
 
     async def locate(self, request: Request, body: dict[str, Any]) -> Response:
         partition = number(request, "partition", schemas.PARTITION_MAX)
-        return answer(200, await self._call(lambda: self._answers.locate(partition)))
+        return answer(200, await asyncio.to_thread(self._answers.locate, partition))
 
     async def rows(self, request: Request, body: dict[str, Any]) -> Response:
         session = self._plane.session.session
@@ -177,12 +180,18 @@ class ControlRoutes:
         query = request.scope["query_string"].decode("ascii", "replace")
         partition = number(request, "partition", schemas.PARTITION_MAX)
 
+        stale = request.query_params.get("stale") == "1"
+
         def read() -> dict[str, Any] | None:
-            if partition is not None and partition not in self._plane.session.held():
-                if request.query_params.get("stale") == "1" and partition in self._plane.wanted.tasks:
-                    return None  # a standby or a restore, which a worker has
-                self._plane.table.running(partition)  # says why
-            return routes.rows(target, query)
+            wanted = self._plane.wanted.tasks
+            if partition is not None and stale and partition in wanted - self._plane.session.held().keys():
+                return None  # a standby or a restore, which a worker has
+            asked = wanted if partition is None else frozenset({partition})
+            self._check_whole(asked, stale)
+            found = routes.rows(target, query)
+            if asked - {one["partition"] for one in found["partitions"]}:
+                raise Refused(RESTORING, "a partition was closed while its rows were read: ask again")
+            return found
 
         try:
             found = await asyncio.to_thread(read)
@@ -200,6 +209,18 @@ class ControlRoutes:
         if rows.status in (429, 503):
             made.headers["Retry-After"] = str(RETRY_AFTER_S)
         return made
+
+    def _check_whole(self, partitions: frozenset[int], stale: bool) -> None:
+        """Raise Refused if rows of one of these cannot be read here: an answer without them would be silently short."""
+        held = self._plane.session.held()
+        for partition in sorted(partitions):
+            if not stale or partition not in self._plane.wanted.tasks:
+                self._plane.table.running(partition)  # says why
+            elif partition not in held:
+                raise Refused(
+                    NOT_ACTIVE,
+                    f"partition {partition} is a standby here or restores: read each by itself (partition=N&stale=1)",
+                )
 
     async def verify(self, request: Request, body: dict[str, Any]) -> Response:
         job = await self._call(lambda: self._answers.verification(body.get("store"), body.get("partition")))
@@ -240,6 +261,25 @@ class ControlRoutes:
                 raise Refused(TOO_LARGE, f"the body is over the limit of {limit} bytes")
             pieces.append(piece)
         return schemas.parse_body(b"".join(pieces), call.body)
+
+
+class EventStream(StreamingResponse):
+    """Server-Sent Events; a reader that takes nothing for SEND_S_MAX is let go. `ended` is called however it ends."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
+        super().__init__(pieces, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def in_time(message: Message) -> None:
+            async with asyncio.timeout(SEND_S_MAX):
+                await send(message)
+
+        try:
+            with contextlib.suppress(TimeoutError, ClientDisconnect):
+                await super().__call__(scope, receive, in_time)
+        finally:
+            self._ended()
 
 
 def answer(status: int, document: Mapping[str, Any]) -> Response:

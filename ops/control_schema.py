@@ -208,7 +208,7 @@ ASSIGNMENT = obj(
 )
 REVOKE = obj(
     {"generation": GENERATION, "partitions": array(PARTITION, PARTITION_MAX, 1), "mode": choice("clean", "lost")},
-    ("partitions",),
+    ("generation", "partitions"),
 )
 HEARTBEAT = obj({"generation": GENERATION}, ("generation",))
 SCHEDULE = obj(

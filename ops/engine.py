@@ -115,6 +115,11 @@ class Engine:
         else:
             held.waiting.insert(0, lambda: self.when_free(partition, call))
 
+    def settling(self, partition: int) -> bool:
+        """Whether a commit runs whose connection is gone or fenced: where to read on is known once it has ended."""
+        held = self._held.get(partition)
+        return held is not None and held.commit is not None and held.commit.orphaned
+
     def drain(self) -> None:
         """Refuse new writes from now on; reads and commits go on."""
         self.draining = True

@@ -100,6 +100,8 @@ class EngineTask:
         if uncommitted:
             self.task.discard()
             self.lost = lost
+        if self.commit is not None:
+            self.commit.orphaned = True
         self.session += 1
         self.ended = ended or lost or "a newer generation was assigned: bind anew (SELECT, or a new connection)"
 
@@ -188,7 +190,7 @@ class Commit:
     def __init__(self, held: EngineTask, request: CommitRequest, clock: Clock) -> None:
         self.held = held
         self.request = request
-        self.orphaned = False  # a connection whose writes are in it is gone
+        self.orphaned = False  # a connection whose writes are in it is gone, or its session ended
         self.error: BaseException | None = None
         self.changes = 0
         self.kept = ALONE  # of the batch that ends with this commit

@@ -1,7 +1,7 @@
 """Health of a sidecar: what /startupz, /livez and /readyz answer, from one set of facts.
 
     startupz   configuration valid, locks held, sockets bound        you may call me; never waits for log or restore
-    livez      loop and worker were heard within 10 s, no fatal error                        never asks log or disk
+    livez      loop and worker were heard within 10 s, control thread within 5 min, no fatal error    asks nobody
     readyz     no active task restoring, failed or corrupt; not draining; disk above its floor    you may process
 
 A standby's lag is told as degraded and never makes the sidecar unready. Without an assignment it is ready.
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HEARTBEAT_MS_MAX = 10_000
+CONTROL_MS_MAX = 300_000  # opening many tasks over a slow log is one job
 SCHEMA = "standfast.health/1"
 
 
@@ -44,6 +45,7 @@ class Facts:
     bound: bool = True
     loop_age_ms: int = 0
     worker_age_ms: int | None = None  # None: there is no worker
+    control_age_ms: int = 0  # since the last round of the control thread
     fatal: str = ""
     draining: bool = False
     pending: Sequence[Restoring] = ()
@@ -131,6 +133,11 @@ def live(facts: Facts, exclude: Iterable[str] = ()) -> Health:
             "worker",
             worker_ms is None or worker_ms < HEARTBEAT_MS_MAX,
             f"the worker for restores and standbys was last heard {worker_ms} ms ago",
+        ),
+        Check(
+            "control",
+            facts.control_age_ms < CONTROL_MS_MAX,
+            f"the control thread had its last round {facts.control_age_ms} ms ago",
         ),
         Check("fatal", not facts.fatal, facts.fatal),
     )

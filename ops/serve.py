@@ -11,11 +11,13 @@ be. A kill at any moment loses nothing that a commit acknowledged, so an orderly
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -57,7 +59,7 @@ from standfast.store.state_dir import StateDir
 LOCK_WAIT_MS = 10_000
 BEAT_S = 0.5
 SWITCH_S = 0.0005  # how long another thread, a commit's, may keep the interpreter from the event loop
-CLOSE_S_MAX = 30.0
+CLOSE_S = 5.0  # of the deadline of a stop, for closing the tasks
 Reload = Callable[[], Config]
 
 
@@ -166,6 +168,7 @@ class Sidecar:
         try:
             await self._stop.wait()
             self._notify.tell(STOPPING=1)
+            self._end_in_time(run_info)
             return await self._close()
         finally:
             for task in watching:
@@ -181,13 +184,19 @@ class Sidecar:
         """The loop's own sign of life, and the watchdog's: only as long as the process is well."""
         while True:
             self._beat_ms = self._clock.monotonic_ms()
-            self._door = self.plane.engine.statistics()
-            facts = self.answers.facts(loop_age_ms=0)
-            fields: dict[str, str | int] = {"STATUS": ready(facts).text(verbose=False)}
-            if live(facts).ok:
-                fields["WATCHDOG"] = 1
-            self._notify.tell(**fields)
+            try:
+                self._tell_well()
+            except Exception:  # noqa: BLE001  the next beat comes; without its sign the watchdog acts
+                logger.exception("the sign of life could not be given")
             await asyncio.sleep(BEAT_S)
+
+    def _tell_well(self) -> None:
+        self._door = self.plane.engine.statistics()
+        facts = self.answers.facts(loop_age_ms=0)
+        fields: dict[str, str | int] = {"STATUS": ready(facts).text(verbose=False)}
+        if live(facts).ok:
+            fields["WATCHDOG"] = 1
+        self._notify.tell(**fields)
 
     async def _scrape(self) -> Response:
         self._door = self.plane.engine.statistics()  # on the loop, whose numbers they are
@@ -288,7 +297,7 @@ class Sidecar:
         def tell() -> None:
             print(dumps(self.answers.status()), file=sys.stderr, flush=True)
 
-        self.plane.call(tell)
+        asyncio.get_running_loop().run_in_executor(None, tell)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -306,9 +315,25 @@ class Sidecar:
             return False
         return any(task.stores.buffer.rows or task.stores.buffer.changes for task in self.plane.table.now.open.values())
 
+    def _end_in_time(self, run_info: RunInfo) -> None:
+        """The one deadline of a stop, whoever waits for whom: also loop, threads of the pool and the log may hang."""
+        timeout_s = self._config.serve.drain_timeout_ms / 1_000
+
+        def end() -> None:
+            logger.warning("not everything could be closed within %.1f s; nothing acknowledged is lost", timeout_s)
+            with contextlib.suppress(OSError):
+                self._run.close(self._config.serve.socket)
+                remove_run_file(self._state.path, run_info)
+            os._exit(0)
+
+        timer = threading.Timer(timeout_s, end)
+        timer.daemon = True
+        timer.start()
+
     async def _close(self) -> int:
+        timeout_s = self._config.serve.drain_timeout_ms / 1_000
         try:
-            await self._drain(self._config.serve.drain_timeout_ms / 1_000)
+            await self._drain(timeout_s - min(CLOSE_S, timeout_s / 2))
         except (StandfastError, TimeoutError) as error:
             logger.warning("the tasks could not be closed cleanly; nothing that was acknowledged is lost: %s", error)
         self.plane.events.close()
@@ -317,7 +342,5 @@ class Sidecar:
         await self._resp.close()
         await self._http.close()
         self.plane.stop()
-        ended = await asyncio.to_thread(self.plane.join, CLOSE_S_MAX)
-        if not ended:
-            logger.warning("the control thread did not end within %d s", CLOSE_S_MAX)
+        await asyncio.to_thread(self.plane.join)
         return 0

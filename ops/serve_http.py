@@ -31,7 +31,7 @@ from standfast.ops.health import Facts, Health, live, ready, startup
 from standfast.ops.http_guard import App, Guard, GuardRules, Receive, Scope, Send
 from standfast.ops.http_protocol import timed
 from standfast.ops.metrics_doors import HttpNumbers, counted
-from standfast.ops.reasons import BAD_REQUEST, Refused
+from standfast.ops.reasons import BAD_REQUEST, LIMIT, Refused
 from standfast.ops.serve_resp import uids_of_group
 from standfast.ops.tls import ServerTls, guarded
 from standfast.ops.tokens import OWNER, Tokens
@@ -39,9 +39,6 @@ from standfast.ops.tokens import OWNER, Tokens
 KEEP_ALIVE_S = 30
 Judge = Callable[[Facts, Iterable[str]], Health]
 HEALTH: dict[str, Judge] = {"/startupz": startup, "/livez": live, "/readyz": ready}
-EXTRA_CONNECTIONS = 1  # uvicorn counts the one that it refuses
-
-
 DRAIN = "/v1/drain"
 QUIT = "/quitquitquit"  # how meshes tell a sidecar that its application is done
 
@@ -123,6 +120,30 @@ def named(app: App, instance: str) -> App:
     return wrapped
 
 
+def bounded(app: App, most: int) -> App:
+    """So many requests at a time, streams and long polls among them; probes are answered beside them."""
+    running = 0
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal running
+        if scope["path"] in HEALTH:
+            await app(scope, receive, send)
+            return
+        if running >= most:
+            refused = Refused(
+                LIMIT, f"{running} requests are being answered: that is the limit (limits.http_connections)"
+            )
+            await error_response(refused)(scope, receive, send)
+            return
+        running += 1
+        try:
+            await app(scope, receive, send)
+        finally:
+            running -= 1
+
+    return wrapped
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn in our loop: signals are ours."""
 
@@ -144,9 +165,11 @@ class HttpDoor:
         uids = None if config.http.allow_remote else frozenset({os.getuid(), 0, *listed})
         rules = GuardRules(hosts=hosts, origins=frozenset(config.http.origins), anyone=anyone, uids=uids)
         self.tls = _tls(config)
-        protocol = timed(config.limits.http_timeout_ms / 1_000)
+        most = config.limits.http_connections
+        protocol = timed(config.limits.http_timeout_ms / 1_000, connections_max=most)
+        guard = Guard(bounded(app, most), rules, tokens, audit)
         settings = uvicorn.Config(
-            counted(named(Guard(app, rules, tokens, audit), instance), numbers),
+            counted(named(guard, instance), numbers),
             http=protocol if self.tls is None else guarded(protocol, self.tls),
             ws="none",
             loop="none",
@@ -155,7 +178,6 @@ class HttpDoor:
             access_log=False,
             server_header=False,
             proxy_headers=False,  # else any user of this machine may say that it is another one
-            limit_concurrency=config.limits.http_connections + EXTRA_CONNECTIONS,
             h11_max_incomplete_event_size=config.limits.http_head_max_bytes,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,

@@ -112,7 +112,9 @@ class TailMover:
             refused = assign_each(self._session, active, standby)
         except Unavailable as error:
             self.error = str(error)
-            self._given = (self._given[0] & active, self._given[1] & standby)
+            # What was closed and could not be opened again is nobody else's: only what the session drops by itself is.
+            held = {one.partition for one in self._session.all_tasks()}
+            self._given = (self._given[0] & active & held, self._given[1] & standby & held)
             return
         for partition, why in refused.items():
             if partition not in self._refused:

@@ -116,11 +116,16 @@ def test_number_of_partitions_must_be_known_before_the_first_task(sidecars: Side
 
 
 def test_revoke_gives_final_positions_and_leaves_the_rest(shared: Sidecar) -> None:
-    shared.assign(next_generation(shared), active=(0, 1))
+    generation = next_generation(shared)
+    shared.assign(generation, active=(0, 1))
     shared.wait_ready()
+    shared.call("POST", "/v1/revoke", {"partitions": [0]}, status=400)
+    stale = {"generation": generation - 1, "partitions": [0]}
+    assert shared.call("POST", "/v1/revoke", stale, status=409)["reason"] == "FENCED"
     for mode in ("clean", "lost"):
         partition = 0 if mode == "clean" else 1
-        found = shared.call("POST", "/v1/revoke", {"partitions": [partition], "mode": mode})
+        body = {"generation": generation, "partitions": [partition], "mode": mode}
+        found = shared.call("POST", "/v1/revoke", body)
         assert set(found["positions"]) == {str(partition)}
         assert set(found["positions"][str(partition)]) >= {"kv", "win", "ses", "ver"}
     assert shared.call("GET", "/v1/assignment")["tasks"] == []

@@ -18,6 +18,8 @@ def test_live_depends_on_heartbeats_and_fatal_errors_alone() -> None:
     assert not live(Facts(loop_age_ms=10_000)).ok
     assert not live(Facts(worker_age_ms=10_000)).ok
     assert live(Facts(worker_age_ms=None)).ok
+    assert live(Facts(control_age_ms=299_999)).ok, "opening many tasks over a slow log takes its time"
+    assert not live(Facts(control_age_ms=300_000)).ok
     assert not live(Facts(fatal="background work stopped")).ok
 
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import monotonic
 from typing import Any
 
@@ -31,9 +31,11 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextmanager
-def serving() -> Iterator[int]:
+def serving(connections_max: int | None = None) -> Iterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
-    settings = uvicorn.Config(echo, http=timed(DEADLINE_S), lifespan="off", log_level="critical")
+    settings = uvicorn.Config(
+        echo, http=timed(DEADLINE_S, connections_max=connections_max), lifespan="off", log_level="critical"
+    )
     settings.timeout_graceful_shutdown = 1
     server = uvicorn.Server(settings)
 
@@ -101,3 +103,14 @@ def test_each_request_of_a_connection_has_its_own_deadline() -> None:
                 answer += sock.recv(4_096)
         sock.sendall(b"GET / HT")
         assert sock.recv(10) == b""
+
+
+def test_connections_that_ask_nothing_make_room_oldest_first_and_busy_ones_stay() -> None:
+    with serving(connections_max=3) as port, ExitStack() as held:
+        busy = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+        busy.sendall(b"GET /slow HTTP/1.1\r\nhost: a\r\n\r\n")
+        idle = [held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(6)]
+        answer, _ = ask(port, b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert idle[0].recv(1) == b""
+        assert busy.recv(100).startswith(b"HTTP/1.1 200")

@@ -119,10 +119,9 @@ def taken(sidecar: Sidecar, **more: Any) -> int:
 def goes(sidecar: Sidecar, how: str, generation: int) -> None:
     """Partition 0 goes."""
     if how in ("clean", "lost"):
-        sidecar.call("POST", "/v1/revoke", {"partitions": [0], "mode": how})
+        sidecar.call("POST", "/v1/revoke", {"generation": generation, "partitions": [0], "mode": how})
     elif how == "lease":
-        wait_for(lambda: not sidecar.call("GET", "/v1/assignment")["tasks"], told=sidecar.told)
-        sidecar.call("GET", "/v1/status")  # answered behind the round that closes the tasks
+        wait_for(lambda: not sidecar.call("GET", "/v1/status")["tasks"], told=sidecar.told)
     elif how == "wipe":
         epoch = sidecar.call("GET", "/v1/assignment")["tasks"][0]["epoch"]
         sidecar.call("POST", "/v1/wipe", {"partition": 0, "epoch": epoch})

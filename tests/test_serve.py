@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,25 @@ def test_service_manager_is_told_ready_watchdog_and_stopping(sidecars: Sidecars,
         sidecar.stop()
         while "STOPPING=1" not in heard:
             heard += "\n" + manager.recv(4_096).decode()
+
+
+def test_stop_keeps_its_deadline_while_control_thread_and_pool_hang(sidecars: Sidecars) -> None:
+    made = sidecars.make(serve__drain_timeout="1s")
+    hangs = (
+        "import asyncio, sys, time\n"
+        "from standfast.ops import cli, control_plane\n"
+        "control_plane.ControlPlane.close_tasks = lambda self: time.sleep(60)\n"
+        "drain = control_plane.ControlPlane.drain\n"
+        "def pool(self):\n"
+        "    self._loop.call_soon_threadsafe(self._loop.run_in_executor, None, time.sleep, 60)\n"
+        "    drain(self)\n"
+        "control_plane.ControlPlane.drain = pool\n"
+        "sys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    made.command[2:4] = ["-c", hangs]
+    sidecar = made.start()
+    began = time.monotonic()
+    assert sidecar.stop(timeout_s=15) == 0
+    assert time.monotonic() - began < 10
+    assert "nothing acknowledged is lost" in sidecar.told()
+    assert not (sidecar.run_dir / "INFO.json").exists()

@@ -1,0 +1,347 @@
+"""The control plane in the test's process: what it does while its thread is busy, a commit runs or the log is away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from standfast.ops import control_routes
+from standfast.ops.config_types import Config
+from standfast.ops.control_answers import Answers
+from standfast.ops.control_plane import ControlPlane
+from standfast.ops.engine_commit import CommitRequest
+from standfast.ops.engine_task import Commit
+from standfast.ops.serve_http import application, bounded
+from standfast.store.clock import SystemClock
+from standfast.store.errors import Fenced, InvalidRequest, Unavailable
+from standfast.store.state_dir import StateDir
+
+T = TypeVar("T")
+WAIT_S = 20.0
+
+
+class Plane:
+    """A control plane without a worker process, and its answers."""
+
+    def __init__(self, root: Path) -> None:
+        config = Config()
+        app = replace(config.app, name="app", log=f"sqlite:///{root}/log", state_dir=root / "s")
+        self.config = replace(config, app=app, serve=replace(config.serve, workers=0))
+        (root / "s" / "app").mkdir(parents=True)
+        state = StateDir(root / "s", "app")
+        self.plane = ControlPlane(self.config, state, asyncio.get_running_loop(), SystemClock())
+        self.answers = Answers(self.plane, "i", "x")
+        self.plane.start()
+
+    async def call(self, job: Callable[[], T]) -> T:
+        return await asyncio.wait_for(asyncio.wrap_future(self.plane.call(job)), WAIT_S)
+
+    async def assign(self, generation: int, *active: int, **more: Any) -> None:
+        tasks = [{"partition": one, "role": "active"} for one in active]
+        await self.call(lambda: self.plane.assign({"generation": generation, "tasks": tasks, **more}))
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+    async def ready(self) -> None:
+        await self.until(lambda: self.answers.ready()["ready"])
+
+
+def on_plane(root: Path, test: Callable[[Plane], Awaitable[None]]) -> None:
+    """Run a test on an event loop, with stores declared."""
+
+    async def run() -> None:
+        plane = Plane(root)
+        stores = [{"name": "kv", "kind": "keyvalue"}]
+        await plane.call(lambda: plane.plane.declare({"partitions": 3, "stores": stores}))
+        try:
+            await test(plane)
+        finally:
+            await plane.call(plane.plane.close_tasks)
+            plane.plane.stop()
+
+    asyncio.run(run())
+
+
+def test_heartbeats_in_time_keep_the_lease_while_the_control_thread_is_busy(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0, lease_ms=300)
+        go_on = threading.Event()
+        busy = asyncio.ensure_future(made.call(lambda: go_on.wait(WAIT_S)))
+        for _ in range(8):
+            await asyncio.sleep(0.1)
+            made.plane.heartbeat(1)
+        go_on.set()
+        await busy
+        await made.call(made.plane.tick)
+        assert not made.plane.lease.ended
+        with pytest.raises(Fenced):
+            made.plane.heartbeat(0)
+        await made.until(lambda: made.plane.lease.ended)
+        with pytest.raises(Fenced):
+            made.plane.heartbeat(1)
+
+    on_plane(tmp_path, test)
+
+
+def test_lease_begins_once_the_tasks_were_opened(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        session = await made.call(lambda: made.plane.session.session)
+        opened, assign = threading.Event(), session.assign
+
+        def slow(**wanted: Any) -> None:
+            opened.wait(0.5)
+            assign(**wanted)
+
+        session.assign = slow  # type: ignore[method-assign, assignment]
+        await made.assign(1, 0, lease_ms=300)
+        await made.call(made.plane.tick)
+        assert not made.plane.lease.ended
+
+    on_plane(tmp_path, test)
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_assignment_waits_for_a_commit_whose_connection_is_gone_and_tells_its_offsets(
+    tmp_path: Path, generation: int
+) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+        engine = made.plane.engine
+        binding = engine.connect()
+        task = engine.write(binding).task
+        task.stores.store("kv").put_raw(b"count", b"200", 1)
+        commit = engine.begin_commit(binding, CommitRequest(seq=1, offsets={("t", 0): 200}))
+        assert isinstance(commit, Commit)
+        engine.disconnect(binding)
+        told = made.answers.ready()
+        assert (told["ready"], told["tasks"][0]["source_offsets"]) == (False, None)
+        assigned = asyncio.ensure_future(made.assign(generation, 0))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(assigned), 0.2)
+        commit.run()
+        engine.end_commit(commit)
+        await assigned
+        await made.ready()
+        told = made.answers.ready()
+        assert told["tasks"][0]["source_offsets"] == [{"topic": "t", "partition": 0, "offset": 200}]
+
+    on_plane(tmp_path, test)
+
+
+def test_writes_of_an_ended_generation_are_discarded_if_their_commit_was_refused(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+        engine = made.plane.engine
+        binding = engine.connect()
+        held = engine.write(binding)
+        held.task.stores.store("kv").put_raw(b"count", b"200", 1)
+        commit = engine.begin_commit(binding, CommitRequest(seq=1, offsets={("t", 0): 200}))
+        assert isinstance(commit, Commit)
+        assigned = asyncio.ensure_future(made.assign(2, 0))
+        await made.until(lambda: engine.generation == 2)
+        commit.error = InvalidRequest("refused before anything was written")
+        with pytest.raises(InvalidRequest):
+            engine.end_commit(commit)
+        await assigned
+        assert not held.uncommitted
+
+    on_plane(tmp_path, test)
+
+
+def test_failed_task_is_opened_again_after_an_outage_of_the_log_under_a_new_generation(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+        session = await made.call(lambda: made.plane.session.session)
+        log: Any = session.log
+        writer = log.writer
+
+        def away(*arguments: Any, **named: Any) -> Any:
+            raise Unavailable("the broker is away")
+
+        def fail() -> None:
+            log.writer = away
+            session.task(0).fail(Unavailable("the broker is away"))
+
+        await made.call(fail)
+        await made.assign(2, 0, 1)
+        for _ in range(3):
+            await made.call(made.plane.tick)
+        assert made.plane.wanted.active == {0, 1}
+        assert not made.answers.assignment()["fenced"]
+        log.writer = writer
+        await made.ready()
+
+    on_plane(tmp_path, test)
+
+
+def test_partition_whose_files_cannot_be_set_aside_is_opened_again(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+
+        def full(partition: int, reason: str) -> None:
+            raise OSError("no space left")
+
+        made.plane.session.set_aside = full  # type: ignore[method-assign]
+        epoch = made.plane.table.running(0).epoch
+        with pytest.raises(OSError, match="no space"):
+            await made.call(lambda: made.plane.wipe(0, epoch))
+        await made.call(made.plane.tick)
+        assert made.plane.session.held()
+        await made.ready()
+
+    on_plane(tmp_path, test)
+
+
+def test_final_positions_of_a_revoke_are_those_after_the_commit_that_ran(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+        engine = made.plane.engine
+        binding = engine.connect()
+        task = engine.write(binding).task
+        task.stores.store("kv").put_raw(b"a", b"1", 1)
+        commit = engine.begin_commit(binding, CommitRequest())
+        assert isinstance(commit, Commit)
+        revoked = asyncio.ensure_future(
+            made.call(lambda: made.plane.revoke({"generation": 1, "partitions": [0], "mode": "clean"}))
+        )
+        await made.until(lambda: not made.plane.table.now.open)
+        commit.run()
+        engine.end_commit(commit)
+        after = {name: at.offset for name, at in task.stores.cut.positions.items()}
+        assert await revoked == {0: after}
+
+    on_plane(tmp_path, test)
+
+
+def test_probes_ask_no_disk_and_see_a_control_thread_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(made: Plane) -> None:
+        await made.until(lambda: made.plane.disk_free_bytes)
+        asked = set()
+
+        def stale(path: Any) -> None:
+            asked.add(threading.current_thread().name)
+            raise OSError("stale file handle")
+
+        monkeypatch.setattr(os, "statvfs", stale)
+        await made.until(lambda: made.plane.disk_free_bytes == 0)
+        assert made.answers.facts(loop_age_ms=0).disk_free_bytes == 0
+        assert asked == {"standfast-control"}
+        go_on = threading.Event()
+        busy = asyncio.ensure_future(made.call(lambda: go_on.wait(WAIT_S)))
+        await asyncio.sleep(0.2)
+        assert made.answers.facts(loop_age_ms=0).control_age_ms >= 100
+        go_on.set()
+        await busy
+
+    on_plane(tmp_path, test)
+
+
+async def get(made: Plane, path: str) -> httpx.Response:
+    app = application(control_routes.ControlRoutes(made.plane, made.answers), made.answers, lambda: 0, no_metrics)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+        return await client.get(path)
+
+
+async def no_metrics() -> Response:
+    return Response()
+
+
+def test_rows_of_all_partitions_are_refused_while_one_of_them_cannot_be_read(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0, 1)
+        await made.ready()
+        scan = "/v1/stores/kv/scan"
+        whole = (await get(made, scan)).json()
+        assert [one["partition"] for one in whole["partitions"]] == [0, 1]
+        tasks = [{"partition": 0, "role": "active"}, {"partition": 1, "role": "standby"}]
+        await made.call(lambda: made.plane.assign({"generation": 2, "tasks": tasks}))
+        await made.ready()
+        assert (await get(made, scan)).json()["reason"] == "NOT_ACTIVE"
+        assert (await get(made, "/v1/stores/kv/get?key=k")).status_code == 409
+        assert (await get(made, scan + "?partition=0")).status_code == 200
+        held = made.plane.session.held
+        made.plane.session.held = lambda: {0: held()[0]}  # type: ignore[method-assign]
+        assert (await get(made, scan + "?stale=1")).json()["reason"] == "NOT_ACTIVE"
+
+    on_plane(tmp_path, test)
+
+
+def test_rows_are_not_read_while_the_gate_is_shut(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0)
+        await made.ready()
+
+        def shut() -> httpx.Response:
+            now = made.plane.table.now
+            made.plane.table.now = replace(now, open={}, states={0: "running"})
+            return asyncio.run_coroutine_threadsafe(get(made, "/v1/stores/kv/scan?partition=0"), loop).result(WAIT_S)
+
+        loop = asyncio.get_running_loop()
+        assert (await made.call(shut)).json()["reason"] == "RESTORING"
+
+    on_plane(tmp_path, test)
+
+
+def test_reader_of_events_that_stops_reading_loses_its_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(made: Plane) -> None:
+        monkeypatch.setattr(control_routes, "SEND_S_MAX", 0.05)
+        routes = control_routes.ControlRoutes(made.plane, made.answers)
+        scope = {"type": "http", "method": "GET", "path": "/v1/events", "headers": [], "query_string": b""}
+        stream = await routes.events(Request(scope), {})
+        assert len(made.plane.events) == 1
+
+        async def nothing() -> Any:
+            await asyncio.Event().wait()
+
+        async def takes_the_head(message: Any) -> None:
+            if message["type"] != "http.response.start":
+                await nothing()
+
+        async with asyncio.timeout(WAIT_S):
+            await stream(scope, nothing, takes_the_head)
+        assert len(made.plane.events) == 0
+
+    on_plane(tmp_path, test)
+
+
+def test_probes_are_answered_beside_as_many_requests_as_there_may_be() -> None:
+    async def test() -> None:
+        go_on = asyncio.Event()
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] != "/livez":
+                await go_on.wait()
+            await Response("well")(scope, receive, send)
+
+        transport = httpx.ASGITransport(app=bounded(slow, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            first = asyncio.ensure_future(client.get("/v1/events"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
+            assert (await client.get("/v1/hello")).json()["reason"] == "LIMIT"
+            assert (await client.get("/livez")).status_code == 200
+            go_on.set()
+            assert (await first).status_code == 200
+            assert (await client.get("/v1/hello")).status_code == 200
+
+    asyncio.run(test())
