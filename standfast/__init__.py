@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         NotReady,
         StandfastError,
         StateLost,
+        TooLarge,
         Unavailable,
         UnknownStore,
     )
@@ -131,6 +132,7 @@ __all__ = [
     "Unavailable",
     "Held",
     "StateLost",
+    "TooLarge",
     "Fenced",
     "Corruption",
     "Closed",
@@ -192,6 +194,7 @@ _HOMES = {
     "Unavailable": "standfast.store.errors:Unavailable",
     "Held": "standfast.store.errors:Held",
     "StateLost": "standfast.store.errors:StateLost",
+    "TooLarge": "standfast.store.errors:TooLarge",
     "Fenced": "standfast.store.errors:Fenced",
     "Corruption": "standfast.store.errors:Corruption",
     "Closed": "standfast.store.errors:Closed",
