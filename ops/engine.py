@@ -206,14 +206,11 @@ class Engine:
         """
         held = self.write(binding)
         task = held.task
-        times = dict(task.stream_times)
         task.savepoint()
         try:
             answers = [step() for step in steps]
         except BaseException:
             task.rollback()
-            task.stream_times.clear()
-            task.stream_times.update(times)
             raise
         task.release()
         return answers

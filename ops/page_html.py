@@ -184,21 +184,26 @@ ACTIONS = """<section id="actions" aria-labelledby="h-actions" hidden><h2 id="h-
 """
 
 
-def document(status: Json, page: Page, now_ms: int, seen: str = "", *, actions: bool = False) -> str:
-    """The whole page; `seen` names it, so that a stream need not tell it again. `actions`: with buttons."""
-    shown = [spec for spec in TABLES if spec.name not in OPTIONAL or page.tables[spec.name]]
-    links = "".join(f'<a href="#{spec.name}">{spec.title}</a>' for spec in shown)
-    links += '<a href="#actions" id="to-actions" hidden>Actions</a>' if actions else ""
+def head(title: str, up: str = "") -> str:
+    """How every page begins, up to what its head has of its own; `up` leads from its address to the files."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{escape(page.title)}</title>
-<link rel="icon" href="page-icon.svg">
-<link rel="stylesheet" href="page.css">
-<script src="page.js" defer></script>
+<title>{escape(title)}</title>
+<link rel="icon" href="{up}page-icon.svg">
+<link rel="stylesheet" href="{up}page.css">
+"""
+
+
+def document(status: Json, page: Page, now_ms: int, seen: str = "", *, actions: bool = False) -> str:
+    """The whole page; `seen` names it, so that a stream need not tell it again. `actions`: with buttons."""
+    shown = [spec for spec in TABLES if spec.name not in OPTIONAL or page.tables[spec.name]]
+    links = "".join(f'<a href="#{spec.name}">{spec.title}</a>' for spec in shown)
+    links += '<a href="#actions" id="to-actions" hidden>Actions</a>' if actions else ""
+    return f"""{head(page.title)}<script src="page.js" defer></script>
 </head>
 <body data-seen="{escape(seen)}">
 <a class="skip" href="#main">Skip to the content</a>

@@ -16,6 +16,7 @@ from html import escape
 from starlette.requests import Request
 from starlette.responses import Response
 
+from standfast.ops.page_html import head
 from standfast.ops.page_model import clock_text, count, size
 from standfast.ops.text import bytes_text
 from standfast.replication.log import Log, Record
@@ -83,16 +84,7 @@ class Peek:
 
 
 def _document(what: str, body: str) -> str:
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Changelog of {escape(what)}</title>
-<link rel="icon" href="../../page-icon.svg">
-<link rel="stylesheet" href="../../page.css">
-</head>
+    return f"""{head(f"Changelog of {what}", "../../")}</head>
 <body>
 <header><h1>Changelog of {escape(what)}</h1>
 <nav aria-label="Back"><a href="../../#changelogs">All changelogs</a></nav></header>

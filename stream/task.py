@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 from standfast.replication.applier import ChangelogApplier
 from standfast.replication.commit_metadata import CommitMetadata
@@ -49,6 +49,8 @@ from standfast.stream.settings import Guarantee
 from standfast.stream.statistics import SessionCounters, log_error
 
 Outputs = Mapping[TopicPartition, Sequence[Outgoing]]
+
+Times: TypeAlias = tuple[dict[str, int], dict[str, int]]  # stream times and progress
 
 
 class TaskState(Enum):
@@ -109,11 +111,11 @@ class Task:
         self._listener = listener
         self._topics = topics  # source topics of the task's group; None: any
         self._sources: dict[TopicPartition, int] = {}
-        self._committed_times: tuple[dict[str, int], dict[str, int]] = ({}, {})  # stream times and progress
+        self._committed_times: Times = ({}, {})
         self._outputs: dict[TopicPartition, list[Outgoing]] = {}
         self._output_bytes = 0
         self._outputs_since_ms = -1
-        self._mark: tuple[dict[TopicPartition, int], dict[str, int], int, bool] = ({}, {}, 0, False)
+        self._mark: tuple[dict[TopicPartition, int], Times, int, bool] = ({}, ({}, {}), 0, False)
 
     def count_in(self, counters: SessionCounters) -> None:
         """Add to the session's numbers from here on."""
@@ -249,15 +251,14 @@ class Task:
         """Mark the present point: `rollback` comes back to it, `release` forgets it. One at a time."""
         self.stores.savepoint()
         lengths = {at: len(batch) for at, batch in self._outputs.items()}
-        self._mark = (lengths, dict(self.progress), self._output_bytes, self.commit_requested)
+        self._mark = (lengths, self._times(), self._output_bytes, self.commit_requested)
 
     def rollback(self) -> None:
-        """Undo every write, output and progress since the savepoint."""
+        """Undo every write, output, stream time and progress since the savepoint."""
         self.stores.rollback()
-        lengths, progress, self._output_bytes, self.commit_requested = self._mark
+        lengths, times, self._output_bytes, self.commit_requested = self._mark
         self._outputs = {at: batch[: lengths[at]] for at, batch in self._outputs.items() if at in lengths}
-        self.progress.clear()
-        self.progress.update(progress)
+        self._put_back(times)
 
     def release(self) -> None:
         """Keep what was done since the savepoint."""
@@ -287,9 +288,15 @@ class Task:
         """Forget everything since the last commit: rows, outputs, stream times and progress."""
         self.stores.discard()
         self._outputs, self._output_bytes = {}, 0
-        for now, committed in zip((self.stream_times, self.progress), self._committed_times, strict=True):
+        self._put_back(self._committed_times)
+
+    def _times(self) -> Times:
+        return dict(self.stream_times), dict(self.progress)
+
+    def _put_back(self, times: Times) -> None:
+        for now, before in zip((self.stream_times, self.progress), times, strict=True):
             now.clear()  # the dictionaries stay: processors may hold them
-            now.update(committed)
+            now.update(before)
 
     def fail(self, error: BaseException) -> None:
         """The task cannot go on; it takes no reads or writes until it is opened again."""
@@ -340,7 +347,7 @@ class Task:
         self.stores.close()
 
     def _keep_times(self) -> None:
-        self._committed_times = (dict(self.stream_times), dict(self.progress))
+        self._committed_times = self._times()
 
     def _owns(self, topic: str) -> bool:
         return self._topics is None or topic in self._topics

@@ -20,7 +20,7 @@ from standfast.ops.config_types import Config
 from standfast.ops.control_answers import Answers
 from standfast.ops.control_plane import ControlPlane
 from standfast.ops.engine_commit import CommitRequest
-from standfast.ops.engine_task import Commit
+from standfast.ops.engine_task import Binding, Commit
 from standfast.ops.serve_http import application, bounded
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Fenced, InvalidRequest, Unavailable
@@ -28,6 +28,7 @@ from standfast.store.state_dir import StateDir
 
 T = TypeVar("T")
 WAIT_S = 20.0
+AT_200 = CommitRequest(seq=1, offsets={("t", 0): 200})
 
 
 class Plane:
@@ -57,6 +58,17 @@ class Plane:
 
     async def ready(self) -> None:
         await self.until(lambda: self.answers.ready()["ready"])
+
+    async def committing(self, request: CommitRequest) -> tuple[Binding, Commit]:
+        """Partition 0 with a row written and its commit begun, and the connection that did it."""
+        await self.assign(1, 0)
+        await self.ready()
+        engine = self.plane.engine
+        binding = engine.connect()
+        engine.write(binding).task.stores.store("kv").put_raw(b"count", b"200", 1)
+        commit = engine.begin_commit(binding, request)
+        assert isinstance(commit, Commit)
+        return binding, commit
 
 
 def on_plane(root: Path, test: Callable[[Plane], Awaitable[None]]) -> None:
@@ -118,14 +130,8 @@ def test_assignment_waits_for_a_commit_whose_connection_is_gone_and_tells_its_of
     tmp_path: Path, generation: int
 ) -> None:
     async def test(made: Plane) -> None:
-        await made.assign(1, 0)
-        await made.ready()
         engine = made.plane.engine
-        binding = engine.connect()
-        task = engine.write(binding).task
-        task.stores.store("kv").put_raw(b"count", b"200", 1)
-        commit = engine.begin_commit(binding, CommitRequest(seq=1, offsets={("t", 0): 200}))
-        assert isinstance(commit, Commit)
+        binding, commit = await made.committing(AT_200)
         engine.disconnect(binding)
         told = made.answers.ready()
         assert (told["ready"], told["tasks"][0]["source_offsets"]) == (False, None)
@@ -144,21 +150,15 @@ def test_assignment_waits_for_a_commit_whose_connection_is_gone_and_tells_its_of
 
 def test_writes_of_an_ended_generation_are_discarded_if_their_commit_was_refused(tmp_path: Path) -> None:
     async def test(made: Plane) -> None:
-        await made.assign(1, 0)
-        await made.ready()
         engine = made.plane.engine
-        binding = engine.connect()
-        held = engine.write(binding)
-        held.task.stores.store("kv").put_raw(b"count", b"200", 1)
-        commit = engine.begin_commit(binding, CommitRequest(seq=1, offsets={("t", 0): 200}))
-        assert isinstance(commit, Commit)
+        _, commit = await made.committing(AT_200)
         assigned = asyncio.ensure_future(made.assign(2, 0))
         await made.until(lambda: engine.generation == 2)
         commit.error = InvalidRequest("refused before anything was written")
         with pytest.raises(InvalidRequest):
             engine.end_commit(commit)
         await assigned
-        assert not held.uncommitted
+        assert not commit.held.uncommitted
 
     on_plane(tmp_path, test)
 
@@ -211,21 +211,14 @@ def test_partition_whose_files_cannot_be_set_aside_is_opened_again(tmp_path: Pat
 
 def test_final_positions_of_a_revoke_are_those_after_the_commit_that_ran(tmp_path: Path) -> None:
     async def test(made: Plane) -> None:
-        await made.assign(1, 0)
-        await made.ready()
-        engine = made.plane.engine
-        binding = engine.connect()
-        task = engine.write(binding).task
-        task.stores.store("kv").put_raw(b"a", b"1", 1)
-        commit = engine.begin_commit(binding, CommitRequest())
-        assert isinstance(commit, Commit)
+        _, commit = await made.committing(CommitRequest())
         revoked = asyncio.ensure_future(
             made.call(lambda: made.plane.revoke({"generation": 1, "partitions": [0], "mode": "clean"}))
         )
         await made.until(lambda: not made.plane.table.now.open)
         commit.run()
-        engine.end_commit(commit)
-        after = {name: at.offset for name, at in task.stores.cut.positions.items()}
+        made.plane.engine.end_commit(commit)
+        after = {name: at.offset for name, at in commit.held.task.stores.cut.positions.items()}
         assert await revoked == {0: after}
 
     on_plane(tmp_path, test)

@@ -9,10 +9,11 @@ import os
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fix_door import Client, pack
-from fix_serve import FOUR, Sidecars
+from fix_serve import FOUR, Sidecar, Sidecars
 
 SOAK_S = float(os.environ.get("STANDFAST_SOAK_S", "6"))
 SAMPLES_MIN = 12
@@ -23,6 +24,18 @@ KEYS = 20_000
 def rss_mib(pid: int) -> float:
     """Memory that a process holds."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def started(sidecars: Sidecars, **settings: Any) -> tuple[Sidecar, Path, Client]:
+    """A sidecar with an active task, its socket, and a client that is bound to the store kv."""
+    sidecar = sidecars.start(**settings)
+    sidecar.declare(FOUR)
+    sidecar.assign(1, active=(0,), lease_ms=3_600_000)
+    sidecar.wait_ready()
+    path = Path(sidecar.info["resp_socket"])
+    client = Client(path)
+    client("AUTH", "kv", "x")
+    return sidecar, path, client
 
 
 def one_round(path: Path, writer: Client, number: int) -> None:
@@ -46,13 +59,7 @@ def one_round(path: Path, writer: Client, number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(SOAK_S * 2 + 120)
 def test_memory_is_flat_under_a_long_mixed_load(sidecars: Sidecars) -> None:
-    sidecar = sidecars.start(store__memory="32MiB")
-    sidecar.declare(FOUR)
-    sidecar.assign(1, active=(0,), lease_ms=3_600_000)
-    sidecar.wait_ready()
-    path = Path(sidecar.info["resp_socket"])
-    writer = Client(path)
-    writer("AUTH", "kv", "x")
+    sidecar, path, writer = started(sidecars, store__memory="32MiB")
     samples: list[float] = []
     number, ends = 1, time.monotonic() + SOAK_S
     while time.monotonic() < ends or len(samples) < SAMPLES_MIN:
@@ -71,13 +78,7 @@ def test_memory_is_flat_under_a_long_mixed_load(sidecars: Sidecars) -> None:
 
 @pytest.mark.slow
 def test_sidecar_holds_a_thousand_of_ten_thousand_idle_clients_and_refuses_the_others(sidecars: Sidecars) -> None:
-    sidecar = sidecars.start()
-    sidecar.declare(FOUR)
-    sidecar.assign(1, active=(0,), lease_ms=3_600_000)
-    sidecar.wait_ready()
-    path = Path(sidecar.info["resp_socket"])
-    first = Client(path)
-    first("AUTH", "kv", "x")
+    sidecar, path, first = started(sidecars)
     held: list[Client] = []
     refused = 0
     for _ in range(10_000):
