@@ -38,6 +38,7 @@ class ChangelogApplier:
         # may be applied.
         self.limited = frozenset(at for name, at in self.changelogs.items() if stores.specs[name].from_source)
         self._warned: set[TopicPartition] = set()
+        self._staged: dict[str, int] = {}  # next offset by store, of rows that wait to be written
 
     def position(self, changelog: TopicPartition) -> Position | None:
         """The stored position of a changelog, or None if nothing was ever applied."""
@@ -61,25 +62,46 @@ class ChangelogApplier:
             return cause.reason
         return "position-ahead" if position > end else None
 
-    def apply(self, changelog: TopicPartition, records: Sequence[Record], next_offset: int) -> int:
-        """Apply records (in offset order) and move the position to `next_offset`, in one batch; returns rows written.
+    def stage(self, changelog: TopicPartition, records: Sequence[Record], next_offset: int) -> int:
+        """Make rows of records (in offset order), which the next `apply` or `write` writes; returns how many wait.
 
-        Raises Corruption for damage; its `sources` name the changelog if it is a record that is at fault.
+        Raises Corruption for damage; its `sources` name the changelog if it is a record that is at fault. Then nothing
+        waits any more.
         """
         name = self._store(changelog)
         if changelog in self.limited:
             records = self._writable(changelog, name, records)
         try:
-            return self.stores.apply({name: records} if records else {}, self._cut_at(name, next_offset))
-        except Corruption as error:
-            raise self._blame(changelog, name, records, error) from error
+            rows = self.stores.stage(name, records) if records else 0
+        except BaseException as error:
+            self.unstage()
+            if isinstance(error, Corruption):
+                raise self._blame(changelog, name, records, error) from error
+            raise
+        self._staged[name] = next_offset
+        return rows
+
+    def unstage(self) -> None:
+        """Let go of what waits; positions have not moved."""
+        self._staged = {}
+        self.stores.unstage()
+
+    def write(self) -> int:
+        """Write the rows that wait and move the positions of their changelogs, in one batch; returns the rows."""
+        staged, self._staged = self._staged, {}
+        return self.stores.apply({}, self._cut_at(staged))
+
+    def apply(self, changelog: TopicPartition, records: Sequence[Record], next_offset: int) -> int:
+        """`stage` and `write`: apply records and move the position to `next_offset`, in one batch."""
+        self.stage(changelog, records, next_offset)
+        return self.write()
 
     def ingest(
         self, changelog: TopicPartition, files: Sequence[tuple[str, Path]], next_offset: int, times: StoreTimes
     ) -> None:
         """Take sorted files (family, path) in and move the position to `next_offset`; see `TaskStores.ingest`."""
         name = self._store(changelog)
-        self.stores.ingest(name, files, times, self._cut_at(name, next_offset))
+        self.stores.ingest(name, files, times, self._cut_at({name: next_offset}))
 
     def advanced(
         self, acknowledged: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, int], *, marked: bool
@@ -101,10 +123,11 @@ class ChangelogApplier:
                 positions[name] = positions[name]._replace(at_ms=now_ms)
         return positions
 
-    def _cut_at(self, name: str, next_offset: int) -> Cut:
-        """The cut with the position of one store moved."""
-        position = Position(next_offset, -1, self._topic_ids[name], self._clock.wall_ms())
-        return replace(self.stores.cut, positions={**self.stores.cut.positions, name: position})
+    def _cut_at(self, moved: Mapping[str, int]) -> Cut:
+        """The cut with the positions of these stores moved."""
+        now_ms = self._clock.wall_ms()
+        positions = {name: Position(offset, -1, self._topic_ids[name], now_ms) for name, offset in moved.items()}
+        return replace(self.stores.cut, positions={**self.stores.cut.positions, **positions})
 
     def _writable(self, changelog: TopicPartition, name: str, records: Sequence[Record]) -> Sequence[Record]:
         kept = as_logged(self.stores.specs[name], records)

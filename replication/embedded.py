@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -87,6 +87,10 @@ class EmbeddedLog:
             return EmbeddedWriter(db, self._clock, self._forget, (transactional_id, epoch))
 
         return self._keep(build)
+
+    def prepare(self, transactional_ids: Iterable[str]) -> None:
+        """A writer has no connection that takes time."""
+        self._check_open()
 
     def producer(self) -> EmbeddedWriter:
         """A writer without fencing; its epoch is 0."""

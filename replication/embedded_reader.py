@@ -122,11 +122,19 @@ class EmbeddedReader:
             self._clock.sleep_ms(min(pause_ms, left_ms))
             pause_ms = min(2 * pause_ms, POLL_LAST_MS)
 
+    def fetch_ready(self, max_records: int) -> list[Fetched]:
+        """See LogReader: a look into the file does not wait."""
+        return self.fetch(max_records)
+
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Begin and end offsets now, of one moment for all."""
         with self._db.read() as run:
             rows = {source: partition_by_name(run, source) for source in partitions}
         return {source: Bounds(row.begin, row.end) for source, row in rows.items()}
+
+    def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """See LogReader: a transaction is written as a whole."""
+        return {source: bounds.end for source, bounds in self.bounds(partitions).items()}
 
     def close(self) -> None:
         """Twice is fine."""

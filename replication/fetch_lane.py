@@ -93,6 +93,7 @@ class Pipeline(Protocol):
     def move(self, source: TopicPartition, slot: Slot, /) -> None: ...
     def give_back(self, sent: list[Sent[Fetched]], /) -> None: ...
     def pump(self, timeout_s: float, /) -> None: ...
+    def fetch_here(self, records: int, /) -> bool: ...
     def want(self, records: int, /) -> None: ...
     def forget(self, lane: Lane, /) -> None: ...
 
@@ -176,23 +177,31 @@ class Lane:
             self._read_again()
             while True:
                 pipeline.pump(0)
-                self._raise_of_partition()
-                found = self._serve(max_records)
+                found = self._found(max_records)
                 if found:
                     return found
-                self._raise_of_log()
                 now_ms = self._clock.monotonic_ms()
                 left_ms = deadline_ms - now_ms
                 if left_ms > 0 or now_ms - self._looked_ms >= self._look_ms:
                     self._looked_ms = now_ms
-                    self._want(max_records)
+                    found = self._look(max_records)
+                    if found:
+                        return found
                 if left_ms <= 0:
                     return []
                 pipeline.pump(left_ms / 1_000)
 
+    def fetch_ready(self, max_records: int) -> list[Fetched]:
+        """See LogReader."""
+        return self.fetch(max_records)
+
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Begin and end offsets now."""
         return self._asker.bounds(partitions)
+
+    def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """See LogReader."""
+        return self._asker.written_ends(partitions)
 
     def close(self) -> None:
         """Give up every partition. Twice is fine."""
@@ -220,9 +229,14 @@ class Lane:
             raise InvalidRequest(f"{TopicPartition(*source)} is not assigned to this reader, it has {held}")
         return slot
 
-    def _want(self, records: int) -> None:
-        if any(not slot.paused for slot in self.slots.values()):
+    def _look(self, records: int) -> list[Fetched]:
+        """What the reader has at hand; if it has nothing for this lane, the fetch thread waits for it."""
+        if all(slot.paused for slot in self.slots.values()):
+            return []
+        found = self._found(records) if self._pipeline.fetch_here(records) else []
+        if not found:
             self._pipeline.want(records)
+        return found
 
     def _read_again(self) -> None:
         """Whoever was told of an error and keeps the partition wants it read again."""
@@ -251,6 +265,14 @@ class Lane:
     def _check_open(self) -> None:
         if self._closed or self._pipeline.ended is not None:
             raise Closed(f"reader {self.name!r} was closed with its fetch thread: open a new one")
+
+    def _found(self, max_records: int) -> list[Fetched]:
+        """What is here, or the error that comes after it."""
+        self._raise_of_partition()
+        found = self._serve(max_records)
+        if not found:
+            self._raise_of_log()
+        return found
 
     def _serve(self, max_records: int) -> list[Fetched]:
         """A fair share of every inbox."""

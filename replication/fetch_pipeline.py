@@ -9,8 +9,9 @@ What holds:
   * One lane waits for no other: what is fetched for a lane that is slow, paused or shut lies in its own queues, and
     only its partitions are paused once these are full. Memory is bounded by the credits' limits and the batch in the
     hand-over.
-  * Nothing is fetched until a lane has run dry and asks (`want`): fetching ahead only fights with the appliers for the
-    interpreter's lock, and librdkafka fetches ahead without it.
+  * Nothing is fetched until a lane has run dry: fetching ahead only fights with the appliers for the interpreter's
+    lock, and librdkafka fetches ahead without it. A lane first fetches what is at hand on its own thread
+    (`fetch_here`), for whichever lane it is, and asks the fetch thread (`want`) for what must be waited for.
   * An error goes to the lanes whose partitions it names (`StandfastError.sources`), and those partitions are not read
     until their lane has seen to it; the others are read on. One that names none, as when the log does not answer, goes
     to every lane once.
@@ -221,6 +222,25 @@ class FetchPipeline:
             self._sort(item)
         elif item is not None:
             self._tell(item)
+
+    def fetch_here(self, records: int) -> bool:
+        """Fetch what is at hand on this thread, without the condition meanwhile; whether anything came for any lane."""
+        if self._pumping or self.ended is not None:
+            return False
+        self._pumping = True
+        self.changed.release()
+        item: Batch | Failure | None = None
+        try:
+            item = self._thread.fetch_here(min(records, self._fetch_records_max))
+        finally:
+            self.changed.acquire()
+            self._pumping = False
+            self.changed.notify_all()
+        if isinstance(item, Batch):
+            self._sort(item)
+        elif item is not None:
+            self._tell(item)
+        return item is not None
 
     def want(self, records: int) -> None:
         """A lane has nothing left and asks for so many."""

@@ -1,6 +1,6 @@
 """The thread around a log's reader: it fetches ahead by one batch, hands over, and does what is asked in between.
 
-    applying thread                              fetch thread, the only one that uses the reader
+    applying thread                              fetch thread, to which the reader belongs
     assign, add, remove, seek, pause, resume ──> requests ──┐ wakes a hand-over that waits
     call(action) <───────────────── answer ─────────────────┤
                                                             v
@@ -9,6 +9,10 @@
                          │            fetch, unless something is not handed over yet               │
                          │                   v                                                     │
     poll_next() <── Handover <────────── produce ──────────────────────────────────────────────────┘
+
+An applier that has run dry may borrow the reader, while the fetch thread has nothing to do, and fetch what is at hand
+on its own thread (`fetch_here`). Measured on Kafka: records that go from one thread to another cost a restore a tenth
+of its time, as the processors take them from each other's caches, and the threads the interpreter.
 
 `poll_next` is for one applier. Where several share the fetch thread, `standfast.replication.fetch_pipeline` drains it
 with `take` and sorts by partition; requests give numbers, by which it knows what is out of date without waiting.
@@ -85,9 +89,10 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class FetchThreadStatistics:
-    """Counters since the thread was started."""
+    """Counters since the thread was started. `fetches` are all, `borrowed` those on the thread of an applier."""
 
     fetches: int
+    borrowed: int
     batches: int
     wake_ups: int
     requests: int
@@ -132,12 +137,15 @@ class FetchThread:
         self._moved: dict[TopicPartition, int] = {}
         self._moved_all = 0
         self._parked = False
+        self._idle = False  # the thread waits for something to do, and has nothing to hand over
+        self._borrowed = False  # somebody else uses the reader
+        self._broken: Exception | None = None  # what went wrong then, and ends the thread
         self._wanted = not on_demand
         self._on_demand = on_demand
         self._closing = self._ended = False
         self._fatal: BaseException | None = None
         self._told = False
-        self._fetches = self._outdated = 0
+        self._fetches = self._lent = self._outdated = 0
         # Used by the fetch thread only.
         self._unsent: deque[Batch | Failure] = deque()
         self._assigned = bool(reader.assignment())
@@ -181,6 +189,36 @@ class FetchThread:
             self._records = max(self._records, records) if self._wanted else records
             self._wanted = True
             self._changed.notify_all()
+
+    def fetch_here(self, records: int) -> Batch | Failure | None:
+        """Fetch what is at hand on the calling thread, as the fetch thread would have; it takes no part meanwhile.
+
+        None if that thread is at work or has something to do or to hand over, and if nothing is at hand. What comes
+        follows all that was handed over before.
+        """
+        with self._changed:
+            able = self._idle and not (self._borrowed or self._parked or self._has_work(False))
+            if not able or not self._assigned or self._handover.statistics().full:
+                return None
+            self._borrowed = True
+            self._fetches += 1
+            self._lent += 1
+            carried = self._carried
+        parked = False
+        try:
+            fetched = self._reader.fetch_ready(records)
+        except (InvalidRequest, StateLost, Unavailable) as error:
+            parked = not isinstance(error, Unavailable)
+            return Failure(error, carried, of_fetch=True)
+        except Exception as error:  # noqa: BLE001 - ends the thread, which says so
+            self._broken = error
+            return None
+        finally:
+            with self._changed:
+                self._borrowed = False
+                self._parked = parked
+                self._changed.notify_all()
+        return Batch(fetched, carried) if fetched else None
 
     def call(self, action: Callable[[LogReader], R], timeout_s: float = CALL_TIMEOUT_S) -> R:
         """Run `action` on the fetch thread after all requests so far, and wait for its answer.
@@ -245,7 +283,13 @@ class FetchThread:
         handed = self._handover.statistics()
         with self._changed:
             return FetchThreadStatistics(
-                self._fetches, handed.produced, handed.wake_ups, self._carried, self._outdated, not self._ended
+                self._fetches,
+                self._lent,
+                handed.produced,
+                handed.wake_ups,
+                self._carried,
+                self._outdated,
+                not self._ended,
             )
 
     def __enter__(self) -> FetchThread:
@@ -373,7 +417,11 @@ class FetchThread:
         with self._changed:
             if self._parked or not self._assigned or not self._wanted:
                 able = not self._parked and self._assigned
-                self._changed.wait_for(lambda: self._requests or self._closing or (able and self._wanted))
+                self._idle = True
+                self._changed.wait_for(lambda: not self._borrowed and self._has_work(able))
+                self._idle = False
+                if self._broken is not None:
+                    raise self._broken
                 return
             carried, records = self._carried, self._records
             self._fetches += 1
@@ -388,6 +436,10 @@ class FetchThread:
             self._unsent.append(Batch(fetched, carried))
         with self._changed:
             self._wanted = not self._on_demand
+
+    def _has_work(self, able: bool) -> bool:
+        """Whether there is anything to see to; `able`: a fetch would have partitions to read."""
+        return bool(self._requests) or self._closing or self._broken is not None or (able and self._wanted)
 
     def _offer(self) -> bool:
         """Hand over the oldest; if woken it stays the oldest. False if the hand-over was closed."""

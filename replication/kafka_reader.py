@@ -27,13 +27,13 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.kafka_cluster import Cluster
 from standfast.replication.kafka_errors import AUTHENTICATION, PERMISSION, UNKNOWN_TOPIC, error_of, translated
-from standfast.replication.kafka_records import to_columns
+from standfast.replication.kafka_records import keys_of, to_columns
 from standfast.replication.kafka_slot import ReaderSlot
 from standfast.replication.log import Fetched, Record
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.uncollected import uncollected
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, InvalidRequest, StateLost, Unavailable
+from standfast.store.errors import Closed, InvalidRequest, StandfastError, StateLost, Unavailable
 
 CHUNK = 1_000  # messages taken from the client at once; smaller batches stay in the processor's cache
 BUFFER_RECORDS = 10_000  # held here at most before the client is left alone, or as many as a fetch asks for
@@ -113,6 +113,11 @@ class KafkaReader:
         self._check_open()
         return self._cluster.bounds(partitions)
 
+    def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """See LogReader: the high watermark."""
+        self._check_open()
+        return {source: bounds.end for source, bounds in self._cluster.bounds(partitions, committed=False).items()}
+
     def close(self) -> None:
         """Twice is fine."""
         if not self._closed:
@@ -150,14 +155,23 @@ class KafkaReader:
                 return []
             self._ingest(self._consume(1, min(limit_ms - waited_ms, WAIT_MS)))
 
-    def _pull(self, wanted: int) -> None:
+    def fetch_ready(self, max_records: int) -> list[Fetched]:
+        """See LogReader. It asks the broker nothing, but begins to ask for topics' ids."""
+        self._check_open()
+        self._pull(max_records, buffered=0)
+        self._check_topics(self._clock.monotonic_ms())
+        if any(slot.event is not None or (slot.error is not None and not slot.paused) for slot in self._slots.values()):
+            return []
+        return self._serve(max_records)
+
+    def _pull(self, wanted: int, buffered: int = BUFFER_RECORDS) -> None:
         """Take what the client has, until that many records are here, or enough bytes."""
         if not self._slots:
             return
         held = sum(slot.count for slot in self._slots.values() if not slot.paused)
         hungry = any(slot.hungry for slot in self._slots.values())
         size = 0
-        while held < max(wanted, BUFFER_RECORDS) and size < BUFFER_BYTES and (hungry or held < wanted):
+        while held < max(wanted, buffered) and size < BUFFER_BYTES and (hungry or held < wanted):
             with uncollected():
                 messages = self._consume(CHUNK, 0)
                 count = len(messages)
@@ -180,34 +194,48 @@ class KafkaReader:
         if not messages:
             return 0
         now_ms = self._clock.monotonic_ms()
-        size = 0
-        if any(map(Message.error, messages)):
-            run: list[Message] = []
-            for message in messages:
-                error = message.error()
-                if error is None:
-                    run.append(message)
-                    continue
-                size += self._sort(run, now_ms)
-                run = []
-                self._note(message, error, now_ms)
-            messages = run
-        return size + self._sort(messages, now_ms)
+        keys = keys_of(messages)
+        if not all(keys) and any(map(Message.error, messages)):  # an event has no key
+            return self._ingest_events(messages, now_ms)
+        return self._sort(messages, now_ms, keys)
 
-    def _sort(self, messages: list[Message], now_ms: int) -> int:
+    def _ingest_events(self, messages: list[Message], now_ms: int) -> int:
+        """The same with events among them. What comes after one that is trouble is kept: it will not come again."""
+        size = 0
+        run: list[Message] = []
+        trouble: StandfastError | None = None
+        for message in messages:
+            error = message.error()
+            if error is None:
+                run.append(message)
+                continue
+            size += self._sort(run, now_ms)
+            run = []
+            try:
+                self._note(message, error, now_ms)
+            except StandfastError as found:
+                trouble = trouble or found
+        size += self._sort(run, now_ms)
+        if trouble is not None:
+            raise trouble
+        return size
+
+    def _sort(self, messages: list[Message], now_ms: int, keys: list[bytes | None] | None = None) -> int:
         if not messages:
             return 0
         source = _source_of(messages[0])
         # With one partition assigned, another's can only come before: what was unassigned is let go by the client.
         single = len(self._slots) == 1 and source in self._slots and source == _source_of(messages[-1])
         if single or len(set(map(Message.partition, messages))) == len(set(map(Message.topic, messages))) == 1:
-            return self._keep(source, messages, now_ms)
+            return self._keep(source, messages, now_ms, keys)
         by_source: dict[Any, list[Message]] = {}
         for message in messages:
             by_source.setdefault((message.topic(), message.partition()), []).append(message)
         return sum(self._keep(source, own, now_ms) for source, own in by_source.items())
 
-    def _keep(self, source: TopicPartition, messages: list[Message], now_ms: int) -> int:
+    def _keep(
+        self, source: TopicPartition, messages: list[Message], now_ms: int, keys: list[bytes | None] | None = None
+    ) -> int:
         slot = self._slots.get(source)
         if slot is None:
             return 0  # unassigned meanwhile
@@ -215,7 +243,8 @@ class KafkaReader:
             messages = [message for message in messages if (message.offset() or 0) >= slot.frontier]
             if not messages:
                 return 0
-        piece = to_columns(messages)
+            keys = None
+        piece = to_columns(messages, keys)
         slot.pieces.append(piece)
         slot.count += len(piece)
         slot.frontier = piece.offsets[-1] + 1
@@ -241,12 +270,7 @@ class KafkaReader:
                 slot.late = slot.kicked = False
                 slot.heard_ms = now_ms
         elif slot is not None and code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            slot.error = self._lost(slot)
-            # The client compares leader epochs, and says so in words only. Or the log ended below us and grew again.
-            if slot.error is None and (message.offset() == slot.frontier or "truncation detected" in error.str()):
-                slot.error = _diverged(slot, error)
-            elif slot.error is None:
-                self._restart(slot, slot.frontier, keep=True)
+            slot.event = (error, message.offset())
         elif code in UNKNOWN_TOPIC:
             self._checked_ms = 0  # gone, or made anew: ask now
         elif slot is not None or (code in AUTHENTICATION and code not in PERMISSION):
@@ -303,6 +327,8 @@ class KafkaReader:
         """Raise what is wrong with a partition; ask for topics' ids, and for the bounds of those that give nothing."""
         self._check_topics(now_ms)
         for slot in self._slots.values():
+            if slot.event is not None:
+                self._judge(slot, *slot.event)
             if slot.hungry and now_ms - slot.heard_ms >= STUCK_MS and slot.error is None:
                 self._unstick(slot, now_ms)
             if slot.error is not None and not slot.paused:
@@ -356,6 +382,16 @@ class KafkaReader:
             )
             stuck.sources = (slot.source,)
             raise stuck
+
+    def _judge(self, slot: ReaderSlot, error: KafkaError, offset: int | None) -> None:
+        """The broker refused this offset: the records are lost, differ now, or are there after all."""
+        slot.event = None
+        slot.error = self._lost(slot)
+        # The client compares leader epochs, and says so in words only. Or the log ended below us and grew again.
+        if slot.error is None and (offset == slot.frontier or "truncation detected" in error.str()):
+            slot.error = _diverged(slot, error)
+        elif slot.error is None:
+            self._restart(slot, slot.frontier, keep=True)
 
     def _lost(self, slot: ReaderSlot) -> StateLost | None:
         """Why the broker cannot have this position, or None; one over a transaction that is still open is fine."""
@@ -413,7 +449,7 @@ class KafkaReader:
         if keep:
             slot.heard_ms = now_ms
             return
-        slot.error = None
+        slot.error = slot.event = None
         slot.start(offset, now_ms)
 
     def _let_go(self, slots: Iterable[ReaderSlot]) -> None:

@@ -23,8 +23,13 @@ _BYTES_TYPES = frozenset({bytes, bytearray, memoryview, type(None)})
 _stamp = itemgetter(1)
 
 
-def to_columns(messages: Sequence[Message]) -> RecordColumns:
-    """Messages without error, all of one partition, as records.
+def keys_of(messages: Sequence[Message]) -> list[bytes | None]:
+    """The keys of messages; an event that is no record has none."""
+    return cast("list[bytes | None]", list(map(Message.key, messages)))
+
+
+def to_columns(messages: Sequence[Message], keys: list[bytes | None] | None = None) -> RecordColumns:
+    """Messages without error, all of one partition, as records; `keys` are theirs where they are known already.
 
     Best given few at a time: they should still be in the processor's cache.
     """
@@ -41,7 +46,7 @@ def to_columns(messages: Sequence[Message]) -> RecordColumns:
     return RecordColumns(
         offsets,
         list(map(_stamp, map(Message.timestamp, messages))),
-        cast("list[bytes | None]", list(map(Message.key, messages))),
+        keys_of(messages) if keys is None else keys,
         cast("list[bytes | None]", list(map(Message.value, messages))),
         headers,
     )

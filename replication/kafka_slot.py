@@ -6,6 +6,7 @@ Rules of this file: state and its smallest moves; the reader decides. It knows n
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from standfast.replication.columns import RecordColumns, joined
 from standfast.replication.offsets import TopicPartition
@@ -16,7 +17,7 @@ class ReaderSlot:
     """An assigned partition. `frontier` is the next offset expected of the client, `end` where it saw the end."""
 
     __slots__ = (
-        *("answered", "count", "end", "error", "frontier", "heard_ms", "held", "kicked", "late", "paused"),
+        *("answered", "count", "end", "error", "event", "frontier", "heard_ms", "held", "kicked", "late", "paused"),
         *("pieces", "position", "source", "told_end", "topic_id"),
     )
 
@@ -25,6 +26,7 @@ class ReaderSlot:
         self.topic_id = topic_id
         self.paused = False
         self.error: StandfastError | None = None
+        self.event: tuple[Any, int | None] | None = None  # the client's error and its offset, not looked into yet
         self.start(position, now_ms)
 
     def start(self, position: int, now_ms: int) -> None:

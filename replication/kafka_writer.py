@@ -83,13 +83,19 @@ class KafkaWriter:
     """LogWriter of a Kafka log."""
 
     def __init__(
-        self, cluster: Cluster, fence: Fence, metadata_of: Callable[[str], Any], closed: Callable[[KafkaWriter], None]
+        self,
+        cluster: Cluster,
+        fence: Fence,
+        metadata_of: Callable[[str], Any],
+        closed: Callable[[KafkaWriter], None],
+        prepared: Producer | None = None,
     ) -> None:
         self._cluster = cluster
         self._fence = fence
         self._metadata_of = metadata_of  # group name -> what the broker wants to know of the group
         self._forget = closed
         self._clock = SystemClock()
+        self._prepared = prepared  # for the first transaction, if it was made before
         self._plain: Producer | None = None
         self._transactional: Producer | None = None
         self._fenced = False
@@ -122,7 +128,7 @@ class KafkaWriter:
         self._fence.check()
         self._check_exist(rows)
         if self._plain is None:
-            self._plain = self._cluster.connected_producer()
+            self._plain = self._cluster.connected(self._cluster.producer())
         try:
             ends = self._deliver(self._plain, rows)
         except BaseException as error:
@@ -171,7 +177,7 @@ class KafkaWriter:
         """Twice is fine. The transactional id keeps its owner."""
         if not self._closed:
             self._closed = True
-            self._plain = None
+            self._prepared = self._plain = None
             self._transactional = None
             self._forget(self)
 
@@ -182,9 +188,10 @@ class KafkaWriter:
         if self._transactional is None:
             if self._closed:
                 raise Closed(f"writer of {self._fence.transactional_id!r} was closed: open a new one")
-            producer = self._cluster.connected_producer(
-                transactional_id=self._fence.transactional_id, transaction_timeout_ms=str(self._cluster.transaction_ms)
-            )
+            made, self._prepared = self._prepared, None
+            if made is None:
+                made = self._cluster.transactional(self._fence.transactional_id)
+            producer = self._cluster.connected(made)
             what = f"opening the writer of {self._fence.transactional_id!r}"
             # Initialising fences whoever has the id: nobody may who lost it.
             self._fence.check()

@@ -191,8 +191,19 @@ class LogReader(Protocol):
         """
         ...
 
+    def fetch_ready(self, max_records: int) -> list[Fetched]:
+        """As `fetch`, of what is at hand only: it never waits, may be empty at any time, and leaves trouble to `fetch`.
+
+        For whoever would otherwise have another thread fetch, and cannot wait.
+        """
+        ...
+
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Begin and end offsets now."""
+        ...
+
+    def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Ends of all that was written, with what still belongs to an open transaction and nobody reads yet."""
         ...
 
     def close(self) -> None: ...
@@ -333,6 +344,10 @@ class Log(Protocol):
         With `if_free`, raise Held instead while the id's last owner is another live member of `group`: the check
         and the take-over are one atomic step.
         """
+        ...
+
+    def prepare(self, transactional_ids: Iterable[str]) -> None:
+        """Writers of these ids will be opened soon: what takes time and fences nobody may begin, for all at once."""
         ...
 
     def producer(self) -> LogWriter:

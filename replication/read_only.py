@@ -60,6 +60,9 @@ class ReadOnlyLog:
         """Refused."""
         _refuse(f"no writer {transactional_id!r}")
 
+    def prepare(self, transactional_ids: Iterable[str]) -> None:
+        """Nothing: no writer will be opened."""
+
     def producer(self) -> LogWriter:
         """Refused."""
         _refuse("no producer")

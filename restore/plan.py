@@ -19,6 +19,8 @@ was idle for long, has lost nothing.
 A source topic that serves as changelog has a limit, the group's committed offset (0 where there is none): what lies
 beyond is not processed yet. It stands for `end` in the last two rows and in where reading ends; a local position above
 it (at least once, the group's commit comes last) is up to date, since reading goes on from there or replays.
+Whoever reads uncommitted records may have committed an offset above the end, within an open transaction. What lies
+there counts as processed and will not come again, so reading goes on to the limit once the transaction has ended.
 
 Two refusals, because a silent wipe may destroy the last copy:
 
@@ -81,7 +83,8 @@ class LogState:
     """What the log holds of one changelog now. Times in milliseconds, -1 = for ever.
 
     `diverged_at` is the first offset at which the log differs from what was read under the stored leader epoch;
-    `limit` is the first offset that must not be read, None where there is none.
+    `limit` is the first offset that must not be read, None where there is none; `written` is the end with what still
+    belongs to open transactions, where that is more than `end`.
     """
 
     topic_partition: TopicPartition
@@ -93,11 +96,17 @@ class LogState:
     delete_retention_ms: int = -1
     diverged_at: int | None = None
     limit: int | None = None
+    written: int = -1
 
     @property
     def stop(self) -> int:
-        """Where reading ends: the end, or the limit within what the log holds."""
-        return self.end if self.limit is None else max(self.begin, min(self.limit, self.end))
+        """Where reading ends: the end, or the limit within what the log holds or will have to hold."""
+        return self.end if self.limit is None else max(self.begin, min(self.limit, self.last))
+
+    @property
+    def last(self) -> int:
+        """The last offset that somebody can have reached."""
+        return max(self.end, self.written)
 
     @property
     def empty(self) -> bool:
@@ -203,7 +212,7 @@ def _loss(local: LocalPosition, log: LogState) -> str | None:
     """Why the local position does not fit the log, or None if it does."""
     if local.topic_id and log.topic_id and local.topic_id != log.topic_id:
         return TOPIC_RECREATED
-    if local.position > log.end:
+    if local.position > log.last:
         return POSITION_AHEAD
     if log.diverged_at is not None and local.position > log.diverged_at:
         return DIVERGED

@@ -30,9 +30,11 @@ from standfast.store.log import logger
 
 # Measured: 10,000 rows a batch restore a tenth faster than 5,000 (they are sorted), 50,000 slower than both; a batch
 # holds the interpreter and the session's lock for about 25 ms. Where several records fold to one row, a batch takes
-# more of them for as many rows.
+# more of them for as many rows. It is read and folded piece by piece, while a piece is in the processor's cache.
 BATCH_ROWS = 10_000
 BATCH_RECORDS_MAX = 4 * BATCH_ROWS
+BATCH_BYTES_MAX = 32 << 20
+PIECE_RECORDS = 10_000
 
 
 @dataclass(slots=True)
@@ -67,6 +69,16 @@ class RestoringTask:
         return all(changelog.done for changelog in self.changelogs.values())
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """What was staged of one changelog, and is not written yet."""
+
+    task: TaskId
+    next_offset: int
+    records: int = 0
+    payload_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class RestoreRound:
     """What one round did: records applied, tasks now whole, tasks that failed and why."""
@@ -88,7 +100,6 @@ class Restorer:
         self._reader: LogReader = reader if reader is not None else log.reader()
         self._listener = listener
         self.tasks: dict[TaskId, RestoringTask] = {}
-        self._batch_records = min(BATCH_ROWS, BATCH_RECORDS_MAX)
         self.records_total = 0
         self.bytes_total = 0
         self.restored_records: Counter[tuple[str, int, str]] = Counter()  # store, partition, reason
@@ -127,24 +138,21 @@ class Restorer:
             self._listener.on_restore_suspended(task, reason)
 
     def poll_once(self, now_ms: int, timeout_ms: int = 0) -> RestoreRound:
-        """Fetch once, apply, and report which tasks are whole. One task's failure leaves the others going."""
+        """Read a batch, write it, and report which tasks are whole. One task's failure leaves the others going."""
         failed: dict[TaskId, StandfastError] = {}
         applied = self._load(failed, now_ms)
-        if self._reader.assignment():
-            started_ns = measured_ns()
-            try:
-                fetched = self._reader.fetch(self._batch_records, timeout_ms)
-            except (StateLost, UnknownStore) as error:
-                return RestoreRound(applied, failed=failed | self._find_lost(error))
-            self.phases_ns["fetch" if fetched else "idle"] += measured_ns() - started_ns
-            for batch in fetched:
-                task, restoring = self._owner(batch.source)
-                if task in failed:
-                    continue
+        waiting, error = self._read(failed, timeout_ms)
+        for task in dict.fromkeys(one.task for one in waiting.values()):
+            own = {source: one for source, one in waiting.items() if one.task == task}
+            if task not in failed:
                 try:
-                    applied += self._apply(batch, task, restoring, now_ms)
-                except StandfastError as error:
-                    failed[task] = error
+                    applied += self._write(task, own, now_ms)
+                except StandfastError as failure:
+                    failed[task] = failure
+        if isinstance(error, StateLost | UnknownStore):
+            failed |= self._find_lost(error)
+        elif error is not None:
+            raise error
         restored = tuple(task for task, restoring in self.tasks.items() if restoring.done and task not in failed)
         for task in restored:
             self._finish(task)
@@ -217,29 +225,76 @@ class Restorer:
         self.restored_records[changelog.store, source.partition, changelog.reason] += records
         self.restored_bytes[changelog.store, source.partition, changelog.reason] += size
 
-    def _apply(self, batch: Fetched, task: TaskId, restoring: RestoringTask, now_ms: int) -> int:
-        changelog = restoring.changelogs[batch.source]
-        records, next_offset = batch.records, min(batch.next_offset, changelog.end)
+    def _read(
+        self, failed: dict[TaskId, StandfastError], timeout_ms: int
+    ) -> tuple[dict[TopicPartition, _Waiting], StandfastError | None]:
+        """Stage records until a batch is full, a changelog is at its end, or nothing more is here.
+
+        What was staged before an error of the log is written all the same, so the error is handed back.
+        """
+        waiting: dict[TopicPartition, _Waiting] = {}
+        rows: dict[TaskId, int] = {}
+        records = size = 0
+        at_end = not self._reader.assignment()
+        while not at_end and records < BATCH_RECORDS_MAX and size < BATCH_BYTES_MAX and sum(rows.values()) < BATCH_ROWS:
+            started_ns = measured_ns()
+            try:
+                piece = min(PIECE_RECORDS, BATCH_RECORDS_MAX - records)
+                fetched = self._reader.fetch(piece, 0 if waiting else timeout_ms)
+            except StandfastError as error:
+                return waiting, error
+            self.phases_ns["fetch" if fetched else "idle"] += measured_ns() - started_ns
+            if not fetched:
+                break
+            for batch in fetched:
+                task, restoring = self._owner(batch.source)
+                if task in failed:
+                    continue
+                one = waiting.setdefault(batch.source, _Waiting(task, restoring.changelogs[batch.source].position))
+                try:
+                    rows[task] = max(rows.get(task, 0), self._stage(batch, restoring, one))
+                except StandfastError as error:
+                    failed[task] = error
+                    rows.pop(task, None)
+                records += len(batch.records)
+                size += payload_bytes(batch.records)
+                at_end = at_end or one.next_offset >= restoring.changelogs[batch.source].end
+        return waiting, None
+
+    def _stage(self, batch: Fetched, restoring: RestoringTask, waiting: _Waiting) -> int:
+        """Rows that wait for this task with what was fetched now."""
+        end = restoring.changelogs[batch.source].end
+        records, next_offset = batch.records, min(batch.next_offset, end)
         if next_offset < batch.next_offset:
             records = [record for record in records if record.offset < next_offset]
-        if next_offset > changelog.position:
+        waiting.records += len(records)
+        waiting.payload_bytes += payload_bytes(records)
+        if next_offset <= waiting.next_offset:
+            return 0
+        waiting.next_offset = next_offset
+        decoded_ns = restoring.applier.stores.decode_ns
+        try:
+            return restoring.applier.stage(batch.source, records, next_offset)
+        finally:
+            self.phases_ns["decode"] += restoring.applier.stores.decode_ns - decoded_ns
+
+    def _write(self, task: TaskId, waiting: Mapping[TopicPartition, _Waiting], now_ms: int) -> int:
+        """Write what was staged for a task, in one batch with its positions; returns the records."""
+        restoring = self.tasks[task]
+        if any(one.next_offset > restoring.changelogs[source].position for source, one in waiting.items()):
             reach("restore.apply")
-            started_ns, decoded_ns = measured_ns(), restoring.applier.stores.decode_ns
-            rows = restoring.applier.apply(batch.source, records, next_offset)
-            decode_ns = restoring.applier.stores.decode_ns - decoded_ns
-            self.phases_ns["decode"] += decode_ns
-            self.phases_ns["write"] += measured_ns() - started_ns - decode_ns
-            changelog.position = next_offset
-            if rows:
-                self._batch_records = min(max(BATCH_ROWS * len(records) // rows, BATCH_ROWS), BATCH_RECORDS_MAX)
-        count = len(records)
-        size = payload_bytes(records)
-        self._count(changelog, batch.source, count, size)
-        changelog.meter.advance(changelog.position, records=count, bytes_=size, now_ms=now_ms)
-        self._listener.on_batch_restored(task, changelog.store, batch.source, next_offset, count)
-        if changelog.done:
-            self._reader.remove([batch.source])
-        return count
+            started_ns = measured_ns()
+            restoring.applier.write()
+            self.phases_ns["write"] += measured_ns() - started_ns
+        for source, one in waiting.items():
+            changelog = restoring.changelogs[source]
+            changelog.position = one.next_offset
+            self._count(changelog, source, one.records, one.payload_bytes)
+            changelog.meter.advance(changelog.position, records=one.records, bytes_=one.payload_bytes, now_ms=now_ms)
+            self._listener.on_batch_restored(task, changelog.store, source, one.next_offset, one.records)
+            if changelog.done:
+                self._reader.remove([source])
+        return sum(one.records for one in waiting.values())
 
     def _finish(self, task: TaskId) -> None:
         restoring = self.tasks.pop(task)

@@ -73,20 +73,24 @@ class RunBuilder:
         """Fold records, which follow those before. Raises Corruption for one that no store can have written."""
         if not records:
             return
-        counts = self._counts
-        added = 0
-        rows_made = self._store.restore(records)
-        if self._segmented:
-            counts.expired += len({record[2] for record in records}) - sum(map(len, rows_made.values()))
-        for family, rows in rows_made.items():
-            kept = self._rows.get(family)
-            if kept is None:
-                self._rows[family] = rows
-            else:
-                kept.update(rows)
-            added += len(rows)
-        counts.records += len(records)
+        added = self._fold_segmented(records) if self._segmented else self._fold(records)
+        self._counts.records += len(records)
         self._used_bytes += payload_bytes + added * ROW_OVERHEAD_BYTES
+
+    def _fold(self, records: Sequence[Record]) -> int:
+        """Rows that are there now and were not."""
+        before = sum(map(len, self._rows.values()))
+        self._store.restore(records, self._rows)
+        return sum(map(len, self._rows.values())) - before
+
+    def _fold_segmented(self, records: Sequence[Record]) -> int:
+        """Rows that these records made; those of dead segments are counted."""
+        made = self._store.restore(records)
+        added = sum(map(len, made.values()))
+        self._counts.expired += len({record[2] for record in records}) - added
+        for family, rows in made.items():
+            self._rows.setdefault(family, {}).update(rows)
+        return added
 
     @property
     def full(self) -> bool:

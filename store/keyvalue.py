@@ -33,8 +33,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-FOLDS_MIN = 1.5  # records a row from which on it is cheaper to find the last record of each key first
-
 _join = cast("Callable[[bytes, bytes | None], bytes]", add)
 
 
@@ -46,8 +44,6 @@ def after_prefix(prefix: bytes) -> bytes | None:
 
 class KeyValueState(TypedStore[K, V, KeyValueStore]):
     """A task's key-value store."""
-
-    _folds = False  # whether the changelog records that were restored last had several of a key
 
     def get(self, key: K) -> V | None:
         """The value, or None."""
@@ -137,35 +133,26 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
         buffered = self.rows.buffer.rows.get(self.name) or {}
         return self.rows.engine.approximate_rows(self.name) + sum(row is not None for row in buffered.values())
 
-    def restore(self, records: Sequence[LoggedRecord]) -> FamilyRows:
-        rows = self._restored(*columns_of(records))
+    def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
+        families = {} if into is None else into
+        rows = cast("dict[bytes | None, bytes | None]", families.setdefault(self.name, {}))
+        stamps, keys, values = columns_of(records)
+        # Loops in C: they are a good part of a restore.
+        if not self._skip:
+            rows.update(zip(keys, values, strict=True))
+        else:
+            try:
+                rows.update(zip(keys, map(_join, map(TIMESTAMP.pack, stamps), values), strict=True))
+            except TypeError:  # a tombstone
+                pack = TIMESTAMP.pack
+                rows |= {
+                    key: pack(stamp) + value if value is not None else None
+                    for stamp, key, value in zip(stamps, keys, values, strict=True)
+                }
         if None in rows:
             for record in records:
                 require_key(record, self.name)
-        return {self.name: rows}  # type: ignore[dict-item]
-
-    def _restored(
-        self, stamps: Sequence[int], keys: Sequence[bytes | None], values: Sequence[bytes | None]
-    ) -> dict[bytes | None, bytes | None]:
-        """The last row of each key. Loops in C: they are a good part of a restore."""
-        if not self._skip:
-            return dict(zip(keys, values, strict=True))
-        total = len(keys)
-        if self._folds:  # as the records before did: rows are made of the last ones only
-            last = dict(zip(keys, range(len(keys)), strict=True))
-            keys, picked = list(last), list(last.values())
-            stamps, values = list(map(stamps.__getitem__, picked)), list(map(values.__getitem__, picked))
-        rows: dict[bytes | None, bytes | None]
-        try:
-            rows = dict(zip(keys, map(_join, map(TIMESTAMP.pack, stamps), values), strict=True))
-        except TypeError:  # a tombstone
-            pack = TIMESTAMP.pack
-            rows = {
-                key: pack(stamp) + value if value is not None else None
-                for stamp, key, value in zip(stamps, keys, values, strict=True)
-            }
-        self._folds = len(rows) * FOLDS_MIN < total
-        return rows
+        return families
 
     def logical_rows(self) -> Iterator[LogicalRow]:
         skip = self._skip

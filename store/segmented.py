@@ -15,7 +15,7 @@ from typing import TypeVar
 from standfast.store.rows import StoreRows
 from standfast.store.segments import family_name, is_live, parse_family, segment_id, segment_interval_ms
 from standfast.store.specs import SessionStore, WindowStore
-from standfast.store.typed import TypedStore
+from standfast.store.typed import FamilyRows, TypedStore
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -86,9 +86,12 @@ class Segments:
         self._sorted = None
         self.rows.counters.segments_expired += len(gone)
 
-    def group(self, timed: Iterable[tuple[int, bytes, bytes | None]]) -> dict[str, dict[bytes, bytes | None]]:
-        """(time, row key, row) by family, leaving out rows whose segment is dead at the observed stream time."""
-        grouped: dict[str, dict[bytes, bytes | None]] = {}
+    def group(self, timed: Iterable[tuple[int, bytes, bytes | None]], into: FamilyRows | None = None) -> FamilyRows:
+        """(time, row key, row) by family, leaving out rows whose segment is dead at the observed stream time.
+
+        They are put over those in `into`, which is returned.
+        """
+        grouped = {} if into is None else into
         by_number: dict[int, dict[bytes, bytes | None] | None] = {}
         interval_ms = self.interval_ms
         for time_ms, key, row in timed:

@@ -121,11 +121,12 @@ class SessionState(SegmentedStore[K, V, SessionStore]):
             if end >= end_from:
                 yield start, end, key
 
-    def restore(self, records: Sequence[LoggedRecord]) -> FamilyRows:
+    def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
         keys = [require_key(record, self.name) for record in records]
         ends = [session_key.end_of(key) for key in keys]
         self.rows.observe(max(ends, default=-1))
-        return self.segments.group((end, key, record[3]) for end, key, record in zip(ends, keys, records, strict=True))
+        timed = ((end, key, record[3]) for end, key, record in zip(ends, keys, records, strict=True))
+        return self.segments.group(timed, into)
 
     def logical_rows(self) -> Iterator[LogicalRow]:
         visible_from = self.segments.visible_from()

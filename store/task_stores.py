@@ -72,6 +72,8 @@ class TaskStores:
         self.damaged: Corruption | None = None
         self.closed = False
         self.decode_ns = 0  # spent on turning records into rows
+        self._staged: FamilyRows = {}  # rows of changelog records that wait to be written
+        self._staged_before: dict[str, StoreTimes] | None = None  # what the stores had observed before
         self._times_before: list[tuple[StoreRows, int, int]] = []
         self._now_ms = now_ms
         self.limits = limits or RowLimits()
@@ -115,24 +117,45 @@ class TaskStores:
         self.buffer.clear()
         self._drop(expired)
 
-    def apply(self, records: Mapping[str, Sequence[LoggedRecord]], cut: Cut) -> int:
-        """Write what changelog records of these stores amount to, together with `cut`; returns the number of rows."""
+    def stage(self, name: str, records: Sequence[LoggedRecord]) -> int:
+        """Turn changelog records of a store into rows, which the next `apply` writes; returns how many wait in all.
+
+        Best given few at a time, while they are in the processor's cache. An error lets go of all that waits.
+        """
         self._check_usable()
-        rows: FamilyRows = {}
-        before, started_ns = self._times(), measured_ns()
+        if self._staged_before is None:
+            self._staged_before = self._times()
+        started_ns = measured_ns()
         try:
-            for name, batch in records.items():
-                for family, family_rows in self.store(name).restore(batch).items():
-                    if family in rows:
-                        rows[family].update(family_rows)
-                    else:
-                        rows[family] = family_rows
+            self.store(name).restore(records, self._staged)
         except BaseException:
-            self._set_times(before)
+            self.unstage()
             raise
         self.decode_ns += measured_ns() - started_ns
+        return sum(map(len, self._staged.values()))
+
+    def unstage(self) -> None:
+        """Let go of what waits: the stores are as they were written last."""
+        if self._staged_before is not None:
+            self._set_times(self._staged_before)
+        self._staged, self._staged_before = {}, None
+
+    def apply(self, records: Mapping[str, Sequence[LoggedRecord]], cut: Cut) -> int:
+        """Write what waits and what changelog records of these stores amount to, together with `cut`.
+
+        Returns the number of rows.
+        """
+        self._check_usable()
+        for name, batch in records.items():
+            self.stage(name, batch)
+        rows = self._staged
+        self._staged, self._staged_before = {}, None
+        expired = self._expired()
+        for families in expired.values():
+            for family in families:
+                rows.pop(family, None)
         self._write(rows, cut)
-        self._drop(self._expired())
+        self._drop(expired)
         return sum(map(len, rows.values()))
 
     def ingest(self, name: str, files: Sequence[tuple[str, Path]], times: StoreTimes, cut: Cut) -> None:

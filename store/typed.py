@@ -60,8 +60,11 @@ class TypedStore(ABC, Generic[K, V, S]):
         self.name = spec.name
 
     @abstractmethod
-    def restore(self, records: Sequence[LoggedRecord]) -> FamilyRows:
-        """Rows that applying these changelog records (in offset order) writes; moves the observed stream time."""
+    def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
+        """Rows that applying these changelog records (in offset order) writes; moves the observed stream time.
+
+        They are put over those in `into`, of the records before, and that is returned. After an error it is of no use.
+        """
 
     @abstractmethod
     def logical_rows(self) -> Iterator[LogicalRow]:

@@ -49,10 +49,10 @@ class _BufferedSpace:
 class _OverlaySpace:
     """Rows that a restore has computed but not yet written, over the stored ones."""
 
-    def __init__(self, engine: Engine, family: str) -> None:
+    def __init__(self, engine: Engine, family: str, rows: dict[bytes, bytes | None]) -> None:
         self._engine = engine
         self._family = family
-        self.rows: dict[bytes, bytes | None] = {}
+        self.rows = rows
 
     def get(self, row_key: bytes) -> bytes | None:
         return self.rows[row_key] if row_key in self.rows else self._engine.get(self._family, row_key)
@@ -178,14 +178,15 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
         ]
         return self.rows.iterate(iter(found[::-1] if ascending else found))
 
-    def restore(self, records: Sequence[LoggedRecord]) -> FamilyRows:
-        space = _OverlaySpace(self.rows.engine, self.name)
+    def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
+        families = {} if into is None else into
+        space = _OverlaySpace(self.rows.engine, self.name, families.setdefault(self.name, {}))
         for record in records:
             key, stamp = require_key(record, self.name), record[1]
             if stamp >= self._history_from():
                 self.rows.observe(stamp)
                 put_version(space, self._history(), key, record[3], stamp)
-        return {self.name: space.rows}
+        return families
 
     def logical_rows(self) -> Iterator[LogicalRow]:
         kept_after = self._history_from()

@@ -144,7 +144,7 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
             if start >= start_from:
                 yield start, key
 
-    def restore(self, records: Sequence[LoggedRecord]) -> FamilyRows:
+    def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
         rows = self.rows
         keys = [require_key(record, self.name) for record in records]
         starts = [window_key.start_of(key) for key in keys]
@@ -152,10 +152,11 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
         if self.spec.retain_duplicates:
             rows.sequence = max([rows.sequence, *map(window_key.sequence_of, keys)])
         pack, skip = TIMESTAMP.pack, self._skip
-        return self.segments.group(
+        timed = (
             (start, key, None if record[3] is None else (pack(record[1]) + record[3] if skip else record[3]))
             for start, key, record in zip(starts, keys, records, strict=True)
         )
+        return self.segments.group(timed, into)
 
     def logical_rows(self) -> Iterator[LogicalRow]:
         skip, visible_from = self._skip, self.segments.visible_from()

@@ -53,6 +53,8 @@ class GroupFollower:
             task = instance.tasks.get(task_id)
             if task is not None and task.role == "active" and owner != instance.member and task.error is None:
                 task.fail(Fenced(f"{owner} owns task {task_id} now"))
+        held = instance.tasks
+        instance.connect(one for one in sorted(self.wanted) if one not in held or held[one].role == "standby")
         for task_id in sorted(self.wanted):
             task = instance.tasks.get(task_id)
             if task is None or task.role == "standby":

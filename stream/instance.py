@@ -111,7 +111,9 @@ class Instance:
         for task_id, task in list(self.tasks.items()):
             if task_id not in wanted_active | wanted_standby or task.state in GONE:
                 self.revoke(task_id)
-        for task_id in sorted(wanted_active - self._active()):
+        new = sorted(wanted_active - self._active())
+        self.connect(new)
+        for task_id in new:
             if task_id in self.tasks:
                 self._promote(task_id, if_free=False)
             else:
@@ -456,6 +458,10 @@ class Instance:
         self._started(opened)
         opened.task.open_writer(writer)
         self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, opened.lost or reason)
+
+    def connect(self, tasks: Iterable[TaskId]) -> None:
+        """The writers of tasks that will be opened one after the other connect at the same time."""
+        self.log.prepare([self._writer_id(task_id) for task_id in tasks])
 
     def take(self, task_id: TaskId, *, if_free: bool = True) -> None:
         """Run a task; with `if_free` not while another live member owns it. One that failed here stays as it is."""

@@ -12,7 +12,7 @@ at the group's committed offset, read here, after the previous owner was fenced.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from standfast.replication.applier import ChangelogApplier
 from standfast.replication.changelog import (
@@ -220,19 +220,35 @@ class TaskOpener:
         bounds = self._reader.bounds(applier.store_of)
         committed = self._group.committed(applier.limited) if applier.limited else {}
         limits = {at: committed[at].offset if at in committed else 0 for at in applier.limited}
+        locals_ = {at: _local(stores, applier, at, name) for at, name in applier.store_of.items()}
+        reached = {at: max(limit, local.position if (local := locals_[at]) else 0) for at, limit in limits.items()}
+        written = self._written({at: offset for at, offset in reached.items() if offset > bounds[at].end})
         now_ms = self._clock.wall_ms()
         plans: dict[TopicPartition, Plan] = {}
         for changelog, name in applier.store_of.items():
             log_state = _log_state(changelog, topics[name], bounds[changelog], limits.get(changelog))
-            local = _local(stores, applier, changelog, name)
+            log_state = replace(log_state, written=written.get(changelog, -1))
             plans[changelog] = plan_changelog(
-                local,
+                locals_[changelog],
                 log_state,
                 now_ms=now_ms,
                 accept_empty_log=self._accept_empty_log,
                 accept_missing_history=self._accept_missing_history,
             )
         return plans
+
+    def _written(self, reached: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Ends with open transactions, of partitions where somebody was above what may be read."""
+        written = self._reader.written_ends(reached) if reached else {}
+        for at, end in written.items():
+            logger.warning(
+                "%s: offset %d was processed, which lies in a transaction that is still open, or above the end (%d): "
+                "the store is whole once all below it can be read",
+                at,
+                reached[at],
+                end,
+            )
+        return written
 
 
 def _log_state(changelog: TopicPartition, info: TopicInfo, bounds: Bounds, limit: int | None) -> LogState:

@@ -9,7 +9,7 @@ Rules of this file: driven by the instance under the session's lock; who takes w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from standfast.replication.log import GroupView
@@ -33,6 +33,7 @@ class Holder(Protocol):
     def shared(self) -> frozenset[TaskId] | None: ...
     def look_at_group(self) -> GroupView: ...
     def owners(self, candidates: frozenset[TaskId]) -> Mapping[TaskId, str]: ...
+    def connect(self, tasks: Iterable[TaskId]) -> None: ...
     def take(self, task_id: TaskId, *, if_free: bool = True) -> None: ...
     def reopen(self, task_id: TaskId) -> None: ...
     def revoke(self, task_id: TaskId) -> None: ...
@@ -64,7 +65,9 @@ class TakeOver:
                 continue
             if owner != instance.member:
                 task.fail(Fenced(f"{owner} owns task {task_id} now"))
-        for task_id in sorted(decide(instance.member, members, owners, candidates)):
+        due = sorted(decide(instance.member, members, owners, candidates))
+        instance.connect(due)
+        for task_id in due:
             instance.take(task_id)
         if instance.shared is not None:
             self._stand_by(frozenset(members), instance.owners(candidates), candidates)

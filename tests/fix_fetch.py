@@ -48,6 +48,9 @@ class Wrapped:
             return self.instead.pop(0)()
         return self.reader.fetch(max_records, timeout_ms)
 
+    def fetch_ready(self, max_records: int) -> list[Fetched]:
+        return [] if self.instead else self.reader.fetch_ready(max_records)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.reader, name)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from standfast.ops.broker import Broker
 from standfast.replication import kafka_cluster
@@ -436,3 +436,19 @@ def test_writers_and_readers_go_on_when_the_broker_is_back(restartable_broker: B
     until(read_on, f"the sixth, and nothing twice: {found}")
     assert log.group("app").committed() == {source: Committed(5)}
     log.close()
+
+
+def test_records_that_the_client_gives_beside_an_error_of_another_partition_are_kept(log: KafkaLog) -> None:
+    part = topic(log, partitions=2)
+    other = TopicPartition(part.topic, 1)
+    reader = log.reader()
+    reader.assign({part: 0, other: 0})
+    refused = Message(topic=other.topic, partition=1, offset=0, error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    first, second = (
+        Message(topic=part.topic, partition=0, offset=at, key=b"k", value=b"v%d" % at, timestamp=(1, 1_000 + at))
+        for at in (0, 1)
+    )
+    with pytest.raises(InvalidRequest, match=str(other)):
+        reader._ingest([first, refused, second])
+    (found,) = reader.fetch_ready(10)
+    assert [(record.offset, record.value) for record in found.records] == [(0, b"v0"), (1, b"v1")]

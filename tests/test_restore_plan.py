@@ -50,6 +50,12 @@ def at(position: int, **changes: object) -> LocalPosition:
         (None, replace(LOG, limit=60), FromBeginning(WHERE, "no-local-state", 10, 60)),
         (None, replace(LOG, limit=0), FromBeginning(WHERE, "no-local-state", 10, 10)),
         (None, replace(LOG, limit=101), FromBeginning(WHERE, "no-local-state", 10, 100)),
+        # An open transaction from 100 to 120: what was processed in it is waited for, and is not ahead of the log.
+        (None, replace(LOG, limit=110, written=120), FromBeginning(WHERE, "no-local-state", 10, 110)),
+        (None, replace(LOG, limit=130, written=120), FromBeginning(WHERE, "no-local-state", 10, 120)),
+        (at(100), replace(LOG, limit=110, written=120), Resume(WHERE, "resume", 100, 110)),
+        (at(110), replace(LOG, limit=110, written=120), UpToDate(WHERE, "up-to-date", 110, 110)),
+        (at(121), replace(LOG, limit=110, written=120), Reinitialise(WHERE, "position-ahead", 10, 110)),
         (at(59), replace(LOG, limit=60), Resume(WHERE, "resume", 59, 60)),
         (at(60), replace(LOG, limit=60), UpToDate(WHERE, "up-to-date", 60, 60)),
         (at(61), replace(LOG, limit=60), UpToDate(WHERE, "up-to-date", 61, 61)),

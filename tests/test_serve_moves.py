@@ -11,7 +11,7 @@ import standfast as sf
 
 pytestmark = pytest.mark.slow
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
-ROWS = 20_000
+ROWS = 120_000  # takes long enough to be seen on its way
 
 
 def filled(sidecar: Sidecar, rows: int) -> None:

@@ -10,19 +10,20 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from fix_fetch import Wrapped
+from fix_fetch import Wrapped, failing
 from fix_sessions import Bench
 from fix_tables import COMPACT, TABLE
 
 import standfast as sf
 from standfast.replication.credits import CreditLimits
 from standfast.replication.fetch_pipeline import FetchPipeline
-from standfast.replication.log import Committed, Fetched, Log, Outgoing, TopicPolicy
+from standfast.replication.log import Committed, Fetched, Log, LogReader, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import SystemClock
+from standfast.store.errors import Unavailable
 from standfast.stream.statistics import StoreStatistics
 
 pytestmark = pytest.mark.slow
@@ -225,3 +226,21 @@ def test_application_processes_through_the_shared_fetch_thread_and_leaves_none(b
     runs.join(WAIT_S)
     assert not runs.is_alive()
     assert fetch_threads() == []
+
+
+def test_what_was_read_before_the_log_went_away_is_written_with_its_position(bench: Bench) -> None:
+    filled(bench, 2_000)
+    second = bench.session("b", stores=[KV])
+    second.assign(active=[0])
+    restorer = second._instance.restorer
+    reader: Any = restorer._reader
+    wrapped = Wrapped(reader, lambda: reader.fetch(50), failing(Unavailable("the log is away")))
+    restorer._reader = cast(LogReader, wrapped)
+    with pytest.raises(Unavailable, match="away"):
+        restorer.poll_once(0)
+    assert rows(second, 0) == 50
+    position = second._instance.tasks[TaskId(0, 0)].applier.position(CHANGELOG)
+    assert position is not None
+    assert position.offset == 50
+    second.wait_ready(WAIT_S)
+    assert rows(second, 0) == 2_000

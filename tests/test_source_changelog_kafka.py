@@ -326,3 +326,56 @@ def test_table_of_an_application_is_restored_from_its_topic_alone(prices: Prices
         prices.transaction(10)
     names = [one.name for one in prices.log.admin.topics() if one.name.startswith(prices.app)]
     assert names == [f"{prices.app}-prices"]  # no changelog of its own
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])
+def test_restore_waits_for_an_open_transaction_below_the_committed_offset(prices: Prices, commit: bool) -> None:
+    prices.topic(COMPACT)
+    prices.produce(3)
+    feed = prices.feed()
+    feed.begin_transaction()
+    for key, value, stamp, _ in prices.records(2):
+        feed.produce(prices.source.topic, value, key, 0, timestamp=stamp)
+    feed.flush(20)
+    # An application that reads uncommitted records has processed them.
+    prices.group.commit({prices.source: Committed(5)})
+    assert prices.end() == 3
+    session = prices.session()
+    session.assign(active=[0])
+    with pytest.raises(sf.NotReady, match=r"0_0.*table"):
+        session.wait_ready(1.0)
+    (feed.commit_transaction if commit else feed.abort_transaction)(20)
+    session.wait_ready(WAIT_S)
+    assert verify_rows(session) == prices.expected(5)
+    assert len(prices.expected(5)) == (4 if commit else 3)
+
+
+def test_restart_within_an_open_transaction_keeps_what_was_processed_of_it(prices: Prices) -> None:
+    prices.topic(COMPACT)
+    prices.produce(3)
+    feed = prices.feed()
+    feed.begin_transaction()
+    feed.produce(prices.source.topic, b'{"n": 77}', b"k77", 0)
+    feed.flush(20)
+    session = prices.active()
+    prices.pump(session, 3)
+    session.task(0).store("table").put("k77", {"n": 77}, 1)
+    session.task(0).commit({prices.source: 4})
+    session.close()
+    again = prices.active()
+    assert again.task(0).store("table").get("k77") == {"n": 77}
+    assert again.task(0).source_offsets()[prices.source] == 4
+    assert not again.counters.wipes
+    feed.commit_transaction(20)
+
+
+def verify_rows(session: sf.Session) -> list[Any]:
+    return list(session.task(0).store("table").logical_rows())
+
+
+def test_offset_that_was_committed_above_all_that_was_written_does_not_keep_a_restore_waiting(prices: Prices) -> None:
+    prices.topic(COMPACT)
+    prices.produce(3)
+    prices.group.commit({prices.source: Committed(50)})
+    session = prices.active()
+    assert verify_rows(session) == prices.expected(3)

@@ -423,3 +423,29 @@ def test_closed_log_closes_its_parts(log: Log) -> None:
     ):
         with pytest.raises(Closed):
             call()
+
+
+def test_ready_fetch_gives_what_is_at_hand_in_order_and_no_more_than_asked(log: Log, wait_ms: int) -> None:
+    log.admin.create_topic("flights", 2, TopicPolicy())
+    log.producer().append({P0: out(*"abcdef")})
+    reader = assigned(log, {P0: 0, P1: 0})
+    came = list(reader.fetch(1, wait_ms)[0].records)
+    while len(came) < 6:
+        for fetched in reader.fetch_ready(2):
+            assert len(fetched.records) <= 2
+            assert reader.assignment()[fetched.source] == fetched.next_offset
+            came += fetched.records
+    assert values(came) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    drain(reader)
+    assert reader.fetch_ready(2) == []
+
+
+def test_ready_fetch_leaves_a_paused_partition_alone(log: Log, wait_ms: int) -> None:
+    log.admin.create_topic("flights", 1, TopicPolicy())
+    log.producer().append({P0: out(*"abc")})
+    reader = assigned(log, {P0: 0})
+    assert values(reader.fetch(1, wait_ms)[0].records) == [b"a"]
+    reader.pause([P0])
+    assert reader.fetch_ready(5) == []
+    reader.resume([P0])
+    assert values(record for fetched in drain(reader) for record in fetched.records) == [b"b", b"c"]

@@ -70,6 +70,22 @@ def test_writers_of_other_ids_do_not_fence_each_other(log: Log) -> None:
     assert values(log, P0) == [b"a", b"b"]
 
 
+def test_preparing_writers_fences_nobody_before_they_are_opened(log: Log) -> None:
+    older = log.writer("board-0", group="board", owner="a")
+    older.transact({P0: out("a")})
+    log.prepare(["board-0", "board-1", "board-2"])
+    older.transact({P0: out("b")})
+    log.prepare(["board-1", "board-0"])
+    newer = log.writer("board-0", group="board", owner="b")
+    assert newer.epoch > older.epoch
+    with pytest.raises(Fenced, match="board-0"):
+        older.transact({P0: out("lost")})
+    newer.transact({P0: out("c")})
+    log.prepare([])
+    log.writer("board-1", group="board", owner="b").transact({P1: out("d")})
+    assert [values(log, P0), values(log, P1)] == [[b"a", b"b", b"c"], [b"d"]]
+
+
 def test_producer_is_not_fenced(log: Log, settle: Settle) -> None:
     producer = log.producer()
     log.producer().append({P0: out("a")})
