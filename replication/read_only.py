@@ -61,7 +61,8 @@ class ReadOnlyLog:
         _refuse(f"no writer {transactional_id!r}")
 
     def prepare(self, transactional_ids: Iterable[str]) -> None:
-        """Nothing: no writer will be opened."""
+        """Refused."""
+        _refuse("no writers to be opened")
 
     def producer(self) -> LogWriter:
         """Refused."""

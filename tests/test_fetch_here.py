@@ -23,7 +23,7 @@ from standfast.replication.fetch_thread import Batch, Failure, FetchThread
 from standfast.replication.log import Fetched
 from standfast.store.errors import Closed, Corruption, StateLost, Unavailable
 
-ASKED_MAX = 100_000
+ASKED_MAX = 10_000
 
 
 @pytest.fixture
@@ -63,11 +63,12 @@ def on_demand(reader: Any) -> FetchThread:
 
 
 def here(thread: FetchThread, records: int) -> Batch | Failure:
-    """The first thing that is at hand; the fetch thread is about to have nothing to do."""
+    """The first thing that is at hand. The fetch thread has nothing to do soon after it has answered."""
     for _ in range(ASKED_MAX):
         item = thread.fetch_here(records)
         if item is not None:
             return item
+        position(thread)
     raise AssertionError("the fetch thread keeps its reader")
 
 
@@ -158,18 +159,20 @@ def test_other_error_here_ends_the_thread_as_one_of_its_own(log: EmbeddedLog) ->
     reader.go.set()
     thread = on_demand(reader)
     thread.assign({P0: 0})
+    until_failed(thread, reader)
     with pytest.raises(Corruption, match="damaged"):
-        until_ended(thread)
+        thread.take(WAIT_S)
     with pytest.raises(Closed):
         thread.take(0)
     assert thread.fetch_here(2) is None
     thread.close()
 
 
-def until_ended(thread: FetchThread) -> None:
-    for _ in range(ASKED_MAX):
-        thread.fetch_here(2)
-        thread.take(0)
+def until_failed(thread: FetchThread, reader: Held) -> None:
+    while reader.failure is not None:
+        assert thread.fetch_here(2) is None
+        if reader.failure is not None:
+            position(thread)
 
 
 # -- lanes -------------------------------------------------------------------------------------------------------------
