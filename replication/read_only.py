@@ -61,8 +61,10 @@ class ReadOnlyLog:
         _refuse(f"no writer {transactional_id!r}")
 
     def prepare(self, transactional_ids: Iterable[str]) -> None:
-        """Refused."""
-        _refuse("no writers to be opened")
+        """Refused, but for none at all."""
+        names = ", ".join(transactional_ids)
+        if names:
+            _refuse(f"no writers {names}")
 
     def producer(self) -> LogWriter:
         """Refused."""
