@@ -63,7 +63,7 @@ class ChangelogApplier:
         return "position-ahead" if position > end else None
 
     def stage(self, changelog: TopicPartition, records: Sequence[Record], next_offset: int) -> int:
-        """Make rows of records (in offset order), which the next `apply` or `write` writes; returns how many wait.
+        """Make rows of records (in offset order), which the next `write` writes; returns how many wait.
 
         Raises Corruption for damage; its `sources` name the changelog if it is a record that is at fault. Then nothing
         waits any more.
@@ -74,17 +74,12 @@ class ChangelogApplier:
         try:
             rows = self.stores.stage(name, records) if records else 0
         except BaseException as error:
-            self.unstage()
+            self._staged = {}  # the stores have let go of it all
             if isinstance(error, Corruption):
                 raise self._blame(changelog, name, records, error) from error
             raise
         self._staged[name] = next_offset
         return rows
-
-    def unstage(self) -> None:
-        """Let go of what waits; positions have not moved."""
-        self._staged = {}
-        self.stores.unstage()
 
     def write(self) -> int:
         """Write the rows that wait and move the positions of their changelogs, in one batch; returns the rows."""

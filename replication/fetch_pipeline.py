@@ -204,42 +204,19 @@ class FetchPipeline:
             return
         if self.ended is not None:
             return
-        self._pumping = True
-        self.changed.release()
-        item: Batch | Failure | None = None
-        ended: Exception | None = None
         try:
-            item = self._thread.take(timeout_s)
+            item = self._apart(lambda: self._thread.take(timeout_s))
         except Exception as error:  # noqa: BLE001 - raised by the lanes
-            ended = error
-        finally:
-            self.changed.acquire()
-            self._pumping = False
-            self.changed.notify_all()
-        if ended is not None:
-            self._end(ended)
-        elif isinstance(item, Batch):
-            self._sort(item)
-        elif item is not None:
-            self._tell(item)
+            self._end(error)
+        else:
+            self._take_in(item)
 
     def fetch_here(self, records: int) -> bool:
         """Fetch what is at hand on this thread, without the condition meanwhile; whether anything came for any lane."""
         if self._pumping or self.ended is not None:
             return False
-        self._pumping = True
-        self.changed.release()
-        item: Batch | Failure | None = None
-        try:
-            item = self._thread.fetch_here(min(records, self._fetch_records_max))
-        finally:
-            self.changed.acquire()
-            self._pumping = False
-            self.changed.notify_all()
-        if isinstance(item, Batch):
-            self._sort(item)
-        elif item is not None:
-            self._tell(item)
+        item = self._apart(lambda: self._thread.fetch_here(min(records, self._fetch_records_max)))
+        self._take_in(item)
         return item is not None
 
     def want(self, records: int) -> None:
@@ -252,6 +229,23 @@ class FetchPipeline:
             self._lanes.remove(lane)
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _apart(self, get: Callable[[], Batch | Failure | None]) -> Batch | Failure | None:
+        """Get an item without the condition; nobody else does meanwhile, so that they come in order."""
+        self._pumping = True
+        self.changed.release()
+        try:
+            return get()
+        finally:
+            self.changed.acquire()
+            self._pumping = False
+            self.changed.notify_all()
+
+    def _take_in(self, item: Batch | Failure | None) -> None:
+        if isinstance(item, Batch):
+            self._sort(item)
+        elif item is not None:
+            self._tell(item)
 
     def _ready(self) -> None:
         """On the fetch thread: somebody should come for what was handed over, unless somebody waits there."""

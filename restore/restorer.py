@@ -73,7 +73,6 @@ class RestoringTask:
 class _Waiting:
     """What was staged of one changelog, and is not written yet."""
 
-    task: TaskId
     next_offset: int
     records: int = 0
     payload_bytes: int = 0
@@ -142,8 +141,7 @@ class Restorer:
         failed: dict[TaskId, StandfastError] = {}
         applied = self._load(failed, now_ms)
         waiting, error = self._read(failed, timeout_ms)
-        for task in dict.fromkeys(one.task for one in waiting.values()):
-            own = {source: one for source, one in waiting.items() if one.task == task}
+        for task, own in waiting.items():
             if task not in failed:
                 try:
                     applied += self._write(task, own, now_ms)
@@ -227,12 +225,12 @@ class Restorer:
 
     def _read(
         self, failed: dict[TaskId, StandfastError], timeout_ms: int
-    ) -> tuple[dict[TopicPartition, _Waiting], StandfastError | None]:
+    ) -> tuple[dict[TaskId, dict[TopicPartition, _Waiting]], StandfastError | None]:
         """Stage records until a batch is full, a changelog is at its end, or nothing more is here.
 
         What was staged before an error of the log is written all the same, so the error is handed back.
         """
-        waiting: dict[TopicPartition, _Waiting] = {}
+        waiting: dict[TaskId, dict[TopicPartition, _Waiting]] = {}
         rows: dict[TaskId, int] = {}
         records = size = 0
         at_end = not self._reader.assignment()
@@ -250,15 +248,16 @@ class Restorer:
                 task, restoring = self._owner(batch.source)
                 if task in failed:
                     continue
-                one = waiting.setdefault(batch.source, _Waiting(task, restoring.changelogs[batch.source].position))
+                changelog = restoring.changelogs[batch.source]
+                one = waiting.setdefault(task, {}).setdefault(batch.source, _Waiting(changelog.position))
                 try:
                     rows[task] = max(rows.get(task, 0), self._stage(batch, restoring, one))
                 except StandfastError as error:
                     failed[task] = error
                     rows.pop(task, None)
-                records += len(batch.records)
-                size += payload_bytes(batch.records)
-                at_end = at_end or one.next_offset >= restoring.changelogs[batch.source].end
+                at_end = at_end or one.next_offset >= changelog.end
+            staged = [one for own in waiting.values() for one in own.values()]
+            records, size = sum(one.records for one in staged), sum(one.payload_bytes for one in staged)
         return waiting, None
 
     def _stage(self, batch: Fetched, restoring: RestoringTask, waiting: _Waiting) -> int:

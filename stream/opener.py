@@ -12,7 +12,7 @@ at the group's committed offset, read here, after the previous owner was fenced.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from standfast.replication.applier import ChangelogApplier
 from standfast.replication.changelog import (
@@ -226,8 +226,9 @@ class TaskOpener:
         now_ms = self._clock.wall_ms()
         plans: dict[TopicPartition, Plan] = {}
         for changelog, name in applier.store_of.items():
-            log_state = _log_state(changelog, topics[name], bounds[changelog], limits.get(changelog))
-            log_state = replace(log_state, written=written.get(changelog, -1))
+            log_state = _log_state(
+                changelog, topics[name], bounds[changelog], limits.get(changelog), written.get(changelog, -1)
+            )
             plans[changelog] = plan_changelog(
                 locals_[changelog],
                 log_state,
@@ -251,7 +252,7 @@ class TaskOpener:
         return written
 
 
-def _log_state(changelog: TopicPartition, info: TopicInfo, bounds: Bounds, limit: int | None) -> LogState:
+def _log_state(changelog: TopicPartition, info: TopicInfo, bounds: Bounds, limit: int | None, written: int) -> LogState:
     return LogState(
         topic_partition=changelog,
         topic_id=info.topic_id,
@@ -262,6 +263,7 @@ def _log_state(changelog: TopicPartition, info: TopicInfo, bounds: Bounds, limit
         delete_retention_ms=info.policy.delete_retention_ms,
         diverged_at=None,
         limit=limit,
+        written=written,
     )
 
 
