@@ -92,7 +92,7 @@ class KafkaLog:
     def prepare(self, transactional_ids: Iterable[str]) -> None:
         """Their producers begin to connect; those of an earlier call that no writer took are let go.
 
-        Measured: the client takes 50 ms for it, so that 16 tasks opened one after the other took 1.5 s.
+        Measured, while a connection took 50 ms: 16 tasks opened one after the other took 1.5 s, so 0.7 s.
         """
         self._check_open()
         wanted = list(transactional_ids)

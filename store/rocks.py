@@ -267,6 +267,8 @@ class RocksEngine:
     def restoring(self, on: bool) -> None:
         """Whether rows only come in and nobody reads: then compaction begins later. It ends with the engine, too."""
         self._check_writable()
+        if on == self._restoring:
+            return
         self._restoring = on
         family = DEFAULT_FAMILY
         try:

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from standfast.replication.log import Group, LogAdmin, LogReader
-from standfast.replication.offsets import TaskId
-from standfast.store.errors import InvalidRequest, StandfastError, UnknownStore
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.errors import InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.specs import StoreSpec
 from standfast.stream.groups import TaskGroup, all_specs, all_task_ids
-from standfast.stream.instance import Instance, changelog_of
+from standfast.stream.instance import Instance
 from standfast.stream.source_gate import OpenTask
 from standfast.stream.task import Task
 
@@ -135,9 +135,17 @@ def records_behind(task: Task, store: str, group: Group, reader: LogReader) -> i
     if not task.stores.specs[store].logging:
         return 0
     stored = task.stores.cut.positions.get(store)
-    changelog = changelog_of(task, store)
+    changelog = _changelog_of(task, store)
     begin, end = reader.bounds([changelog])[changelog]
     if changelog in task.applier.limited:
         committed = group.committed([changelog]).get(changelog)
         end = min(end, committed.offset) if committed is not None else begin
     return max(end - (stored.offset if stored is not None else begin), 0)
+
+
+def _changelog_of(task: Task, store: str) -> TopicPartition:
+    """The changelog of a store of a task."""
+    try:
+        return task.applier.changelogs[store]
+    except KeyError:
+        raise InternalError(f"store {store!r} of task {task.id} has no changelog") from None

@@ -308,17 +308,15 @@ class Task:
         """Own the task in the log from now on."""
         self.writer = writer
 
-    def resume_from_log(self, *, local_counts: bool) -> None:
-        """Decide where sources and clocks go on; called once, when every store is whole.
+    def resume_from_log(self, offsets: Mapping[TopicPartition, Committed], *, local_counts: bool) -> None:
+        """Decide where sources and clocks go on by the group's `offsets`; called once, when every store is whole.
 
         The group's commit is atomic with the log under exactly once, so it wins. At least once, the local offsets may
         be ahead of it, and count only if every changelog stood at its end when the task was opened (`local_counts`).
         Only offsets of this task's own partition and topics count: another group may have a task of the same partition.
         """
         committed = {
-            at: found
-            for at, found in self._group.committed().items()
-            if at.partition == self.id.partition and self._owns(at.topic)
+            at: found for at, found in offsets.items() if at.partition == self.id.partition and self._owns(at.topic)
         }
         cut = self.stores.cut
         local = {

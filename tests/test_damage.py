@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.replication.offsets import TaskId
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.restore.restorer import SHAPE_LATER_RECORDS_MIN
 
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 ROWS = 4_000
@@ -69,3 +71,40 @@ def test_database_that_does_not_open_is_set_aside_and_restored(bench: Bench) -> 
     again = bench.active(stores=STORES)
     assert sum(1 for _ in again.task(0).store("kv").all()) == ROWS
     assert again.counters.wipes == {"corrupt": 1}
+
+
+class FolderGone(sf.Listener):
+    """Removes the directory of a task once, when its restore has applied everything."""
+
+    def __init__(self, directory: Path, end: int) -> None:
+        self.directory = directory
+        self.end = end
+        self.removed = False
+
+    def on_batch_restored(
+        self, task: TaskId, store: str, changelog: TopicPartition, position: int, records: int
+    ) -> None:
+        if str(task) == self.directory.name and position == self.end and not self.removed:
+            self.removed = True
+            shutil.rmtree(self.directory)
+
+
+def test_disk_that_refuses_at_the_end_of_a_restore_has_that_task_opened_again_and_no_other(bench: Bench) -> None:
+    first = bench.active(partitions=(0, 1), stores=STORES)
+    for partition in (0, 1):
+        task = first.task(partition)
+        for number in range(SHAPE_LATER_RECORDS_MIN):
+            task.store("kv").put(f"{number:05}", "v")
+        task.commit()
+    first.close()
+    cold = bench.session("cold", stores=STORES)
+    gone = FolderGone(cold.state_path / "0_0", SHAPE_LATER_RECORDS_MIN)
+    cold.listeners.add(gone)
+    cold.assign(active=[0, 1])
+    cold.wait_ready(30)
+    assert gone.removed
+    assert cold.counters.restored_records == {
+        ("kv", 0, "no-local-state"): 2 * SHAPE_LATER_RECORDS_MIN,
+        ("kv", 1, "no-local-state"): SHAPE_LATER_RECORDS_MIN,
+    }
+    assert [cold.task(partition).store("kv").get("00001") for partition in (0, 1)] == ["v", "v"]
