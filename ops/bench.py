@@ -3,9 +3,10 @@
     standfast bench write      put + commit in batches
     standfast bench read       point gets and whole scans of committed rows
     standfast bench restore    an empty directory until the gate is open: distinct keys, and several versions a key
+    standfast bench standby    standbys follow the changelogs of several tasks, then take them over
     standfast bench process    an application counts 1,000 keys in windows, beside one whose processor does nothing
 
-`write` and `restore` take `--log kafka`, or `--log kafka://host:port` for a cluster that is there.
+`write`, `restore` and `standby` take `--log kafka`, or `--log kafka://host:port` for a cluster that is there.
 
 Rules of this file: arguments, and tables for people; the measures are made in `standfast.ops.bench_measures`.
 """
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.bench/1"
-RECORDS_DEFAULT = {"write": 1_000_000, "read": 500_000, "restore": 1_000_000, "process": 1_000_000}
-WITH_LOG = ("write", "restore")  # what `--log` may be given to
+RECORDS_DEFAULT = {"read": 500_000}  # else a million
+TASKS, TASKS_MAX = 16, 1_000
+WITH_LOG = ("write", "restore", "standby")  # what `--log` may be given to
 RUNS_HELP = f"runs of each measure ({RUNS_DEFAULT[SQLITE]}; on Kafka {RUNS_DEFAULT[KAFKA]})"
 KEY_BYTES_MAX = 64
 
@@ -49,21 +51,20 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("write", "put and commit in batches"),
         ("read", "point gets and scans"),
         ("restore", "restore a store from its changelog"),
+        ("standby", "follow changelogs, and take over"),
         ("process", "count records per key and window"),
     ):
         command = commands.add_parser(name, help=text, description=f"Measure: {text}.")
         add = command.add_argument
-        add("--records", type=int, default=RECORDS_DEFAULT[name], metavar="N", help=f"({RECORDS_DEFAULT[name]:,})")
+        records = RECORDS_DEFAULT.get(name, 1_000_000)
+        add("--records", type=int, default=records, metavar="N", help=f"({records:,})")
         add("--key-bytes", type=int, default=KEY_BYTES, metavar="N", help=f"size of a key ({KEY_BYTES})")
         add("--value-bytes", type=int, default=VALUE_BYTES, metavar="N", help=f"size of a value ({VALUE_BYTES})")
         add("--batch", type=int, default=BATCH, metavar="N", help=f"write: records of one commit ({BATCH:,})")
         add("--versions", type=int, default=VERSIONS, metavar="N", help=f"restore: records of one key ({VERSIONS})")
-        add(
-            "--runs",
-            type=int,
-            metavar="N",
-            help=RUNS_HELP,
-        )
+        add("--runs", type=int, metavar="N", help=RUNS_HELP)
+        if name == "standby":
+            add("--tasks", type=int, default=TASKS, metavar="N", help=f"tasks that share the records ({TASKS})")
         if name in WITH_LOG:
             add_log(command)
         if name == "restore":
@@ -76,7 +77,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_bench(args: argparse.Namespace, out: Output) -> int:
-    """bench write, read, restore, process."""
+    """bench write, read, restore, standby, process."""
     from standfast.ops.bench_measures import Bench
 
     settings = _settings(args)
@@ -107,13 +108,15 @@ def show(document: Json, out: Output) -> None:
     )
     out.line(
         f"{settings['records']:,} records of {settings['key_bytes']} + {settings['value_bytes']} bytes, "
-        f"{settings['runs']} run{'s' * (settings['runs'] > 1)}, memory {settings['memory_bytes'] >> 20} MiB, "
+        f"{settings['runs']} run{'s' * (settings['runs'] > 1)}, "
+        + (f"{settings['tasks']} tasks, " if "tasks" in settings else "")
+        + f"memory {settings['memory_bytes'] >> 20} MiB, "
         f"RocksDB, {where}"
     )
     out.line(", ".join(f"{name} {version}" for name, version in versions.items()))
-    columns = ("measure", "records/s", "slowest", "fastest", "goal", "", "waited for CPU", "what")
+    columns = ("measure", "median", "slowest", "fastest", "unit", "goal", "", "waited for CPU", "what")
     rows = [_cells(one) for one in document["measures"]]
-    out.table(columns, rows, right=columns[1:5])
+    out.table(columns, rows, right=("median", "slowest", "fastest", "goal"))
     for one in document["measures"]:
         if one.get("peak_rss_bytes") is not None:
             out.line(
@@ -132,10 +135,11 @@ def show(document: Json, out: Output) -> None:
 
 
 def _cells(one: Json) -> list[str]:
-    rates = [f"{one[name]:,.0f}" for name in ("median", "min", "max")]
+    slowest, fastest = ("max", "min") if one["unit"] == "ms" else ("min", "max")
+    figures = [f"{one[name]:,.0f}" for name in ("median", slowest, fastest)]
     goal = "" if one["goal"] is None else f"{one['goal']:,}"
     waited = "" if one["waited_share"] is None else f"{one['waited_share']:.0%}"
-    return [one["name"], *rates, goal, _met(one["goal_met"]), waited, one["what"]]
+    return [one["name"], *figures, one["unit"], goal, _met(one["goal_met"]), waited, one["what"]]
 
 
 def _settings(args: argparse.Namespace) -> Json:
@@ -148,8 +152,10 @@ def _settings(args: argparse.Namespace) -> Json:
     problems = []
     args.runs = RUNS_DEFAULT[kind_of(_log(args))] if args.runs is None else args.runs
     limits = {"value_bytes": VALUE_MAX_BYTES, "key_bytes": KEY_BYTES_MAX, "batch": 10_000, "versions": args.records}
-    least = {"value_bytes": 0, "key_bytes": 8}
-    names = ("records", "key_bytes", "value_bytes", "batch", "versions", "runs")
+    least, limits["tasks"] = {"value_bytes": 0, "key_bytes": 8}, TASKS_MAX
+    names = ["records", "key_bytes", "value_bytes", "batch", "versions", "runs", "tasks"]
+    if not hasattr(args, "tasks"):
+        names.remove("tasks")
     for name in names:
         number, low, high = getattr(args, name), least.get(name, 1), limits.get(name)
         if number < low or (high is not None and number > high):

@@ -8,6 +8,8 @@
                until its restore gate opens
     source     write a source topic                         count    an application counts it per key and window
     idle       the same application with a processor that does nothing
+    spread     write changelogs of several tasks            standby  tail them, then take over
+    cold       take over with an empty directory
 
 Rules of this file: only the public path (Session, task, store) is timed, with RocksDB, on the embedded log at its
 default of synchronous=FULL or on Kafka. Keys and values are made before the clock starts. The same arguments give the
@@ -25,6 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from standfast.ops.bench_process import PROCESS_STEPS
+from standfast.ops.bench_standby import STANDBY_STEPS
 from standfast.ops.bench_step import (
     FETCH_RECORDS,
     FILL_RECORDS,
@@ -37,6 +40,7 @@ from standfast.ops.bench_step import (
     Measured,
     Step,
     address_of,
+    bench_store,
     key_of,
     memory_bytes,
     timed,
@@ -45,12 +49,9 @@ from standfast.ops.bench_step import (
 from standfast.replication.changelog import changelog_policy
 from standfast.replication.log import TopicPolicy
 from standfast.replication.open_log import open_log
-from standfast.store import serde
 from standfast.store.clock import SystemClock
-from standfast.store.specs import KeyValueStore
 from standfast.stream.session import Session
 
-LAG_MS = str(24 * 3_600_000)
 WORKERS_END_MS = 5_000
 
 
@@ -122,7 +123,7 @@ def fill(step: Step) -> Measured:
     changelog = step.changelog
     log = open_log(address_of(step))
     try:
-        log.admin.create_topic(changelog.topic, 1, changelog_policy(_spec()))
+        log.admin.create_topic(changelog.topic, 1, changelog_policy(bench_store()))
         producer = log.producer()
         started_ms = SystemClock().monotonic_ms()
         batch = []
@@ -181,7 +182,7 @@ def restore(step: Step) -> Measured:
         step.app,
         log=address_of(step),
         state_dir=Path(step.folder) / f"restore-{step.run}",
-        stores=[_spec()],
+        stores=[bench_store()],
         partitions=1,
         memory_bytes=step.memory_bytes,
         restore_workers=step.workers,
@@ -234,7 +235,7 @@ def _children() -> bool:
 def main(arguments: list[str]) -> int:
     """Run one step; prints what it measured."""
     step = Step(**json.loads(arguments[0]))
-    print(json.dumps((STEPS | PROCESS_STEPS)[step.step](step)))
+    print(json.dumps((STEPS | PROCESS_STEPS | STANDBY_STEPS)[step.step](step)))
     return 0
 
 
@@ -248,11 +249,6 @@ STEPS: dict[str, Callable[[Step], Measured]] = {
 }
 
 
-def _spec() -> KeyValueStore:
-    # Every run must read the same log, so nothing may be compacted meanwhile.
-    return KeyValueStore(STORE, key=serde.bytes, value=serde.bytes, changelog={"min.compaction.lag.ms": LAG_MS})
-
-
 def _session(step: Step, name: str) -> Session:
     """A session with an empty store and an empty log of its own, ready."""
     folder = Path(step.folder) / name
@@ -264,7 +260,7 @@ def _session(step: Step, name: str) -> Session:
         step.app,
         log=address,
         state_dir=folder / "state",
-        stores=[_spec()],
+        stores=[bench_store()],
         partitions=1,
         memory_bytes=step.memory_bytes,
         guarantee=step.guarantee,  # type: ignore[arg-type]

@@ -114,6 +114,27 @@ class Bench:
             return {name: case}
         return {f"{name}_workers_{number}": replace(case, workers=number) for number in workers}
 
+    def standby(self) -> tuple[list[Json], list[Json]]:
+        """How fast standbys follow, and how soon they run, beside an instance that has nothing."""
+        tasks = self.settings["tasks"]
+        self._run(replace(self.step, step="spread"), f"fill the changelogs of {tasks} tasks")
+        warm, cold = self._rounds(
+            [
+                ("standbys take over", replace(self.step, step="standby")),
+                ("an empty directory takes over", replace(self.step, step="cold")),
+            ]
+        )
+        self.log.forget(self.step.app)
+        what = f"{tasks} tasks assigned until the gate is open"
+        tailed = self._measure(
+            "standby_tail", "empty directory to the ends of the changelogs", [one["tail"] for one in warm]
+        )
+        followed, started = (
+            self._measure(f"take_over_{name}", f"{what}; {text}", [one["take_over"] for one in runs], "ms")
+            for name, text, runs in (("standby", "standbys at the ends", warm), ("cold", "an empty directory", cold))
+        )
+        return [tailed, followed, started], [self._ratio(followed, started, "how many times sooner a standby runs")]
+
     def process(self) -> tuple[list[Json], list[Json]]:
         """A windowed count beside a processor that does nothing."""
         self._run(replace(self.step, step="source"), "fill the source topic")
@@ -160,8 +181,9 @@ class Bench:
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
-    def _measure(self, name: str, what: str, runs: list[Json]) -> Json:
-        rates = [run["rate"] for run in runs]
+    def _measure(self, name: str, what: str, runs: list[Json], unit: str = "records/s") -> Json:
+        """The figures of runs; `unit` is "records/s", or "ms" for what is no rate."""
+        figures = [run["rate" if unit == "records/s" else "elapsed_ms"] for run in runs]
         goals = GOALS if self.log.kind == SQLITE else GOALS_KAFKA
         goal = goals.get(name) if self._comparable else None
         waited = [run["waited_for_cpu_ms"] for run in runs]
@@ -169,13 +191,13 @@ class Bench:
         return {
             "name": name,
             "what": what,
-            "unit": "records/s",
+            "unit": unit,
             "records": runs[0]["records"],
-            "median": median(rates),
-            "min": min(rates),
-            "max": max(rates),
+            "median": median(figures),
+            "min": min(figures),
+            "max": max(figures),
             "goal": goal,
-            "goal_met": None if goal is None else median(rates) >= goal,
+            "goal_met": None if goal is None else median(figures) >= goal,
             # Time that threads spent ready but without a processor: how busy the machine was with other work.
             "waited_share": None if None in waited else sum(waited) / elapsed_ms,
             "runs": runs,

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from standfast.replication.offsets import TopicPartition
+from standfast.store import serde
 from standfast.store.clock import SystemClock
 from standfast.store.names import changelog_topic
+from standfast.store.specs import KeyValueStore
 from standfast.stream.settings import RESTORE_MEMORY_DEFAULT_BYTES
 
 APP = "bench"
@@ -30,6 +32,7 @@ NEAR_RECORDS = 10_000  # "near": all versions of a key lie within so many record
 READY_S = 3_600.0
 START_MS = 1_356_998_400_000
 GETS_MAX = 200_000
+LAG_MS = str(24 * 3_600_000)
 
 Measured: TypeAlias = dict[str, Any]
 
@@ -53,6 +56,7 @@ class Step:
     app: str = APP  # its topics begin with this
     workers: int | None = None  # processes of a bulk restore, 0 for batches; None: as a session has them
     restore_memory_bytes: int = RESTORE_MEMORY_DEFAULT_BYTES
+    tasks: int = 1
 
     def encode(self) -> str:
         """The process's argument."""
@@ -67,6 +71,11 @@ class Step:
     def source(self) -> str:
         """The topic whose offsets are committed."""
         return f"{self.app}-source"
+
+
+def bench_store() -> KeyValueStore:
+    """The store. Every run must read the same log, so nothing may be compacted meanwhile."""
+    return KeyValueStore(STORE, key=serde.bytes, value=serde.bytes, changelog={"min.compaction.lag.ms": LAG_MS})
 
 
 def key_of(number: int, key_bytes: int) -> bytes:

@@ -28,8 +28,10 @@ MEASURES = {
     "read": ["get", "get_absent", "scan", "scan_reverse"],
     "restore": [f"restore_{name}" for name in ("distinct", "distinct_log", "versions_near", "versions_near_log")]
     + ["restore_versions_far", "restore_versions_far_log"],
+    "standby": ["standby_tail", "take_over_standby", "take_over_cold"],
     "process": ["process_count", "process_idle"],
 }
+TASKS = 3
 
 
 def tiny(what: str, folder: Path, *options: str) -> list[str]:
@@ -39,7 +41,8 @@ def tiny(what: str, folder: Path, *options: str) -> list[str]:
 @slow
 @pytest.mark.parametrize("what", MEASURES)
 def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(tiny(what, tmp_path, "--json", "--memory", "16MiB")) == 0
+    options = ("--tasks", str(TASKS)) if what == "standby" else ()
+    assert main(tiny(what, tmp_path, "--json", "--memory", "16MiB", *options)) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["bench"]) == ("standfast.bench/1", what)
     assert document["settings"] == {
@@ -52,13 +55,14 @@ def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.Cap
         "memory_bytes": 16 << 20,
         "restore_memory_bytes": 512 << 20,
         "workers": [],
-    }
+    } | ({"tasks": TASKS} if what == "standby" else {})
     assert set(document["versions"]) == {"standfast", "python", "rocksdict", "sqlite", "platform", "cores"}
     assert [one["name"] for one in document["measures"]] == MEASURES[what]
     for one in document["measures"]:
-        assert one["unit"] == "records/s" and one["what"]
+        taken_over = one["name"].startswith("take_over")
+        assert one["unit"] == ("ms" if taken_over else "records/s") and one["what"]
         assert 0 < one["min"] <= one["median"] <= one["max"]
-        assert one["records"] == 404
+        assert one["records"] == (TASKS if taken_over else 404)
         assert one["goal"] is None and one["goal_met"] is None, "a goal is for its own data set only"
         assert len(one["runs"]) == 2
         for run in one["runs"]:
@@ -66,6 +70,9 @@ def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.Cap
     assert document["log"] == {"kind": "sqlite", "address": None, "broker": None}
     if what == "restore":
         check_restores(document)
+    if what == "standby":
+        (ratio,) = document["ratios"]
+        assert ratio["name"] == "take_over_standby / take_over_cold" and len(ratio["rounds"]) == 2
     assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
 
 
@@ -136,6 +143,24 @@ def test_bench_restore_on_a_cluster_stands_beside_the_bare_consume_loop_and_leav
     assert ratio["name"] == "restore_distinct / restore_distinct_bare" and len(ratio["rounds"]) == 2
     assert topics_of(address) == []
     assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
+
+
+@slow
+@pytest.mark.kafka
+def test_bench_standby_on_a_cluster_takes_over_what_it_stood_by_for_and_leaves_no_topic(
+    kafka_address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--runs", "1", "--tasks", str(TASKS), "--log", f"kafka://{kafka_address}")
+    assert main(tiny("standby", tmp_path, *options)) == 0
+    shown = capsys.readouterr().out
+    assert "404 records" in shown and f"{TASKS} tasks assigned until the gate is open; standbys at the ends" in shown
+    assert topics_of(f"kafka://{kafka_address}") == []
+    assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
+
+
+def test_bench_refuses_a_number_of_tasks_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(tiny("standby", tmp_path, "--tasks", "0")) == 2
+    assert "--tasks is 0: give 1 to 1000" in capsys.readouterr().err
 
 
 @slow
