@@ -81,6 +81,11 @@ class ChangelogApplier:
         self._staged[name] = next_offset
         return rows
 
+    def unstage(self) -> None:
+        """Let go of what waits."""
+        self._staged = {}
+        self.stores.unstage()
+
     def write(self) -> int:
         """Write the rows that wait and move the positions of their changelogs, in one batch; returns the rows."""
         staged, self._staged = self._staged, {}

@@ -31,9 +31,11 @@ from standfast.store.log import logger
 # Measured: 10,000 rows a batch restore a tenth faster than 5,000 (they are sorted), 50,000 slower than both; a batch
 # holds the interpreter and the session's lock for about 25 ms. Where several records fold to one row, a batch takes
 # more of them for as many rows. It is read and folded piece by piece, while a piece is in the processor's cache.
+# Several tasks share what is read; rows of each wait until its own batch is full. Measured with 16 tasks: batches of
+# what all had together, 600 rows of each, took twice as long.
 BATCH_ROWS = 10_000
 BATCH_RECORDS_MAX = 4 * BATCH_ROWS
-BATCH_BYTES_MAX = 32 << 20
+STAGED_BYTES_MAX = 16 << 20  # keys and values of all that waits
 PIECE_RECORDS = 10_000
 # From so many records on, files are put in shape after the restore. To say so to RocksDB and to take it back takes 2 ms
 # a family each time, which whoever takes over with a short tail would wait for.
@@ -73,7 +75,7 @@ class RestoringTask:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Staged:
     """What was staged of one changelog, and is not written yet."""
 
     next_offset: int
@@ -81,11 +83,35 @@ class _Waiting:
     payload_bytes: int = 0
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """What waits of one task: its rows, changelog by changelog, and whether one of them is read to its end."""
+
+    rows: int = 0
+    at_end: bool = False
+    changelogs: dict[TopicPartition, _Staged] = field(default_factory=dict)
+
+    @property
+    def records(self) -> int:
+        """Records that the rows were made of."""
+        return sum(one.records for one in self.changelogs.values())
+
+    @property
+    def payload_bytes(self) -> int:
+        """Their keys and values."""
+        return sum(one.payload_bytes for one in self.changelogs.values())
+
+    @property
+    def full(self) -> bool:
+        """Whether it is a batch."""
+        return self.at_end or self.rows >= BATCH_ROWS or self.records >= BATCH_RECORDS_MAX
+
+
 @dataclass(frozen=True, slots=True)
 class RestoreRound:
-    """What one round did: records applied, tasks now whole, tasks that failed and why."""
+    """What one round did: records read or written, tasks now whole, tasks that failed and why."""
 
-    applied: int = 0
+    records: int = 0
     restored: tuple[TaskId, ...] = ()
     failed: dict[TaskId, StandfastError] = field(default_factory=dict)
 
@@ -102,6 +128,7 @@ class Restorer:
         self._reader: LogReader = reader if reader is not None else log.reader()
         self._listener = listener
         self.tasks: dict[TaskId, RestoringTask] = {}
+        self._waiting: dict[TaskId, _Waiting] = {}
         self.records_total = 0
         self.bytes_total = 0
         self.restored_records: Counter[tuple[str, int, str]] = Counter()  # store, partition, reason
@@ -130,9 +157,11 @@ class Restorer:
         self._reader.add(read_here)
 
     def remove(self, task: TaskId, reason: str) -> None:
-        """Give up a restore; what was applied stays, with its position."""
+        """Give up a restore; what was written stays, with its position."""
         restoring = self.tasks.pop(task, None)
+        self._waiting.pop(task, None)
         if restoring is not None:
+            restoring.applier.unstage()
             self._reader.remove(list(restoring.changelogs))
             if self.bulk is not None:
                 self.bulk.remove(task)
@@ -140,16 +169,16 @@ class Restorer:
             self._listener.on_restore_suspended(task, reason)
 
     def poll_once(self, now_ms: int, timeout_ms: int = 0) -> RestoreRound:
-        """Read a batch, write it, and report which tasks are whole. One task's failure leaves the others going."""
+        """Read a batch, write one, and report which tasks are whole. One task's failure leaves the others going."""
         failed: dict[TaskId, StandfastError] = {}
-        applied = self._load(failed, now_ms)
-        waiting, error = self._read(failed, timeout_ms)
-        for task, own in waiting.items():
-            if task not in failed:
-                try:
-                    applied += self._write(task, own, now_ms)
-                except StandfastError as failure:
-                    failed[task] = failure
+        taken = self._load(failed, now_ms)
+        read, error = self._read(failed, timeout_ms)
+        written = 0
+        for task in self._due(all_of_them=error is not None, nothing_came=not read):
+            try:
+                written += self._write(task, self._waiting.pop(task), now_ms)
+            except StandfastError as failure:
+                failed[task] = failure
         if isinstance(error, StateLost | UnknownStore):
             failed |= self._find_lost(error)
         elif error is not None:
@@ -160,7 +189,7 @@ class Restorer:
                 self._finish(task)
             except StandfastError as failure:
                 failed[task] = failure
-        return RestoreRound(applied, tuple(task for task in whole if task not in failed), failed)
+        return RestoreRound(taken + max(read, written), tuple(task for task in whole if task not in failed), failed)
 
     def progress(self, now_ms: int) -> tuple[tuple[RestoringChangelog, RestoreProgress], ...]:
         """How far each restoring changelog is."""
@@ -229,24 +258,19 @@ class Restorer:
         self.restored_records[changelog.store, source.partition, changelog.reason] += records
         self.restored_bytes[changelog.store, source.partition, changelog.reason] += size
 
-    def _read(
-        self, failed: dict[TaskId, StandfastError], timeout_ms: int
-    ) -> tuple[dict[TaskId, dict[TopicPartition, _Waiting]], StandfastError | None]:
-        """Stage records until a batch is full, a changelog is at its end, or nothing more is here.
+    def _read(self, failed: dict[TaskId, StandfastError], timeout_ms: int) -> tuple[int, StandfastError | None]:
+        """Stage records until a batch of any task is full, enough waits, or nothing more is here; returns how many.
 
         What was staged before an error of the log is written all the same, so the error is handed back.
         """
-        waiting: dict[TaskId, dict[TopicPartition, _Waiting]] = {}
-        rows: dict[TaskId, int] = {}
-        records = size = 0
-        at_end = not self._reader.assignment()
-        while not at_end and records < BATCH_RECORDS_MAX and size < BATCH_BYTES_MAX and sum(rows.values()) < BATCH_ROWS:
+        records = rows = 0
+        while self._reader.assignment() and records < BATCH_RECORDS_MAX and rows < BATCH_ROWS and not self._enough():
             started_ns = measured_ns()
             try:
                 piece = min(PIECE_RECORDS, BATCH_RECORDS_MAX - records)
-                fetched = self._reader.fetch(piece, 0 if waiting else timeout_ms)
+                fetched = self._reader.fetch(piece, 0 if self._waiting else timeout_ms)
             except StandfastError as error:
-                return waiting, error
+                return records, error
             self.phases_ns["fetch" if fetched else "idle"] += measured_ns() - started_ns
             if not fetched:
                 break
@@ -254,44 +278,58 @@ class Restorer:
                 task, restoring = self._owner(batch.source)
                 if task in failed:
                     continue
-                changelog = restoring.changelogs[batch.source]
-                one = waiting.setdefault(task, {}).setdefault(batch.source, _Waiting(changelog.position))
+                records += len(batch.records)
                 try:
-                    rows[task] = max(rows.get(task, 0), self._stage(batch, restoring, one))
+                    rows += self._stage(batch, restoring)
                 except StandfastError as error:
                     failed[task] = error
-                    rows.pop(task, None)
-                at_end = at_end or one.next_offset >= changelog.end
-            staged = [one for own in waiting.values() for one in own.values()]
-            records, size = sum(one.records for one in staged), sum(one.payload_bytes for one in staged)
-        return waiting, None
+                    self._waiting.pop(task, None)
+        return records, None
 
-    def _stage(self, batch: Fetched, restoring: RestoringTask, waiting: _Waiting) -> int:
-        """Rows that wait for this task with what was fetched now."""
-        end = restoring.changelogs[batch.source].end
-        records, next_offset = batch.records, min(batch.next_offset, end)
+    def _stage(self, batch: Fetched, restoring: RestoringTask) -> int:
+        """Let what was fetched wait with its task; returns how many rows came to it."""
+        changelog = restoring.changelogs[batch.source]
+        waiting = self._waiting.setdefault(restoring.applier.task, _Waiting())
+        staged = waiting.changelogs.setdefault(batch.source, _Staged(changelog.position))
+        records, next_offset = batch.records, min(batch.next_offset, changelog.end)
         if next_offset < batch.next_offset:
             records = [record for record in records if record.offset < next_offset]
-        waiting.records += len(records)
-        waiting.payload_bytes += payload_bytes(records)
-        if next_offset <= waiting.next_offset:
+        staged.records += len(records)
+        staged.payload_bytes += payload_bytes(records)
+        waiting.at_end = waiting.at_end or next_offset >= changelog.end
+        if next_offset <= staged.next_offset:
             return 0
-        waiting.next_offset = next_offset
-        decoded_ns = restoring.applier.stores.decode_ns
+        staged.next_offset = next_offset
+        stores = restoring.applier.stores
+        before, decoded_ns = waiting.rows, stores.decode_ns
         try:
-            return restoring.applier.stage(batch.source, records, next_offset)
+            waiting.rows = restoring.applier.stage(batch.source, records, next_offset)
         finally:
-            self.phases_ns["decode"] += restoring.applier.stores.decode_ns - decoded_ns
+            self.phases_ns["decode"] += stores.decode_ns - decoded_ns
+        return waiting.rows - before
 
-    def _write(self, task: TaskId, waiting: Mapping[TopicPartition, _Waiting], now_ms: int) -> int:
+    def _enough(self) -> bool:
+        """Whether something is to be written before more is read."""
+        waiting = self._waiting.values()
+        return any(one.full for one in waiting) or sum(one.payload_bytes for one in waiting) >= STAGED_BYTES_MAX
+
+    def _due(self, *, all_of_them: bool, nothing_came: bool) -> list[TaskId]:
+        """Whose rows are written now: one task's, since a write holds the session's lock; a full batch goes first."""
+        if all_of_them:
+            return list(self._waiting)
+        if self._waiting and (nothing_came or self._enough()):
+            return [max(self._waiting, key=lambda task: (self._waiting[task].full, self._waiting[task].rows))]
+        return []
+
+    def _write(self, task: TaskId, waiting: _Waiting, now_ms: int) -> int:
         """Write what was staged for a task, in one batch with its positions; returns the records."""
         restoring = self.tasks[task]
-        if any(one.next_offset > restoring.changelogs[source].position for source, one in waiting.items()):
+        if any(one.next_offset > restoring.changelogs[source].position for source, one in waiting.changelogs.items()):
             reach("restore.apply")
             started_ns = measured_ns()
             restoring.applier.write()
             self.phases_ns["write"] += measured_ns() - started_ns
-        for source, one in waiting.items():
+        for source, one in waiting.changelogs.items():
             changelog = restoring.changelogs[source]
             changelog.position = one.next_offset
             self._count(changelog, source, one.records, one.payload_bytes)
@@ -299,7 +337,7 @@ class Restorer:
             self._listener.on_batch_restored(task, changelog.store, source, one.next_offset, one.records)
             if changelog.done:
                 self._reader.remove([source])
-        return sum(one.records for one in waiting.values())
+        return waiting.records
 
     def _finish(self, task: TaskId) -> None:
         restoring = self.tasks.pop(task)

@@ -218,7 +218,7 @@ class Instance:
                 self._take_over.tick()
             else:
                 self.follower.tick(now_ms)
-        return restored.applied + tailed.applied
+        return restored.records + tailed.applied
 
     def join(self) -> None:
         """Become a member of the application's group, with the tasks held now."""
