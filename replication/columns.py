@@ -115,6 +115,11 @@ def payload_bytes(records: Sequence[Record]) -> int:
     return sum(_size(list(map(itemgetter(column), records))) for column in (2, 3))
 
 
+def offsets_of(records: Sequence[Record]) -> Sequence[int]:
+    """The offsets of records; increasing without a look at them if it is a range."""
+    return records.offsets if isinstance(records, RecordColumns) else list(map(itemgetter(0), records))
+
+
 def gapless(offsets: Sequence[int]) -> Sequence[int]:
     """The same offsets, as a range if there is no gap between them."""
     if offsets and offsets[-1] - offsets[0] == len(offsets) - 1:

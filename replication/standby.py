@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from itertools import islice
 from operator import itemgetter, lt
 
+from standfast.replication.columns import RecordColumns, offsets_of
 from standfast.replication.log import Record
 from standfast.replication.standby_step import (
     TABLE,
@@ -116,7 +117,7 @@ class Standby:
         changed, if the offsets do not increase strictly or do not stay below next_offset.
         """
         self._check("update")
-        offsets = list(map(_offset_of, records))
+        offsets = offsets_of(records)
         _check_batch(offsets, next_offset)
         known = bisect_left(offsets, self._read)
         self._duplicates += known
@@ -193,10 +194,11 @@ class Standby:
 
     def _advance(self, event: str, fresh: Sequence[Record]) -> Applied | Kept:
         """Apply what lies below the limit, first of what was kept, then of `fresh`; keep the rest, within bounds."""
-        apply = self._drain()
+        apply: Sequence[Record] = self._drain()
         if not self._kept:
             below = len(fresh) if self._limit is None else bisect_left(fresh, self._limit, key=_offset_of)
-            apply.extend(fresh[:below])
+            own = fresh if below == len(fresh) else fresh[:below]  # columns stay columns
+            apply = [*apply, *own] if apply else own
             fresh = fresh[below:]
         self._keep(fresh)
         self._applied += len(apply)
@@ -214,7 +216,7 @@ class Standby:
         self._go(event, State.PAUSED if pauses else State.RUNNING)
         kind = Applied if apply or self._position != before else Kept
         return kind(
-            apply=tuple(apply),
+            apply=apply if isinstance(apply, RecordColumns) else tuple(apply),
             kept=len(self._kept),
             position=self._position,
             pause=pauses and not paused,
@@ -282,8 +284,8 @@ def _checked_limit(limit: int) -> int:
     return limit
 
 
-def _check_batch(offsets: list[int], next_offset: int | None) -> None:
-    if not all(map(lt, offsets, islice(offsets, 1, None))):
+def _check_batch(offsets: Sequence[int], next_offset: int | None) -> None:
+    if not isinstance(offsets, range) and not all(map(lt, offsets, islice(offsets, 1, None))):
         at = next(index for index in range(1, len(offsets)) if offsets[index - 1] >= offsets[index])
         raise InternalError(
             f"standby: offset {offsets[at]} follows {offsets[at - 1]} in one batch, but offsets increase strictly; "

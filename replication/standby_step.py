@@ -6,6 +6,7 @@ Rules of this file: frozen values only; the machine that makes them, and the pic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -55,7 +56,7 @@ class Step:
     close it and make another from the stored position.
     """
 
-    apply: tuple[Record, ...]
+    apply: Sequence[Record]
     kept: int
     position: int
     pause: bool = False

@@ -310,6 +310,7 @@ class Instance:
         writer = self._open_writer(task_id, if_free=if_free)
         task = self.tasks[task_id]
         try:
+            self.tailer.write(task_id)  # what it was given counts, and is not read again
             planned = self._opener.plan_again(task)
         except Unavailable:
             writer.close()  # it goes on standing by until the log answers
