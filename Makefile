@@ -20,7 +20,7 @@ APP_RUNS ?= 50
 KAFKA_RUNS ?= 100
 SERVE_RUNS ?= 50
 SOAK_S ?= 300
-BENCHES ?= write read restore process
+BENCHES ?= write read restore standby process
 
 # The first Python that is new enough and can make a virtual environment. Asked for only when .venv is missing.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -86,7 +86,7 @@ crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applicat
 soak: $(VENV)/.dev ## SOAK_S=300 seconds of mixed load on a sidecar: its memory stays flat
 	@STANDFAST_SOAK_S=$(SOAK_S) $(BIN)/pytest -q -s tests/test_resp_soak.py $(ARGS)
 
-bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore process door", compare: bench-compare
+bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore standby process door", compare: bench-compare
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; \
 	  if [ $$bench = compare ]; then $(BIN)/python benchmarks/compare.py $(ARGS); \
 	  elif [ $$bench = door ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python benchmarks/door.py $(ARGS); \
