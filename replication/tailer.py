@@ -73,7 +73,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class TailResult:
-    """What one round did: records taken, tasks whose state no longer fits the log, tasks that failed."""
+    """What one round did: records read for standbys, tasks whose state no longer fits the log, tasks that failed."""
 
     applied: int = 0
     failed: dict[TaskId, StandfastError] = field(default_factory=dict)
@@ -190,17 +190,23 @@ class Tailer:
         return TailResult(taken, failed)
 
     def _due(self, growing: Collection[TaskId], now_ms: int) -> list[TaskId]:
-        """Who is written now: who is at its end or gets no more, and one batch, since each holds the session's lock."""
+        """Who is written now: who is at its end, gets no more or waited long; and one batch, or as much as is too much.
+
+        No more than that, since each write holds the session's lock.
+        """
         due = [
             task
             for task, waiting in self._waiting.items()
             if waiting.due or task not in growing or now_ms - waiting.since_ms >= STAGED_MS_MAX
         ]
-        left = {task: waiting for task, waiting in self._waiting.items() if task not in due}
-        size = sum(waiting.payload_bytes for waiting in left.values())
-        largest = max(left, key=lambda task: left[task].rows, default=None)
-        if largest is not None and (left[largest].rows >= BATCH_ROWS or size >= STAGED_BYTES_MAX):
-            due.append(largest)
+        left = sorted(self._waiting.keys() - due, key=lambda task: self._waiting[task].rows, reverse=True)
+        size = sum(self._waiting[task].payload_bytes for task in left)
+        for task in left:
+            full = task is left[0] and self._waiting[task].rows >= BATCH_ROWS
+            if not full and size < STAGED_BYTES_MAX:
+                break
+            due.append(task)
+            size -= self._waiting[task].payload_bytes
         return due
 
     def _write_all(self, tasks: Collection[TaskId], failed: dict[TaskId, StandfastError]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from standfast.replication.applier import ChangelogApplier
 from standfast.replication.columns import payload_bytes
@@ -85,26 +86,22 @@ class _Staged:
 
 @dataclass(slots=True)
 class _Waiting:
-    """What waits of one task: its rows, changelog by changelog, and whether one of them is read to its end."""
+    """What waits of one task: rows, the records that they were made of, and whether a changelog is read to its end."""
 
     rows: int = 0
+    records: int = 0
     at_end: bool = False
     changelogs: dict[TopicPartition, _Staged] = field(default_factory=dict)
-
-    @property
-    def records(self) -> int:
-        """Records that the rows were made of."""
-        return sum(one.records for one in self.changelogs.values())
-
-    @property
-    def payload_bytes(self) -> int:
-        """Their keys and values."""
-        return sum(one.payload_bytes for one in self.changelogs.values())
 
     @property
     def full(self) -> bool:
         """Whether it is a batch."""
         return self.at_end or self.rows >= BATCH_ROWS or self.records >= BATCH_RECORDS_MAX
+
+    @property
+    def payload_bytes(self) -> int:
+        """Keys and values of the records."""
+        return sum(one.payload_bytes for one in self.changelogs.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +126,7 @@ class Restorer:
         self._listener = listener
         self.tasks: dict[TaskId, RestoringTask] = {}
         self._waiting: dict[TaskId, _Waiting] = {}
+        self._waiting_bytes = 0  # keys and values
         self.records_total = 0
         self.bytes_total = 0
         self.restored_records: Counter[tuple[str, int, str]] = Counter()  # store, partition, reason
@@ -159,7 +157,7 @@ class Restorer:
     def remove(self, task: TaskId, reason: str) -> None:
         """Give up a restore; what was written stays, with its position."""
         restoring = self.tasks.pop(task, None)
-        self._waiting.pop(task, None)
+        self._taken(task)
         if restoring is not None:
             restoring.applier.unstage()
             self._reader.remove(list(restoring.changelogs))
@@ -176,7 +174,7 @@ class Restorer:
         written = 0
         for task in self._due(all_of_them=error is not None, nothing_came=not read):
             try:
-                written += self._write(task, self._waiting.pop(task), now_ms)
+                written += self._write(task, now_ms)
             except StandfastError as failure:
                 failed[task] = failure
         if isinstance(error, StateLost | UnknownStore):
@@ -283,7 +281,7 @@ class Restorer:
                     rows += self._stage(batch, restoring)
                 except StandfastError as error:
                     failed[task] = error
-                    self._waiting.pop(task, None)
+                    self._taken(task)
         return records, None
 
     def _stage(self, batch: Fetched, restoring: RestoringTask) -> int:
@@ -294,8 +292,11 @@ class Restorer:
         records, next_offset = batch.records, min(batch.next_offset, changelog.end)
         if next_offset < batch.next_offset:
             records = [record for record in records if record.offset < next_offset]
+        size = payload_bytes(records)
         staged.records += len(records)
-        staged.payload_bytes += payload_bytes(records)
+        staged.payload_bytes += size
+        waiting.records += len(records)
+        self._waiting_bytes += size
         waiting.at_end = waiting.at_end or next_offset >= changelog.end
         if next_offset <= staged.next_offset:
             return 0
@@ -310,19 +311,28 @@ class Restorer:
 
     def _enough(self) -> bool:
         """Whether something is to be written before more is read."""
-        waiting = self._waiting.values()
-        return any(one.full for one in waiting) or sum(one.payload_bytes for one in waiting) >= STAGED_BYTES_MAX
+        return self._waiting_bytes >= STAGED_BYTES_MAX or any(one.full for one in self._waiting.values())
 
     def _due(self, *, all_of_them: bool, nothing_came: bool) -> list[TaskId]:
-        """Whose rows are written now: one task's, since a write holds the session's lock; a full batch goes first."""
+        """Whose rows are written now: about as many as make a batch, since a write holds the session's lock."""
         if all_of_them:
             return list(self._waiting)
-        if self._waiting and (nothing_came or self._enough()):
-            return [max(self._waiting, key=lambda task: (self._waiting[task].full, self._waiting[task].rows))]
-        return []
+        due = [task for task, waiting in self._waiting.items() if waiting.full]
+        if not due and (nothing_came or self._enough()):
+            due = list(self._waiting)
+        due.sort(key=lambda task: self._waiting[task].rows, reverse=True)
+        before = accumulate((self._waiting[task].rows for task in due), initial=0)
+        return [task for task, rows in zip(due, before, strict=False) if rows < BATCH_ROWS]
 
-    def _write(self, task: TaskId, waiting: _Waiting, now_ms: int) -> int:
+    def _taken(self, task: TaskId) -> _Waiting:
+        """What waits of a task, which waits no more."""
+        waiting = self._waiting.pop(task, None) or _Waiting()
+        self._waiting_bytes -= waiting.payload_bytes
+        return waiting
+
+    def _write(self, task: TaskId, now_ms: int) -> int:
         """Write what was staged for a task, in one batch with its positions; returns the records."""
+        waiting = self._taken(task)
         restoring = self.tasks[task]
         if any(one.next_offset > restoring.changelogs[source].position for source, one in waiting.changelogs.items()):
             reach("restore.apply")

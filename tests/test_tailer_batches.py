@@ -93,6 +93,17 @@ def test_rows_of_a_standby_that_keeps_being_given_more_wait_a_second_at_most(ben
     assert [written(session, partition) for partition in range(TASKS)] == [3 * FETCHED] * TASKS
 
 
+def test_what_waits_of_all_standbys_together_is_bounded(
+    bench: Bench, session: sf.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("standfast.replication.tailer.STAGED_BYTES_MAX", 1_000)  # 100 records of a task are 600
+    session.assign(standby=range(TASKS))
+    session.poll_once()
+    assert sorted(written(session, partition) for partition in range(TASKS)) == [0, FETCHED, FETCHED]
+    bench.settle(session)
+    assert [rows(session, partition) for partition in range(TASKS)] == list(map(expected, range(TASKS)))
+
+
 def test_rows_of_a_standby_at_its_end_are_written_in_the_round_that_brought_them(
     bench: Bench, session: sf.Session
 ) -> None:
