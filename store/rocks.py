@@ -272,7 +272,7 @@ class RocksEngine:
         self._restoring = on
         family = DEFAULT_FAMILY
         try:
-            for family in self._families:
+            for family in self._families.keys() - {DEFAULT_FAMILY}:  # which has a few rows only
                 _set_level0(self._held(family, "setting options of"), on)
         except Exception as error:
             raise self._error(error, family, "setting options of") from error
