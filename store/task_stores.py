@@ -176,7 +176,9 @@ class TaskStores:
         for family, path in files:
             if store.takes_family(family):
                 by_family.setdefault(family, []).append(path)
-        cut = replace(cut, stores=self._times())
+        if self._staged_before is not None:  # rows of other stores wait, and so does what they have observed
+            self._staged_before[name] = self._times()[name]
+        cut = replace(cut, stores=dict(self._staged_before or self._times()))
         with self._poisoning():
             if by_family:
                 # Files are durable at once and rows only with their WAL: the mark must not come after them.

@@ -13,7 +13,9 @@ from fix_stores import MINUTE_MS, Open, at, keyvalue, session, versioned, window
 
 from standfast.replication.log import Record
 from standfast.store import session_key, window_key
+from standfast.store.cut import StoreTimes
 from standfast.store.errors import Corruption
+from standfast.store.rocks_sst import write_sorted
 from standfast.store.specs import StoreSpec
 from standfast.store.task_stores import TaskStores
 
@@ -99,3 +101,17 @@ def test_rows_of_a_segment_that_expires_in_a_later_piece_make_no_family(open_tas
     assert task.apply({}, at(2)) == 1
     assert len(task.store("win").families()) == 1
     assert [value for _, _, value in task.store("win").logical_rows()] == [b"2"]
+
+
+def test_files_that_come_in_beside_rows_that_wait_leave_their_times_out_of_the_cut(
+    open_task: Open, tmp_path: Path
+) -> None:
+    task = open_task(window(), keyvalue())
+    before = task.cut.stores.get("win", StoreTimes())
+    task.stage("win", [Record(0, 10, window_key.pack(b"a", MINUTE_MS, 0), b"1")])
+    file = write_sorted(tmp_path / "0.sst", {b"k": bytes(8) + b"v"}).path
+    task.ingest("kv", [("kv", file)], StoreTimes(77, 0), at(1))
+    assert task.cut.stores == {"win": before, "kv": StoreTimes(77, 0)}
+    task.unstage()
+    assert [task.store(name).rows.observed_ms for name in ("win", "kv")] == [before.observed_ms, 77]
+    assert task.store("kv").get("k") == "v"
