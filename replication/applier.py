@@ -72,7 +72,7 @@ class ChangelogApplier:
         if changelog in self.limited:
             records = self._writable(changelog, name, records)
         try:
-            rows = self.stores.stage(name, records) if records else 0
+            rows = self.stores.stage(name, records) if records else self.stores.staged_rows
         except BaseException as error:
             self._staged = {}  # the stores have let go of it all
             if isinstance(error, Corruption):

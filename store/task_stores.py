@@ -132,6 +132,11 @@ class TaskStores:
             self.unstage()
             raise
         self.decode_ns += measured_ns() - started_ns
+        return self.staged_rows
+
+    @property
+    def staged_rows(self) -> int:
+        """How many rows wait."""
         return sum(map(len, self._staged.values()))
 
     def unstage(self) -> None:

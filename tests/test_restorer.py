@@ -8,6 +8,7 @@ import pytest
 from fix_sessions import Bench
 
 import standfast as sf
+from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId, TopicPartition
 
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
@@ -102,3 +103,14 @@ def test_rows_that_waited_when_a_restore_was_given_up_are_read_again(written: Be
         session.assign(active=[begun], standby=[waiting])
         written.settle(session)
         assert dict(session.read("kv", waiting, allow_stale=True).store.all()) == expected(waiting)
+
+
+def test_a_gap_in_one_changelog_does_not_make_the_rows_of_another_count_as_none(bench: Bench) -> None:
+    both = [*STORES, sf.KeyValueStore("other", sf.serde.string, sf.serde.string)]
+    session = bench.active(stores=both)
+    applier = session.task(0).applier
+    kv, other = (applier.changelogs[name] for name in ("kv", "other"))
+    assert applier.stage(kv, [Record(0, 1, b"a", b"1"), Record(1, 1, b"b", b"1")], 2) == 2
+    assert applier.stage(other, [], 5) == 2
+    assert applier.write() == 2
+    assert {name: at.offset for name, at in applier.stores.cut.positions.items()} == {"kv": 2, "other": 5}
