@@ -274,7 +274,7 @@ class Slow(sf.Listener):
         self, task: TaskId, store: str, changelog: TopicPartition, position: int, records: int
     ) -> None:
         self.batches += 1
-        time.sleep(0.15)
+        time.sleep(0.35)  # 20 batches: longer than the poll interval
 
 
 def test_member_that_stalled_commits_nothing_of_what_others_own_by_then(group: Group) -> None:
