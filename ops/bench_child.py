@@ -8,8 +8,8 @@
                until its restore gate opens
     source     write a source topic                         count    an application counts it per key and window
     idle       the same application with a processor that does nothing
-    spread     write changelogs of several tasks            standby  tail them, then take over
-    cold       take over with an empty directory
+    standby    tail changelogs of several tasks, then       cold     take over with an empty directory
+               take over
 
 Rules of this file: only the public path (Session, task, store) is timed, with RocksDB, on the embedded log at its
 default of synchronous=FULL or on Kafka. Keys and values are made before the clock starts. The same arguments give the
@@ -47,7 +47,8 @@ from standfast.ops.bench_step import (
     values_of,
 )
 from standfast.replication.changelog import changelog_policy
-from standfast.replication.log import TopicPolicy
+from standfast.replication.log import Outgoing, TopicPolicy
+from standfast.replication.offsets import TopicPartition
 from standfast.replication.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.stream.session import Session
@@ -118,23 +119,25 @@ def read(step: Step) -> Measured:
 
 
 def fill(step: Step) -> Measured:
-    """Write the changelog that restores read."""
+    """Write the changelogs that restores and standbys read: records dealt out to the tasks in turn."""
     values = values_of(step.value_bytes)
-    changelog = step.changelog
+    changelogs = [step.changelog._replace(partition=number) for number in range(step.tasks)]
     log = open_log(address_of(step))
     try:
-        log.admin.create_topic(changelog.topic, 1, changelog_policy(bench_store()))
+        log.admin.create_topic(step.source, step.tasks, TopicPolicy())
+        log.admin.create_topic(step.changelog.topic, step.tasks, changelog_policy(bench_store()))
         producer = log.producer()
         started_ms = SystemClock().monotonic_ms()
-        batch = []
+        batches: dict[TopicPartition, list[Outgoing]] = {}
         for number, key in enumerate(key_numbers(step.records, step.versions, step.order)):
-            batch.append((key_of(key, step.key_bytes), values[number % VALUES], START_MS + number, ()))
-            if len(batch) == FILL_RECORDS:
-                producer.append({changelog: batch})  # type: ignore[dict-item]
-                batch = []
-        if batch:
-            producer.append({changelog: batch})  # type: ignore[dict-item]
-        end = log.reader().bounds([changelog])[changelog].end
+            record = Outgoing(key_of(key, step.key_bytes), values[number % VALUES], START_MS + number)
+            batches.setdefault(changelogs[number % step.tasks], []).append(record)
+            if (number + 1) % FILL_RECORDS == 0:
+                producer.append(batches)
+                batches = {}
+        if batches:
+            producer.append(batches)
+        end = sum(bounds.end for bounds in log.reader().bounds(changelogs).values())
         return {"records": end, "elapsed_ms": SystemClock().monotonic_ms() - started_ms}
     finally:
         log.close()

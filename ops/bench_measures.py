@@ -117,7 +117,7 @@ class Bench:
     def standby(self) -> tuple[list[Json], list[Json]]:
         """How fast standbys follow, and how soon they run, beside an instance that has nothing."""
         tasks = self.settings["tasks"]
-        self._run(replace(self.step, step="spread"), f"fill the changelogs of {tasks} tasks")
+        self._run(replace(self.step, step="fill", versions=1), f"fill the changelogs of {tasks} tasks")
         warm, cold = self._rounds(
             [
                 ("standbys take over", replace(self.step, step="standby")),

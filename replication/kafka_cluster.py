@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -319,30 +319,33 @@ class Cluster:
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         self.check(wanted)
         # Asked at once. If the head is deleted between the answers, the end is no less than the begin all the same.
-        earliest, latest = _api.OffsetSpec.earliest(), _api.OffsetSpec.latest()
-        asked = self._ask(wanted, earliest, level), self._ask(wanted, latest, level)
-        begins = self._offsets(asked[0], earliest, level)
-        ends = self._offsets(asked[1], latest, level)
+        begins, ends = self._offsets(wanted, level, _api.OffsetSpec.earliest(), _api.OffsetSpec.latest())
         return {source: Bounds(begins[source], max(ends[source], begins[source])) for source in wanted}
 
     def first_offset(self, source: TopicPartition, time_ms: int) -> int:
         """First offset with this timestamp or a later one, the last stable offset if there is none."""
-        spec = _api.OffsetSpec.for_timestamp(time_ms)
-        level = IsolationLevel.READ_COMMITTED
-        found = self._offsets(self._ask([source], spec, level), spec, level)[source]
+        (offsets,) = self._offsets([source], IsolationLevel.READ_COMMITTED, _api.OffsetSpec.for_timestamp(time_ms))
+        found = offsets[source]
         return found if found >= 0 else self.bounds([source])[source].end
 
     def written_end(self, source: TopicPartition) -> int:
         """End of all that was written to a partition, in one question. Raises UnknownStore."""
-        spec, level = _api.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED
-        return self._offsets(self._ask([source], spec, level), spec, level)[source]
+        (ends,) = self._offsets([source], IsolationLevel.READ_UNCOMMITTED, _api.OffsetSpec.latest())
+        return ends[source]
+
+    def _offsets(
+        self, wanted: Sequence[TopicPartition], level: IsolationLevel, *specs: Any
+    ) -> list[dict[TopicPartition, int]]:
+        """The offsets of each kind, all asked for before the first answer is waited for."""
+        asked = [(self._ask(wanted, spec, level), spec) for spec in specs]
+        return [self._answered(one, spec, level) for one, spec in asked]
 
     def _ask(self, wanted: Iterable[TopicPartition], spec: Any, level: IsolationLevel) -> _Asked:
         asked = {KafkaPartition(*source): spec for source in wanted}
         answer: _Asked = self.admin.list_offsets(asked, isolation_level=level, request_timeout=self.timeout_s)
         return answer
 
-    def _offsets(self, asked: _Asked, spec: Any, level: IsolationLevel) -> dict[TopicPartition, int]:
+    def _answered(self, asked: _Asked, spec: Any, level: IsolationLevel) -> dict[TopicPartition, int]:
         """The answers; whom a broker refuses for a moment is asked about again."""
         found: dict[TopicPartition, int] = {}
         deadline_ms = self._clock.monotonic_ms() + self.timeout_ms

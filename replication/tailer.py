@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from standfast.replication.applier import ChangelogApplier
+from standfast.replication.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier
 from standfast.replication.columns import payload_bytes
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Group, Log, LogReader
@@ -26,8 +26,6 @@ from standfast.store.errors import InternalError, StandfastError, StateLost, Una
 from standfast.store.failpoint import reach
 
 FETCH_RECORDS_MAX = 10_000
-BATCH_ROWS = 10_000  # of one task
-STAGED_BYTES_MAX = 16 << 20  # keys and values of all that waits
 STAGED_MS_MAX = 1_000  # how long rows wait while more of their task keeps coming
 CONFIRM_AFTER_MS = 3_600_000  # how old the time of a position at its end may get
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from standfast.replication.applier import ChangelogApplier
+from standfast.replication.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier
 from standfast.replication.columns import payload_bytes
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Log, LogReader
@@ -29,14 +29,9 @@ from standfast.store.errors import InternalError, StandfastError, StateLost, Una
 from standfast.store.failpoint import reach
 from standfast.store.log import logger
 
-# Measured: 10,000 rows a batch restore a tenth faster than 5,000 (they are sorted), 50,000 slower than both; a batch
-# holds the interpreter and the session's lock for about 25 ms. Where several records fold to one row, a batch takes
-# more of them for as many rows. It is read and folded piece by piece, while a piece is in the processor's cache.
-# Several tasks share what is read; rows of each wait until its own batch is full. Measured with 16 tasks: batches of
-# what all had together, 600 rows of each, took twice as long.
-BATCH_ROWS = 10_000
+# Where several records fold to one row, a batch takes more of them for as many rows. It is read and folded piece by
+# piece, while a piece is in the processor's cache.
 BATCH_RECORDS_MAX = 4 * BATCH_ROWS
-STAGED_BYTES_MAX = 16 << 20  # keys and values of all that waits
 PIECE_RECORDS = 10_000
 # From so many records on, files are put in shape after the restore. To say so to RocksDB and to take it back takes 2 ms
 # a family each time, which whoever takes over with a short tail would wait for.

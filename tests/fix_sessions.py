@@ -54,6 +54,11 @@ def operate(task: Task, rng: random.Random, count: int, *, keys: int = 30) -> No
     task.commit()
 
 
+def filled(partition: int, records: int) -> dict[str, str]:
+    """The rows that `Bench.fill` writes for a task."""
+    return {f"{number:05}": f"{partition}" for number in range(records)}
+
+
 class Bench:
     """Sessions of one application over one log, each with a state directory of its own."""
 
@@ -97,6 +102,18 @@ class Bench:
         session.assign(active=partitions)
         session.wait_ready(30)
         return session
+
+    def fill(self, stores: list[Any], tasks: int, records: int) -> None:
+        """Write `filled` rows for each task into the store `kv`, by an instance that is gone afterwards."""
+        first = self.session("filling", stores=stores, partitions=tasks, take_over=False)
+        first.assign(active=range(tasks))
+        first.wait_ready(30)
+        for partition in range(tasks):
+            task = first.task(partition)
+            for key, value in filled(partition, records).items():
+                task.store("kv").put(key, value)
+            task.commit()
+        first.close()
 
     def settle(self, *sessions: sf.Session, rounds: int = 200) -> None:
         """Drive background work until three rounds of all sessions apply nothing (a take-over needs a round)."""

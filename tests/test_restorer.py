@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from fix_sessions import Bench
+from fix_sessions import Bench, filled
 
 import standfast as sf
 from standfast.replication.log import Record
@@ -34,15 +34,7 @@ def written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Changelogs of several tasks, read 100 records of each at a time."""
     monkeypatch.setattr("standfast.restore.restorer.BATCH_ROWS", BATCH)
     monkeypatch.setattr("standfast.restore.restorer.PIECE_RECORDS", 100 * TASKS)
-    first = bench.session("first", stores=STORES, partitions=TASKS)
-    first.assign(active=range(TASKS))
-    first.wait_ready(30)
-    for partition in range(TASKS):
-        task = first.task(partition)
-        for number in range(RECORDS):
-            task.store("kv").put(f"{number:05}", f"{partition}")
-        task.commit()
-    first.close()
+    bench.fill(STORES, TASKS, RECORDS)
     return bench
 
 
@@ -57,7 +49,7 @@ def rows(session: sf.Session, partition: int) -> dict[str, str]:
 
 
 def expected(partition: int) -> dict[str, str]:
-    return {f"{number:05}": f"{partition}" for number in range(RECORDS)}
+    return filled(partition, RECORDS)
 
 
 def test_tasks_that_restore_together_write_batches_of_full_size(written: Bench) -> None:

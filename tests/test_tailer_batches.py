@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from fix_sessions import Bench
+from fix_sessions import Bench, filled
 
 import standfast as sf
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -46,15 +46,7 @@ def session(bench: Bench, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> sf.S
     """A session with nothing, beside changelogs that are there."""
     monkeypatch.setattr("standfast.replication.tailer.BATCH_ROWS", BATCH)
     monkeypatch.setattr("standfast.replication.tailer.FETCH_RECORDS_MAX", FETCHED * TASKS)
-    first = bench.session("first", stores=STORES, partitions=TASKS, take_over=False)
-    first.assign(active=range(TASKS))
-    first.wait_ready(30)
-    for partition in range(TASKS):
-        task = first.task(partition)
-        for number in range(RECORDS):
-            task.store("kv").put(f"{number:05}", f"{partition}")
-        task.commit()
-    first.close()
+    bench.fill(STORES, TASKS, RECORDS)
     session = bench.session("second", stores=STORES, partitions=TASKS, take_over=False)
     session.listeners.add(heard)
     return session
@@ -70,7 +62,7 @@ def rows(session: sf.Session, partition: int) -> dict[str, str]:
 
 
 def expected(partition: int) -> dict[str, str]:
-    return {f"{number:05}": f"{partition}" for number in range(RECORDS)}
+    return filled(partition, RECORDS)
 
 
 def test_standbys_far_behind_write_batches_of_full_size(bench: Bench, session: sf.Session, heard: Heard) -> None:
