@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint audit format crash soak bench bench-compare bench-spark pins clean
+.PHONY: help demo check test lint audit format crash soak soak-lease bench bench-compare bench-spark pins clean
 MAKEFLAGS += --no-print-directory
 # Hundreds of tests start processes of ours: each would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,8 +19,10 @@ RUNS ?= 200
 APP_RUNS ?= 50
 KAFKA_RUNS ?= 100
 SERVE_RUNS ?= 50
+BULK_RUNS ?= 10
 SOAK_S ?= 300
-BENCHES ?= write read restore standby process
+LEASE_S ?= 600
+BENCHES ?= write read restore standby failover process
 
 # The first Python that is new enough and can make a virtual environment. Asked for only when .venv is missing.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -80,13 +82,17 @@ format: $(VENV)/.dev ## rewrite the sources in the one format
 crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50; on Kafka KAFKA_RUNS=100, sidecars SERVE_RUNS=50
 	@echo "==> crash: $(RUNS) runs, $(APP_RUNS) of whole applications, $(KAFKA_RUNS) on Kafka, $(SERVE_RUNS) of sidecars; seeds are printed"
 	@STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) STANDFAST_CRASH_KAFKA_RUNS=$(KAFKA_RUNS) \
-	  STANDFAST_CRASH_SERVE_RUNS=$(SERVE_RUNS) \
+	  STANDFAST_CRASH_SERVE_RUNS=$(SERVE_RUNS) STANDFAST_CRASH_BULK_RUNS=$(BULK_RUNS) \
 	  $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
 
 soak: $(VENV)/.dev ## SOAK_S=300 seconds of mixed load on a sidecar: its memory stays flat
 	@STANDFAST_SOAK_S=$(SOAK_S) $(BIN)/pytest -q -s tests/test_resp_soak.py $(ARGS)
 
-bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore standby process door", compare: bench-compare
+soak-lease: $(VENV)/.dev ## LEASE_S=600 seconds, on each log, beside four busy loops while 256 MB of WAL are reopened: no lease is lost
+	@STANDFAST_LEASE_SOAK_S=$(LEASE_S) STANDFAST_LEASE_WAL_MB=256 \
+	  $(BIN)/pytest -q -s tests/test_lease_soak.py $(ARGS)
+
+bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore standby failover process door", compare: bench-compare
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; \
 	  if [ $$bench = compare ]; then $(BIN)/python benchmarks/compare.py $(ARGS); \
 	  elif [ $$bench = door ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python benchmarks/door.py $(ARGS); \

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 
 from confluent_kafka.aio import AIOConsumer
 
@@ -12,15 +13,16 @@ async def main(app: str, log: str, topic: str, state_dir: str) -> None:
     store = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)
     async with sf.aio.Session(app, log=log, state_dir=state_dir, stores=[store], placement="group") as session:
         consumer = AIOConsumer(session.consumer_settings())
-        calls = {"on_assign": session.on_assign, "on_revoke": session.on_revoke, "on_lost": session.on_lost}
-        await consumer.subscribe([topic], **calls)
+        await consumer.subscribe([topic], on_assign=session.on_assign, on_revoke=session.on_revoke)
         while True:
             offsets: dict[tuple[str, int], int] = {}
             for message in await consumer.consume(500, 0.2):
-                counts, key = session.task(message.partition()).store("counts"), message.key().decode()
-                counts.put(key, (counts.get(key) or 0) + 1, message.timestamp()[1])
-                offsets[message.topic(), message.partition()] = message.offset() + 1
-            await session.commit(offsets)  # after every poll, also with none
+                with suppress(sf.Fenced, sf.Unavailable):  # its task left, or is opened again: the record comes again
+                    counts, key = session.task(message).store("counts"), message.key().decode()
+                    counts.put(key, (counts.get(key) or 0) + 1, message.timestamp()[1])
+                    offsets[message.topic(), message.partition()] = message.offset() + 1
+            with suppress(sf.Fenced, sf.Unavailable):
+                await session.commit(offsets)  # after every poll, also with none
 
 
 asyncio.run(main(*sys.argv[1:]))

@@ -1,9 +1,11 @@
-"""Session clicks: which pages a visitor looked at in one go, told once when the visit is over.
+"""Session clicks: which pages a visitor looked at in one go, written once when the visit is over.
 
     python examples/session_clicks.py        feeds six clicks and prints the visits that are over; Ctrl-C ends it
-    python examples/session_clicks.py        the same again prints nothing: a closed visit is never told twice
+    python examples/session_clicks.py        the same again prints nothing: no visit is written twice
 
-A visit ends after half an hour without a click; clicks may come five minutes late. Time is that of the clicks, so
+A visit ends after half an hour without a click; clicks may come five minutes late. One that comes later than that
+joins no visit that was written, and each click is in one visit at most. (After a crash, a line may be printed again:
+only topic and store are exactly once.) Time is that of the clicks, so
 Eve's, four hours later, is what closes the others' visits, and hers stays open. Everything is in ./session-clicks.
 """
 

@@ -1,22 +1,49 @@
-"""Assigning tasks to a session so that one that cannot be opened keeps no other from being opened.
+"""The session of a sidecar's process, whose tasks are assigned so that one that cannot be opened keeps no other back.
 
 Rules of this file: what the log does not answer is raised, for then nothing is known of any task; every other refusal
-(another definition, state that may be the last copy) is that one task's own, and comes back by its partition.
+(another definition, state that may be the last copy) is that one task's own, and comes back by its partition. A task
+that another instance took over is taken back only if the application names it again: the same order, carried out
+again by itself, does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from standfast.replication.offsets import TaskId
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.stream.session import Session
 
 
-def assign_each(session: Session, active: Iterable[int], standby: Iterable[int]) -> dict[int, StandfastError]:
-    """Make exactly these the session's tasks, but for those that are refused, and why. Raises Unavailable."""
+class SidecarSession(Session):
+    """A session whose caller repeats the application's assignment by itself."""
+
+    def hold(self, active: Iterable[int], standby: Iterable[int], take_back: Iterable[int] = ()) -> None:
+        """`assign`, but of the tasks that another instance took over only those in `take_back` are taken back."""
+        self._assign(active, standby, frozenset(TaskId(0, partition) for partition in take_back))
+
+    def lost(self) -> frozenset[int]:
+        """Partitions of the tasks that another instance took over, and that stay with it."""
+        with self._usable():
+            return frozenset(task_id.partition for task_id in self._instance.ownership.lost)
+
+    def reopen_if_free(self, partition: int) -> None:
+        """Open a task that failed again. Held if a live member took it over meanwhile: it is lost then."""
+        with self._usable():
+            self._instance.reopen(TaskId(0, partition), if_free=True)
+        self._wake.set()
+
+
+def assign_each(
+    session: SidecarSession, active: Iterable[int], standby: Iterable[int], take_back: Collection[int] = ()
+) -> dict[int, StandfastError]:
+    """Make exactly these the session's tasks, but for those that are refused, and why. Raises Unavailable.
+
+    Tasks that are lost and not in `take_back` stay lost (`SidecarSession.lost`), without a refusal.
+    """
     wanted = {"active": set(active), "standby": set(standby)}
     try:
-        session.assign(**wanted)
+        session.hold(**wanted, take_back=take_back)
         return {}
     except Unavailable:
         raise
@@ -24,19 +51,20 @@ def assign_each(session: Session, active: Iterable[int], standby: Iterable[int])
         pass  # of which one it is shows below
     refused: dict[int, StandfastError] = {}
     held = {role: wanted[role] & _held(session, role) for role in wanted}
+    held["active"] |= wanted["active"] & session.lost()  # left out they would be given up, and lost no more
     for role, partitions in wanted.items():
         for partition in sorted(partitions - held[role]):
             now = {one: set(tasks) for one, tasks in held.items()}
             now[role].add(partition)
             try:
-                session.assign(**now)
+                session.hold(**now, take_back=take_back)
             except Unavailable:
                 raise
             except StandfastError as error:
                 refused[partition] = error
             else:
                 held = now
-    session.assign(**held)
+    session.hold(**held, take_back=take_back)
     return refused
 
 

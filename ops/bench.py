@@ -4,9 +4,11 @@
     standfast bench read       point gets and whole scans of committed rows
     standfast bench restore    an empty directory until the gate is open: distinct keys, and several versions a key
     standfast bench standby    standbys follow the changelogs of several tasks, then take them over
+    standfast bench failover   an application process is killed, until its standby has processed a record
     standfast bench process    an application counts 1,000 keys in windows, beside one whose processor does nothing
 
-`write`, `restore` and `standby` take `--log kafka`, or `--log kafka://host:port` for a cluster that is there.
+`write`, `restore`, `standby` and `failover` take `--log kafka`, or `--log kafka://host:port` for a cluster that is
+there.
 
 Rules of this file: arguments, and tables for people; the measures are made in `standfast.ops.bench_measures`.
 """
@@ -33,8 +35,9 @@ Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.bench/1"
 RECORDS_DEFAULT = {"read": 500_000}  # else a million
 TASKS, TASKS_MAX = 16, 1_000
-WITH_LOG = ("write", "restore", "standby")  # what `--log` may be given to
-RUNS_HELP = f"runs of each measure ({RUNS_DEFAULT[SQLITE]}; on Kafka {RUNS_DEFAULT[KAFKA]})"
+WITH_LOG = ("write", "restore", "standby", "failover")  # what `--log` may be given to
+RUNS_FAILOVER = 20
+RUNS_HELP = f"runs of each measure ({RUNS_DEFAULT[SQLITE]}; on Kafka {RUNS_DEFAULT[KAFKA]}; failovers {RUNS_FAILOVER})"
 KEY_BYTES_MAX = 64
 
 
@@ -52,6 +55,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("read", "point gets and scans"),
         ("restore", "restore a store from its changelog"),
         ("standby", "follow changelogs, and take over"),
+        ("failover", "kill an application process, until its standby goes on"),
         ("process", "count records per key and window"),
     ):
         command = commands.add_parser(name, help=text, description=f"Measure: {text}.")
@@ -67,6 +71,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             add("--tasks", type=int, default=TASKS, metavar="N", help=f"tasks that share the records ({TASKS})")
         if name in WITH_LOG:
             add_log(command)
+        if name == "failover":
+            add("--lease", metavar="DURATION", help="how long a member may be silent, as 500ms (an application's)")
         if name == "restore":
             add("--workers", metavar="LIST", help="processes of a bulk restore, 0 for batches, as 0,1,2 (a session's)")
             add("--restore-memory", metavar="SIZE", help="what they may hold of rows, as 512MiB (a session's)")
@@ -77,7 +83,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_bench(args: argparse.Namespace, out: Output) -> int:
-    """bench write, read, restore, standby, process."""
+    """bench write, read, restore, standby, failover, process."""
     from standfast.ops.bench_measures import Bench
 
     settings = _settings(args)
@@ -106,8 +112,9 @@ def show(document: Json, out: Output) -> None:
     where = (
         f"log {log['address']}" + " of its own" * bool(log["broker"]) if kafka else "embedded log (synchronous=full)"
     )
+    count = "" if document["bench"] == "failover" else f"{settings['records']:,} "
     out.line(
-        f"{settings['records']:,} records of {settings['key_bytes']} + {settings['value_bytes']} bytes, "
+        f"{count}records of {settings['key_bytes']} + {settings['value_bytes']} bytes, "
         f"{settings['runs']} run{'s' * (settings['runs'] > 1)}, "
         + (f"{settings['tasks']} tasks, " if "tasks" in settings else "")
         + f"memory {settings['memory_bytes'] >> 20} MiB, "
@@ -118,6 +125,8 @@ def show(document: Json, out: Output) -> None:
     rows = [_cells(one) for one in document["measures"]]
     out.table(columns, rows, right=("median", "slowest", "fastest", "goal"))
     for one in document["measures"]:
+        if one.get("p90") is not None:
+            out.line(f"{one['name']}: 90 % within {one['p90']:,.0f} ms")
         if one.get("peak_rss_bytes") is not None:
             out.line(
                 f"{one['name']}: largest resident size {one['peak_rss_bytes'] >> 20} MiB "
@@ -143,14 +152,15 @@ def _cells(one: Json) -> list[str]:
 
 
 def _settings(args: argparse.Namespace) -> Json:
-    from standfast.ops.config import parse_size
+    from standfast.ops.config import parse_duration, parse_size
     from standfast.store.errors import InvalidRequest
     from standfast.store.rocks import MEMORY_BYTES_MIN
     from standfast.store.rows import VALUE_MAX_BYTES
-    from standfast.stream.settings import RESTORE_MEMORY_DEFAULT_BYTES, RESTORE_MEMORY_MIN_BYTES
+    from standfast.stream.settings import LEASE_MIN_MS, RESTORE_MEMORY_DEFAULT_BYTES, RESTORE_MEMORY_MIN_BYTES
 
     problems = []
-    args.runs = RUNS_DEFAULT[kind_of(_log(args))] if args.runs is None else args.runs
+    if args.runs is None:
+        args.runs = RUNS_FAILOVER if args.bench_command == "failover" else RUNS_DEFAULT[kind_of(_log(args))]
     limits = {"value_bytes": VALUE_MAX_BYTES, "key_bytes": KEY_BYTES_MAX, "batch": 10_000, "versions": args.records}
     least, limits["tasks"] = {"value_bytes": 0, "key_bytes": 8}, TASKS_MAX
     names = ["records", "key_bytes", "value_bytes", "batch", "versions", "runs", "tasks"]
@@ -173,6 +183,13 @@ def _settings(args: argparse.Namespace) -> Json:
                 problems.append(f"{option} is {given!r}: give {fewest >> 20}MiB or more")
         except ValueError as error:
             problems.append(f"{option} is {given!r}: {error}")
+    if getattr(args, "lease", None) is not None:
+        try:
+            sizes["lease_ms"] = parse_duration(args.lease)
+            if sizes["lease_ms"] < LEASE_MIN_MS:
+                problems.append(f"--lease is {args.lease!r}: give {LEASE_MIN_MS}ms or more")
+        except ValueError as error:
+            problems.append(f"--lease is {args.lease!r}: {error}")
     workers = (getattr(args, "workers", None) or "").replace(" ", "")
     if not re.fullmatch(r"(\d{1,2}(,\d{1,2})*)?", workers):
         problems.append(f"--workers is {workers!r}: give numbers of processes, as 0,1,2")

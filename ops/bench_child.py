@@ -8,6 +8,7 @@
                until its restore gate opens
     source     write a source topic                         count    an application counts it per key and window
     idle       the same application with a processor that does nothing
+    failover   an application, until it is killed
     standby    tail changelogs of several tasks, then       cold     take over with an empty directory
                take over
 
@@ -26,6 +27,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from standfast.ops.bench_failover import FAILOVER_STEPS
 from standfast.ops.bench_process import PROCESS_STEPS
 from standfast.ops.bench_standby import STANDBY_STEPS
 from standfast.ops.bench_step import (
@@ -190,6 +192,7 @@ def restore(step: Step) -> Measured:
         memory_bytes=step.memory_bytes,
         restore_workers=step.workers,
         restore_memory_bytes=step.restore_memory_bytes,
+        take_over=False,  # no lease process: the processes of a restore are those that are measured
     )
 
     def run() -> None:
@@ -238,7 +241,7 @@ def _children() -> bool:
 def main(arguments: list[str]) -> int:
     """Run one step; prints what it measured."""
     step = Step(**json.loads(arguments[0]))
-    print(json.dumps((STEPS | PROCESS_STEPS | STANDBY_STEPS)[step.step](step)))
+    print(json.dumps((STEPS | PROCESS_STEPS | STANDBY_STEPS | FAILOVER_STEPS)[step.step](step)))
     return 0
 
 

@@ -135,6 +135,17 @@ class Bench:
         )
         return [tailed, followed, started], [self._ratio(followed, started, "how many times sooner a standby runs")]
 
+    def failover(self) -> tuple[list[Json], list[Json]]:
+        """An application process is killed, again and again."""
+        from standfast.ops.bench_failover import measures, rounds
+        from standfast.stream.settings import LEASE_DEFAULT_MS
+
+        runs, lease_ms = self.settings["runs"], self.step.lease_ms or LEASE_DEFAULT_MS
+        with self.out.progress(f"kill the owner {runs} times, lease {lease_ms} ms", runs) as bar:
+            found = rounds(self.step, runs, lease_ms, bar.advance)
+        self.log.forget(self.step.app)
+        return measures(found), []
+
     def process(self) -> tuple[list[Json], list[Json]]:
         """A windowed count beside a processor that does nothing."""
         self._run(replace(self.step, step="source"), "fill the source topic")

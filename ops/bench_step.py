@@ -57,6 +57,7 @@ class Step:
     workers: int | None = None  # processes of a bulk restore, 0 for batches; None: as a session has them
     restore_memory_bytes: int = RESTORE_MEMORY_DEFAULT_BYTES
     tasks: int = 1
+    lease_ms: int | None = None  # None: as an application has it
 
     def encode(self) -> str:
         """The process's argument."""

@@ -67,12 +67,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_head(args: argparse.Namespace, out: Output) -> int:
     """changelog head."""
+    from standfast.ops.topic_records import read_records
+
     log = log_of(args)
     try:
         records: list[tuple[TopicPartition, Record]] = []
         reader = log.reader()
         for partition, bounds in _partitions(args, log, reader).items():
-            records += [(partition, record) for record in _read(reader, partition, bounds, _limit(args))]
+            records += [(partition, record) for record in read_records(reader, partition, bounds, _limit(args))]
     finally:
         log.close()
     _show_records(args, out, records)
@@ -81,12 +83,14 @@ def run_head(args: argparse.Namespace, out: Output) -> int:
 
 def run_tail(args: argparse.Namespace, out: Output) -> int:
     """changelog tail."""
+    from standfast.ops.topic_records import newest_records
+
     log = log_of(args)
     try:
         records: list[tuple[TopicPartition, Record]] = []
         reader = log.reader()
         for partition, bounds in _partitions(args, log, reader).items():
-            records += [(partition, record) for record in _read_last(reader, partition, bounds, _limit(args))]
+            records += [(partition, record) for record in newest_records(reader, partition, bounds, _limit(args))]
     finally:
         log.close()
     _show_records(args, out, records)
@@ -196,31 +200,6 @@ def _limit(args: argparse.Namespace) -> int:
     return int(args.limit)
 
 
-def _read(reader: LogReader, partition: TopicPartition, bounds: Bounds, limit: int) -> list[Record]:
-    """Up to `limit` records from the beginning of `bounds`."""
-    records: list[Record] = []
-    reader.assign({partition: bounds.begin})
-    position = bounds.begin
-    while position < bounds.end and len(records) < limit:
-        for batch in reader.fetch(min(limit - len(records), FETCH_RECORDS)):
-            records += [record for record in batch.records if record.offset < bounds.end]
-            position = batch.next_offset
-    return records[:limit]
-
-
-def _read_last(reader: LogReader, partition: TopicPartition, bounds: Bounds, limit: int) -> list[Record]:
-    """The last `limit` records. Offsets may have gaps, so it looks back twice as far until there are enough."""
-    from standfast.replication.offsets import Bounds
-
-    back = limit
-    while True:
-        start = max(bounds.begin, bounds.end - back)
-        records = _read(reader, partition, Bounds(start, bounds.end), bounds.end - start)
-        if len(records) >= limit or start == bounds.begin:
-            return records[-limit:]
-        back *= 2
-
-
 def _count(reader: LogReader, partition: TopicPartition, bounds: Bounds, bar: Any) -> Json:
     records = tombstones = key_bytes = value_bytes = 0
     keys: set[int] | None = set()
@@ -298,4 +277,6 @@ def _topic_document(info: Any) -> Json:
 
 def _policy(info: Any) -> str:
     text = ",".join(sorted(info.policy.cleanup))
-    return text if info.policy.retention_ms < 0 else f"{text}, kept {info.policy.retention_ms} ms"
+    # Where nothing is deleted by its age, the setting is there all the same, and means nothing.
+    aged = "delete" in info.policy.cleanup and info.policy.retention_ms >= 0
+    return f"{text}, kept {info.policy.retention_ms} ms" if aged else text

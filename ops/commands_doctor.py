@@ -61,9 +61,11 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     """doctor."""
     from standfast.ops.doctor import Known, app_tasks, known_of, look
     from standfast.ops.doctor_local import local_facts, local_findings
+    from standfast.ops.doctor_state import log_findings, state_findings
     from standfast.ops.store_argument import parse_store
     from standfast.replication.topic_fixes import Fixes
     from standfast.replication.topic_rules import errors, findings
+    from standfast.store.clock import SystemClock
     from standfast.store.names import check_topic
 
     settings = settings_of(args)
@@ -82,6 +84,8 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     try:
         looked = look(log, app, stores=stores, sources=sources, known=known, value_max_bytes=settings.value_max_bytes)
         found = [*findings(looked.application, looked.survey, Fixes(log.address)), *found]
+        found += log_findings(log)
+        found += state_findings(log, app, known.kept, SystemClock().wall_ms())
     finally:
         log.close()
     found.sort(key=lambda one: one.severity != "error")

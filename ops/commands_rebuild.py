@@ -158,10 +158,12 @@ def _store(args: argparse.Namespace, log: Log) -> tuple[str, StoreSpec]:
 def declared(log: Log, app: str, text: str) -> StoreSpec:
     """A store as `--store` declares it, with times from its topic. Raises UnknownStore, BadConfig."""
     from standfast.ops.store_argument import parse_store, store_spec
+    from standfast.ops.topic_records import check_kinds
     from standfast.restore.preflight import topic_of
 
     argument = parse_store(text)
     info = topic_of(log, app, argument.name, argument.changelog_of(app))
+    check_kinds(log, [(argument, info)])
     return store_spec(argument, info.policy)
 
 

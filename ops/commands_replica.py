@@ -127,6 +127,7 @@ def _follow(replica: Replica, address: str, state_dir: Path, stop: threading.Eve
 
 def _specs(args: argparse.Namespace, app: str) -> list[StoreSpec]:
     from standfast.ops.store_argument import parse_store, store_spec
+    from standfast.ops.topic_records import check_kinds
     from standfast.replication.foreign import foreign_changelog
     from standfast.store.errors import BadConfig
 
@@ -141,6 +142,7 @@ def _specs(args: argparse.Namespace, app: str) -> list[StoreSpec]:
         raise BadConfig(problems)
     with closing(log_of(args)) as log:
         topics = [foreign_changelog(log.admin, app, store.name, store.changelog_of(app)) for store in stores]
+        check_kinds(log, zip(stores, topics, strict=True))
     return [store_spec(store, topic.policy) for store, topic in zip(stores, topics, strict=True)]
 
 

@@ -67,6 +67,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_reset(args: argparse.Namespace, out: Output) -> int:
     """reset."""
+    import difflib
+
     from standfast.ops.reset import carry_out, look
     from standfast.ops.reset_plan import parse_target
     from standfast.store.names import changelog_topic, check_topic
@@ -91,6 +93,8 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
             local=_local(settings.state_dir, app, args.local),
         )
         _show(out, plan)
+        if plan.empty and (near := difflib.get_close_matches(app, set(log.admin.groups()) - {app}, 1, 0.6)):
+            out.note(f"the log has an application {near[0]!r}: did you mean that one?")
         if args.dry_run or plan.empty:
             out.document(_document(plan, dry_run=args.dry_run, done=False))
             return OK

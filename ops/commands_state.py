@@ -139,6 +139,10 @@ def show_status(status: Json, out: Output) -> None:
         out.line(f"- {reason}")
     if status["standbys_missing"]:
         out.line(f"- {status['standbys_missing']} standby replicas asked for have no instance to be on")
+    lock = status.get("log_lock")
+    if lock:
+        seconds = lock["held_ms"] / 1_000
+        out.line(f"- process {lock['pid']} has kept everybody from writing to the log for {seconds:.1f} s")
     columns = ("task", "role", "state", "epoch", "buffer bytes", "sources")
     rows = [
         (task["task"], task["role"], task["state"], task["epoch"], task.get("buffer_bytes"), _offsets(task["sources"]))

@@ -49,7 +49,8 @@ class Settings:
     memory_bytes: int = 256 << 20
     cache_max_bytes: int = 10 << 20
     value_max_bytes: int = 1_000_000
-    lease_ms: int = 3_000
+    lease_ms: int = 1_500
+    max_stall_ms: int = 30_000
     host: str = "127.0.0.1"
     metrics_port: int | None = None
 
@@ -98,6 +99,7 @@ def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str,
         cache_max_bytes=config.store.cache_bytes,
         value_max_bytes=config.store.value_max_bytes,
         lease_ms=config.group.lease_ms,
+        max_stall_ms=config.group.max_stall_ms,
         host=config.ops.host,
         metrics_port=config.ops.metrics_port,
     )

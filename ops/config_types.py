@@ -98,7 +98,10 @@ class StoreSection:
 class GroupSection:
     """[group]: members of one application watching each other."""
 
-    lease_ms: int = shown(3_000, at_least(DURATION, "100ms"), "how long a member may be silent")
+    lease_ms: int = shown(1_500, at_least(DURATION, "100ms"), "how long a member may be silent")
+    max_stall_ms: int = shown(
+        30_000, at_least(DURATION, "100ms"), "without progress for so long, a member does not renew its lease"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,9 @@ class StateSection:
     bulk_restore_records: int | None = shown(None, number(1), "records from which a cold store is restored in bulk")
     accept_empty_log: bool = shown(False, SWITCH, "an operator's word that rows beside an empty log may go")
     accept_missing_history: bool = shown(False, SWITCH, "an operator's word that a log without its head is enough")
+    accept_unreadable_rows: bool = shown(
+        False, SWITCH, "an operator's word that damaged rows of a store without a changelog may go"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,7 +170,7 @@ class ControlPlane:
         self.wanted = asked
         self.pending = [Restoring(partition, "restoring", "opening") for partition in sorted(asked.active)]
         self.timers.keep(asked.active)
-        session.mover.want(asked.active, asked.standby)
+        session.mover.want(asked.active, asked.standby, named=True)
         try:
             self.tick()
         finally:
@@ -250,9 +250,7 @@ class ControlPlane:
             self._let_go(self.wanted.tasks)
         if self.session.is_open:
             self._look_after_failed(now_ms)
-            for partition in self.session.mover.round():
-                self._taken_over(partition)
-            self.update_table()
+            self._round()
         self.timers.tick(self.wanted.active, self.table.now.open)
 
     def _look_at_disk(self, now_ms: int) -> None:
@@ -343,6 +341,11 @@ class ControlPlane:
             if task.role == "active" and task.state in (TaskState.FAILED, TaskState.CLOSED):
                 self._open_again(partition, task, now_ms)
 
+    def _round(self) -> None:
+        for partition in self.session.mover.round():
+            self._taken_over(partition)
+        self.update_table()
+
     def _taken_over(self, partition: int) -> None:
         """Another instance has it: it is given up, and not taken back."""
         logger.warning("task 0_%d was taken over by another instance: it is given up here", partition)
@@ -374,8 +377,7 @@ class ControlPlane:
             self.timers.keep(left.active)
         if self.session.is_open:
             self.session.mover.want(left.active, left.standby)
-            self.session.mover.round()
-            self.update_table()
+            self._round()
 
     def _closing(self, gone: Partitions) -> None:
         """Take tasks from the doors, and wait until none of them commits."""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from standfast.ops.assign_each import SidecarSession
 from standfast.ops.config_types import Config
 from standfast.ops.control_assignment import Wanted
 from standfast.ops.control_stores import Conflict, shape_of
@@ -30,7 +31,6 @@ from standfast.store.errors import Fenced, InvalidRequest, NotReady, StandfastEr
 from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import MARKER, StateDir, write_marker
-from standfast.stream.session import Session
 from standfast.stream.statistics import SessionCounters, SessionStatistics
 from standfast.stream.task import Task, TaskState
 
@@ -39,11 +39,17 @@ GONE = (TaskState.FAILED, TaskState.CLOSED)
 SNAPSHOTS = "snapshots"
 
 
-class DoorSession(Session):
+class DoorSession(SidecarSession):
     """A session beside the doors: long work is its workers', care of the log too."""
 
     def _cares_for(self, leader: str) -> bool:
         return False
+
+    def _stopped(self, fatal: BaseException) -> BaseException:
+        # A client's request is not at fault, and its next one may meet the process that is started in place of this.
+        stopped = Unavailable(f"background work of {self.app!r} stopped: {fatal}")
+        stopped.__cause__ = fatal
+        return stopped
 
 
 class ControlSession:
@@ -54,7 +60,7 @@ class ControlSession:
         self._state = state
         self._clock = clock
         self._closing = closing
-        self._session: Session | None = None
+        self._session: DoorSession | None = None
         self._mover: TailMover | None = None
         self._partitions: int | None = None
         self._numbers = WorkerNumbers()
@@ -67,7 +73,7 @@ class ControlSession:
         return self._session is not None
 
     @property
-    def session(self) -> Session:
+    def session(self) -> DoorSession:
         """The session. Raises NotReady before stores were declared."""
         if self._session is None:
             raise NotReady("no stores are declared yet: declare them first (PUT /v1/stores)")
@@ -161,8 +167,8 @@ class ControlSession:
         return {task_id.partition: task for task_id, task in self.session.all_tasks().items()}
 
     def reopen_task(self, partition: int) -> None:
-        """Open a failed task again."""
-        self.session.reopen(partition)
+        """Open a failed task again, unless another instance took it over meanwhile."""
+        self.session.reopen_if_free(partition)
 
     def lose(self, partitions: Partitions) -> None:
         """These are somebody else's by now: they are to close without flushing."""
@@ -299,11 +305,13 @@ class ControlSession:
             "cache_max_bytes": config.store.cache_bytes,
             "value_max_bytes": config.store.value_max_bytes,
             "lease_ms": config.group.lease_ms,
+            "max_stall_ms": config.group.max_stall_ms,
             "restore_workers": config.state.restore_workers,
             "restore_memory_bytes": config.state.restore_memory_bytes,
             "bulk_restore_records": config.state.bulk_restore_records or COLD_RECORDS,
             "accept_empty_log": config.state.accept_empty_log,
             "accept_missing_history": config.state.accept_missing_history,
+            "accept_unreadable_rows": config.state.accept_unreadable_rows,
         }
 
 

@@ -10,32 +10,36 @@ files, by `standfast.ops.doctor_local`.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from standfast.ops.offline import OfflineTask, open_tasks, tasks_of
+from standfast.ops.doctor_state import Kept
+from standfast.ops.offline import OfflineStores, OfflineTask, open_tasks, tasks_of
 from standfast.ops.store_argument import StoreArgument, store_spec
-from standfast.replication.app_topics import app_topics
+from standfast.replication.app_topics import CHANGELOG, app_topics
 from standfast.replication.changelog import changelog_need
 from standfast.replication.log import Log, LogSurvey, TopicPolicy
 from standfast.replication.topic_rules import Application, Changelog
 from standfast.store.cut import parse_source_key
-from standfast.store.errors import StandfastError
+from standfast.store.errors import StandfastError, UnknownStore
 from standfast.store.kinds import definition_spec
 from standfast.store.names import changelog_topic
 
+_NAMED_MAX = 8  # applications that an error lists
 _UNTOLD_MS = 10 * 24 * 3_600_000  # stands in for a time that was not given, and is not judged
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What state directories tell: stores, and the source topics of each group of tasks."""
+    """What state directories tell: stores, the source topics of each group of tasks, and how far each store is."""
 
     changelogs: tuple[Changelog, ...] = ()
     topics: Mapping[int, frozenset[str]] | None = None
     unreadable: tuple[tuple[str, str], ...] = ()  # directory of a task, why
+    kept: tuple[Kept, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,11 @@ class Looked:
 def look(
     log: Log, app: str, *, stores: Sequence[StoreArgument], sources: Sequence[str], known: Known, value_max_bytes: int
 ) -> Looked:
-    """Describe everything that belongs to an application. Raises Unavailable if the log does not answer."""
+    """Describe everything that belongs to an application.
+
+    Raises Unavailable if the log does not answer, UnknownStore if it has nothing of the application and no store was
+    named.
+    """
     named = [need_of(app, one) for one in stores]
     given = {one.store for one in named}
     changelogs = (*named, *(one for one in known.changelogs if one.store not in given))
@@ -73,7 +81,26 @@ def look(
         has_run=bool(committed) or bool(known.changelogs),
         value_max_bytes=value_max_bytes,
     )
-    return Looked(application, log.admin.survey(application.topics), found.doubtful)
+    survey = log.admin.survey(application.topics)
+    own = {*found.changelogs, *found.between, *found.members, *own}
+    there = application.has_run or app in groups or any(survey.topics.get(name) is not None for name in own)
+    if not there and not stores:
+        raise UnknownStore(f"{log.address} has nothing of application {app!r}{_nearest(app, groups, names)}")
+    return Looked(application, survey, found.doubtful)
+
+
+def _nearest(app: str, groups: Sequence[str], names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(app, groups, 1, 0.6)
+    if near:
+        return f": did you mean {near[0]!r}?"
+    changelogs = [name for name in names if name.endswith(CHANGELOG)]
+    near = difflib.get_close_matches(f"{app}-", [name[: len(app) + 2] for name in changelogs], 1, 0.6)
+    if near:
+        topic = next(name for name in changelogs if name.startswith(near[0]))
+        return f": did you mean the application of topic {topic!r}?"
+    known = ", ".join(groups[:_NAMED_MAX]) + (" and more" if len(groups) > _NAMED_MAX else "")
+    before = "before its first start, name its stores with --store NAME:KIND"
+    return f", it has {known or 'none at all'}: check --app and --log; {before}"
 
 
 def need_of(app: str, store: StoreArgument) -> Changelog:
@@ -93,6 +120,7 @@ def known_of(app: str, tasks: Iterable[OfflineTask]) -> Known:
     changelogs: dict[str, Changelog] = {}
     topics: dict[int, set[str]] = {}
     unreadable = []
+    kept: list[Kept] = []
     for task in tasks:
         try:
             with open_tasks([task]) as (opened,):
@@ -102,13 +130,23 @@ def known_of(app: str, tasks: Iterable[OfflineTask]) -> Known:
                     need = _need_of_definition(app, name, definition, task.task.group)
                     if need is not None:
                         changelogs[name] = need
+                        kept += _kept_of(opened, name, need)
         except StandfastError as error:
             unreadable.append((str(task.path), str(error)))
     return Known(
         tuple(changelogs.values()),
         {number: frozenset(names) for number, names in topics.items() if names} or None,
         tuple(unreadable),
+        tuple(kept),
     )
+
+
+def _kept_of(opened: OfflineStores, name: str, need: Changelog) -> list[Kept]:
+    position = opened.cut.positions.get(name)
+    if position is None or opened.definitions[name]["engine"] == "memory":
+        return []
+    at = opened.task
+    return [Kept(at.task, at.path, name, need.topic, need.from_source, position, opened.has_rows(name))]
 
 
 def _need_of_definition(app: str, name: str, definition: dict[str, Any], group: int) -> Changelog | None:

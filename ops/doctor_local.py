@@ -68,7 +68,8 @@ def local_findings(facts: LocalFacts) -> list[Finding]:
             f"directory {path}",
             "cannot be used",
             why,
-            "do what the reason says; or stop the application and move the directory away: it is restored from the log",
+            "do what the reason says; or stop the application and move the directory away: stores with a changelog are "
+            "restored from it (rows of the others are in what was moved away)",
             f"mv {path} {path}.bad",
         )
         for path, why in facts.unreadable

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from standfast.ops.reasons import BAD_BATCH, STALE_EPOCH, Refused
 from standfast.replication.log import ConsumerMember
-from standfast.store.names import check_topic
+from standfast.store.errors import InvalidRequest
+from standfast.stream.source_offsets import checked_shape
 
 SEQ_MAX = 2**63 - 1
 SOURCES_MAX = 1_000
@@ -41,12 +42,10 @@ class CommitRequest:
                 raise Refused(BAD_BATCH, f"{name} of a commit is {value}: give a whole number from 0 to 2**63-1")
         if len(self.offsets) > SOURCES_MAX:
             raise Refused(BAD_BATCH, f"{len(self.offsets)} source offsets in one commit: {SOURCES_MAX} at most")
-        for (topic, partition), offset in self.offsets.items():
-            check_topic(topic)
-            if partition < 0 or not 0 <= offset <= SEQ_MAX:
-                raise Refused(
-                    BAD_BATCH, f"source offset {offset} of partition {partition} of {topic!r}: give numbers from 0"
-                )
+        try:
+            checked_shape(self.offsets)
+        except InvalidRequest as error:
+            raise Refused(BAD_BATCH, str(error)) from error
         if (self.generation is None) != (self.member is None):
             raise Refused(BAD_BATCH, "GEN and MEMBER name a member of the consumer group together: give both")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from standfast.ops.engine_commit import ALONE, CommitAnswer, CommitRequest, Repeats
 from standfast.ops.reasons import BAD_BATCH, FENCED, Refused
 from standfast.store.clock import Clock
-from standfast.store.errors import InternalError
+from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.log import logger
 from standfast.stream.task import Task, TaskState
 
@@ -75,6 +75,7 @@ class EngineTask:
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        task.dropped = ""  # `lost` and the bindings say so here
         self.session = 0
         self.ended = ""
         self.lost = ""
@@ -85,9 +86,8 @@ class EngineTask:
 
     @property
     def uncommitted(self) -> bool:
-        """Whether rows, changes or a stream time wait for a commit."""
-        buffer = self.task.stores.buffer
-        return bool(buffer.rows or buffer.changes or self.task.times_moved)
+        """Whether anything waits for a commit."""
+        return self.task.uncommitted
 
     def end_session(self, *, lost: str, ended: str = "") -> None:
         """Discard what is uncommitted, and fence everything that is bound now.
@@ -108,6 +108,7 @@ class EngineTask:
     def replace(self, task: Task, *, dirty: bool) -> None:
         """The task was opened anew: another object, and maybe another epoch. `dirty`: something was uncommitted."""
         self.task = task
+        task.dropped = ""
         self.session += 1
         self.ended = REOPENED
         if dirty:
@@ -121,23 +122,12 @@ class EngineTask:
                 f"offsets of group {request.group!r} cannot be committed here: this application commits for group "
                 f"{source_group!r}; let its consumer use that as its group.id",
             )
-        for topic, partition in request.offsets:
-            if partition != self.task.id.partition:
-                raise Refused(
-                    BAD_BATCH,
-                    f"an offset of partition {partition} of {topic!r} is not that of task {self.task.id}, whose state "
-                    "it would not belong to: commit it on a connection that is bound to its partition (SELECT)",
-                )
         repeated = self.repeats.answer(request, self.task.epoch)
-        if repeated is None and request.offsets:
-            for at, committed in self.task.source_offsets().items():
-                offset = request.offsets.get((at.topic, at.partition), committed)
-                if offset < committed:
-                    raise Refused(
-                        BAD_BATCH,
-                        f"the offset of {at.topic}-{at.partition} goes back from {committed} to {offset}, and the "
-                        "state does not: read the source offsets (SF.OFFSETS), or reset the application",
-                    )
+        if repeated is None:
+            try:
+                self.task.checked_offsets(request.offsets)
+            except InvalidRequest as error:
+                raise Refused(BAD_BATCH, f"{error} (SELECT binds to a partition, SF.OFFSETS reads on)") from error
         return repeated
 
     def check_knows(self, binding: Binding, request: CommitRequest) -> None:

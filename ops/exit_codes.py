@@ -84,7 +84,9 @@ def tell(error: BaseException) -> int:
     problems = error.problems if isinstance(error, BadConfig) else (str(error),)
     if not isinstance(error, StandfastError):
         traceback.print_exception(error, file=sys.stderr)
-        problems = (f"{type(error).__name__}: {error} (a bug of standfast: please report it with the lines above)",)
+        notes = getattr(error, "__notes__", ())  # an application's own error, and what was done about it
+        blame = "; ".join(notes) or "a bug of standfast: please report it with the lines above"
+        problems = (f"{type(error).__name__}: {error} ({blame})",)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return exit_code(error)

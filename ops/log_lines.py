@@ -15,23 +15,10 @@ import sys
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
+from standfast.store.log import TextLines
+
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 AUDIT = "standfast.audit"
-
-
-class TextLines(logging.Formatter):
-    """For people."""
-
-    def __init__(self) -> None:
-        super().__init__(TEXT)
-
-    def format(self, record: logging.LogRecord) -> str:
-        """A line; a traceback, which is our own text, keeps its lines."""
-        message = super().format(record)
-        head, newline, rest = message.partition("\n")
-        trace = newline + rest if record.exc_info else newline.replace("\n", "\\n") + rest.replace("\n", "\\n")
-        return _plain(head) + (trace if record.exc_info else _plain(trace))
 
 
 class JsonLines(logging.Formatter):
@@ -63,7 +50,3 @@ def configure(level: str, kind: Literal["text", "json"], stream: TextIO | None =
     root.setLevel(LEVELS[level])
     root.propagate = False
     return handler
-
-
-def _plain(text: str) -> str:
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -45,6 +45,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("tasks", "gauge", ("role", "state"), "Tasks held by this instance"),
     Metric("task_info", "gauge", (*STORE, "role", "state"), "Always 1; role and state of the task a store belongs to"),
     Metric("standbys_missing", "gauge", (), "Standby replicas asked for that no live instance can hold"),
+    Metric(
+        "log_lock_held_seconds",
+        "gauge",
+        (),
+        "How long one process has kept all others from writing to the embedded log; 0 below a second",
+    ),
+    Metric("log_lock_holder_pid", "gauge", (), "Id of that process; 0 if there is none"),
     # restore and gate
     Metric("restore_records_total", "counter", (*STORE, "reason"), "Changelog records applied by restores"),
     Metric("restore_bytes_total", "counter", (*STORE, "reason"), "Bytes of keys and values applied by restores"),
@@ -97,9 +104,17 @@ METRICS: tuple[Metric, ...] = (
     Metric("commits_total", "counter", ("outcome",), "Commits of tasks, by how they ended"),
     Metric("commit_duration_seconds", "histogram", (), "Duration of commits that succeeded"),
     Metric("fenced_total", "counter", (), "Tasks given up because a newer owner took them"),
+    Metric(
+        "leases_lost_total",
+        "counter",
+        ("reason",),
+        "Leases of this instance that ran out while it lived: `late` (a false alarm), `stalled` (no progress for "
+        "`max_stall`)",
+    ),
+    Metric("lease_renewal_gap_seconds", "gauge", (), "Longest time between two renewals of the lease so far"),
     # processing
     Metric("processed_records_total", "counter", ("task",), "Records that the processors of a task were given"),
-    Metric("dropped_records_total", "counter", ("reason",), "Records or updates left out: late, no key, damaged"),
+    Metric("dropped_records_total", "counter", ("reason",), "Records or results left out, by reason or step"),
     Metric("punctuations_total", "counter", ("kind", "outcome"), "Callbacks of schedules that fired, or failed"),
     Metric(
         "punctuation_delay_seconds",

@@ -23,6 +23,8 @@ from standfast.restore.plan import (
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.punctuation import PunctuationType
 from standfast.stream.statistics import (
+    LEASE_LATE,
+    LEASE_STALLED,
     LOG_ERRORS,
     SessionCounters,
     SessionStatistics,
@@ -62,6 +64,9 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
     """(short name, label values, value) of everything a session knows."""
     yield "ready", (), float(statistics.ready)
     yield "standbys_missing", (), statistics.standbys_missing
+    holder = statistics.log_lock
+    yield "log_lock_held_seconds", (), 0.0 if holder is None else holder.held_ms / MS
+    yield "log_lock_holder_pid", (), 0 if holder is None else holder.pid
     for (role, state), count in Counter((task.role, task.state) for task in statistics.tasks).items():
         yield "tasks", (role, state), count
     for restore in statistics.restores:
@@ -90,6 +95,9 @@ def _counter_samples(counters: SessionCounters, tasks: set[str]) -> Iterator[Sam
     for phase in sorted({*PHASES, *counters.restore_phases_ns}):
         yield "restore_phase_seconds_total", (phase,), counters.restore_phases_ns[phase] / NS
     yield "fenced_total", (), counters.fenced
+    for reason in (LEASE_LATE, LEASE_STALLED):
+        yield "leases_lost_total", (reason,), counters.leases_lost[reason]
+    yield "lease_renewal_gap_seconds", (), counters.lease_gap_ms / MS
     for task in sorted(tasks):
         yield "processed_records_total", (task,), counters.processed_records[task]
     for reason in sorted({*DROP_REASONS, *counters.dropped}):

@@ -87,7 +87,7 @@ class OfflineStores:
         where = str(task.path)
         raw_cut = engine.get(DEFAULT_FAMILY, CUT_KEY)
         raw_stores = engine.get(DEFAULT_FAMILY, STORES_KEY)
-        self.ingesting = decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), where)
+        self.ingesting = frozenset(decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), where))
         self.task = task
         self.engine = engine
         self.cut = Cut.decode(raw_cut, where) if raw_cut is not None else Cut()
@@ -119,6 +119,15 @@ class OfflineStores:
             sequence=times.sequence,
         )
         return Part(self.task.task.partition, spec, rows, "offline", 0, key, value)
+
+    def has_rows(self, name: str) -> bool:
+        """Whether a store has at least one row."""
+        for family in self.engine.families():
+            if _belongs(family, name):
+                with self.engine.scan(family) as scan:
+                    if next(iter(scan), None) is not None:
+                        return True
+        return False
 
     def custom_serdes(self, name: str) -> list[str]:
         """Serdes of a store that are not known here, so that hex is shown."""

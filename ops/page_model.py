@@ -123,6 +123,9 @@ def _degraded(status: Json) -> Iterable[str]:
     yield from status.get("health", {}).get("degraded", ())
     if status.get("standbys_missing"):
         yield f"{status['standbys_missing']} standbys have no instance to be on"
+    lock = status.get("log_lock")
+    if lock:
+        yield f"process {lock['pid']} has kept everybody from writing to the log for {lock['held_ms'] / 1_000:.0f} s"
     disk = status.get("disk")
     if disk and disk["free_bytes"] < max(disk["total_bytes"] * DISK_LOW, disk.get("floor_bytes", 0)):
         yield f"{size(disk['free_bytes'])} free on the disk"

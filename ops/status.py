@@ -35,6 +35,7 @@ def status_document(statistics: SessionStatistics) -> Json:
         "restores": [asdict(restore) for restore in statistics.restores],
         "counters": counters_document(statistics.counters),
         "bulk": asdict(statistics.bulk),
+        "log_lock": None if statistics.log_lock is None else statistics.log_lock._asdict(),
     }
 
 
@@ -61,6 +62,8 @@ def counters_document(counters: SessionCounters) -> Json:
             for (store, reason), count in sorted(counters.store_wipes.items())
         ],
         "fenced": counters.fenced,
+        "leases_lost": dict(counters.leases_lost),
+        "lease_gap_ms": counters.lease_gap_ms,
         "restored": [
             {
                 "store": store,

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from standfast.replication.log import LockHolder
 from standfast.restore.bulk import BulkStatistics
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.statistics import (
@@ -27,7 +28,7 @@ from standfast.stream.statistics import (
 )
 
 Json = Mapping[str, Any]
-_LAST = {"gate_last_wait_ms", "promotion_last_ms"}  # not sums: the newest that anyone knows
+_LAST = {"gate_last_wait_ms", "promotion_last_ms", "lease_gap_ms"}  # not sums: the newest that anyone knows
 _HISTOGRAMS = ("commit_seconds", "gate_wait_seconds", "promotion_seconds", "restore_seconds", "ack_seconds")
 _LABELLED = ("store_restore_seconds", "store_read_seconds", "punctuation_delay_seconds")
 
@@ -45,6 +46,7 @@ def statistics_of(status: Json) -> SessionStatistics:
         restores=tuple(RestoreStatistics(**_known(RestoreStatistics, one)) for one in status["restores"]),
         counters=counters_of(status["counters"]),
         bulk=BulkStatistics(**_known(BulkStatistics, status.get("bulk", {}))),
+        log_lock=LockHolder(**status["log_lock"]) if status.get("log_lock") else None,
     )
 
 
@@ -58,6 +60,8 @@ def counters_of(document: Json) -> SessionCounters:
         restored_records=Counter({(one["store"], one["partition"], one["reason"]): one["records"] for one in restored}),
         restored_bytes=Counter({(one["store"], one["partition"], one["reason"]): one["bytes"] for one in restored}),
         fenced=document["fenced"],
+        leases_lost=Counter(document.get("leases_lost", {})),
+        lease_gap_ms=document.get("lease_gap_ms", 0),
         standby_records=Counter({(one["store"], one["partition"]): one["records"] for one in document["standby"]}),
         processed_records=Counter(document.get("processed", {})),
         dropped=Counter(document.get("dropped", {})),

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from standfast.ops.assign_each import assign_each
-from standfast.ops.tail_moves import Holding, Moves, moves
+from standfast.ops.assign_each import SidecarSession, assign_each
+from standfast.ops.tail_moves import FENCED, Holding, Moves, moves
 from standfast.ops.tail_worker_process import TailWorker
 from standfast.ops.tail_worker_protocol import Rows
 from standfast.store.errors import StandfastError, Unavailable
@@ -27,13 +27,16 @@ AGAIN_MS = 5_000
 class TailMover:
     """`closing` is called before the server closes tasks, and returns once nobody uses them."""
 
-    def __init__(self, session: Session, workers: Sequence[TailWorker], closing: Callable[[Partitions], None]) -> None:
+    def __init__(
+        self, session: SidecarSession, workers: Sequence[TailWorker], closing: Callable[[Partitions], None]
+    ) -> None:
         self._session = session
         self.workers = list(workers)
         self._closing = closing
         self._last: list[Moves] = [Moves() for _ in workers]
         self._active: Partitions = frozenset()
         self._standby: Partitions = frozenset()
+        self._take_back: Partitions = frozenset()  # named by the application and not opened here since
         self._given: tuple[Partitions, Partitions] = (frozenset(), frozenset())
         self._refused: dict[int, tuple[StandfastError, int]] = {}  # why, and when it is tried again
         self._clock = session.clock
@@ -44,9 +47,10 @@ class TailMover:
         """Active tasks that cannot be opened here, and why."""
         return {partition: error for partition, (error, _) in self._refused.items()}
 
-    def want(self, active: Partitions, standby: Partitions) -> None:
-        """From now on these are to be held."""
+    def want(self, active: Partitions, standby: Partitions, *, named: bool = False) -> None:
+        """From now on these are to be held. `named`: the application says so, also of what another instance took."""
         self._active, self._standby = active, standby
+        self._take_back = active if named else self._take_back & active
         self._refused.clear()
 
     def round(self) -> Partitions:
@@ -54,7 +58,7 @@ class TailMover:
         here = held_by(self._session, restoring(self._session))
         active: set[int] = set()
         standby: set[int] = set()
-        fenced = {one for one in self._given[0] - here.keys() if one in self._active}
+        fenced = set(self._session.lost() & self._active)
         for number, part in enumerate(self._shards()):
             worker = self.workers[number] if self.workers else None
             there = None if worker is None else worker.poll()
@@ -71,9 +75,12 @@ class TailMover:
             )
             if worker is not None:
                 self._last[number] = found
+                # A loss from here on is a new one.
+                self._take_back -= {one for one, holding in (there or {}).items() if holding.state != FENCED}
             active |= found.server_active
             standby |= found.server_standby
             fenced |= found.fenced
+        fenced -= self._take_back
         self._open_here(frozenset(active - fenced), frozenset(standby))
         self._tell_workers()
         return frozenset(fenced)
@@ -103,19 +110,17 @@ class TailMover:
         waiting = {one for one, (_, due_ms) in self._refused.items() if now_ms < due_ms}
         active -= waiting
         held = {one.partition for one in self._session.all_tasks()}
-        if (active, standby) == self._given and held == active | standby:
+        if (active, standby) == self._given and held == active | standby and not active & self._take_back:
             return
         gone = frozenset(held - active)
         if gone:
             self._closing(gone)
         try:
-            refused = assign_each(self._session, active, standby)
+            refused = assign_each(self._session, active, standby, self._take_back)
         except Unavailable as error:
             self.error = str(error)
-            # What was closed and could not be opened again is nobody else's: only what the session drops by itself is.
-            held = {one.partition for one in self._session.all_tasks()}
-            self._given = (self._given[0] & active & held, self._given[1] & standby & held)
             return
+        self._take_back -= active
         for partition, why in refused.items():
             if partition not in self._refused:
                 logger.error("task 0_%d cannot be opened: %s", partition, why)

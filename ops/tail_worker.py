@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from standfast.ops.assign_each import assign_each
+from standfast.ops.assign_each import SidecarSession, assign_each
 from standfast.ops.control_stores import spec_of
 from standfast.ops.status import status_document
 from standfast.ops.tail_moves import FENCED, Holding
@@ -48,7 +48,7 @@ READ_BYTES = 1 << 16
 class Worker:
     """A session, and what the server is told of it."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SidecarSession) -> None:
         self._session = session
         self._clock = SystemClock()
         self._round = 0
@@ -123,7 +123,7 @@ def behind(statistics: SessionStatistics) -> dict[int, int]:
     return found
 
 
-class TailSession(Session):
+class TailSession(SidecarSession):
     """A session that cares for the log in the server's place as well."""
 
     cares_for = ""
@@ -132,7 +132,7 @@ class TailSession(Session):
         return leader in (self.instance_id, self.cares_for)
 
 
-def open_session(order: Open) -> Session:
+def open_session(order: Open) -> TailSession:
     """The session that an order describes."""
     state = StateDir.lent(order.state_root, order.app, order.lock, order.member)
     session = TailSession(
@@ -176,7 +176,7 @@ def main() -> int:
     pending = b""
     worker: Worker | None = None
     ask: Callable[[ReadRows], None] | None = None
-    session: Session | None = None
+    session: TailSession | None = None
     while True:
         ready, _, _ = select.select([0], [], [], LOOK_S)
         if ready:

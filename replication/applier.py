@@ -29,11 +29,31 @@ BATCH_ROWS = 10_000
 STAGED_BYTES_MAX = 16 << 20  # keys and values of all that waits in a restore, and with standbys
 
 
+def note_lost(lost: dict[TaskId, StandfastError], task: TaskId, changelog: TopicPartition, error: StateLost) -> None:
+    """Note that a changelog's state is lost; those that diverged count, since no position shows them."""
+    error.sources = (changelog,)
+    before = lost.get(task)
+    if isinstance(before, StateLost) and before.reason == "diverged":
+        if error.reason == "diverged":
+            before.sources = (*before.sources, changelog)
+        return
+    lost[task] = error
+
+
 class ChangelogApplier:
     """The changelogs of one task: which partition feeds which store, and where each stands."""
 
-    def __init__(self, task: TaskId, stores: TaskStores, topics: Mapping[str, TopicInfo], clock: Clock) -> None:
+    def __init__(
+        self,
+        task: TaskId,
+        stores: TaskStores,
+        topics: Mapping[str, TopicInfo],
+        clock: Clock,
+        epochs: LogReader | None = None,
+    ) -> None:
+        """`epochs` is asked for the tags of positions only, from whatever thread moves them; None: they get none."""
         self.task = task
+        self._epochs = epochs
         self.stores = stores
         self._clock = clock
         self._topic_ids = {name: info.topic_id for name, info in topics.items()}
@@ -109,8 +129,25 @@ class ChangelogApplier:
         name = self._store(changelog)
         self.stores.ingest(name, files, times, self._cut_at({name: next_offset}))
 
+    def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, str]:
+        """Tags of the log's epochs at these positions; see LogReader."""
+        return {} if self._epochs is None or not positions else self._epochs.epoch_tags(positions)
+
+    def diverged(
+        self, positions: Mapping[TopicPartition, int], tags: Mapping[TopicPartition, str]
+    ) -> set[TopicPartition]:
+        """Partitions whose log has other records before these positions than those that were read."""
+        known = {at: tag for at, tag in tags.items() if at in positions}
+        ends = {} if self._epochs is None or not known else self._epochs.epoch_ends(known)
+        return {at for at, end in ends.items() if positions[at] > end}
+
     def advanced(
-        self, acknowledged: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, int], *, marked: bool
+        self,
+        acknowledged: Mapping[TopicPartition, int],
+        committed: Mapping[TopicPartition, int],
+        tags: Mapping[TopicPartition, str],
+        *,
+        marked: bool,
     ) -> dict[str, Position]:
         """Positions by store after the task's own writes were acknowledged up to these next offsets.
 
@@ -124,7 +161,8 @@ class ChangelogApplier:
             own = changelog not in self.limited
             moved = (acknowledged if own else committed).get(changelog)
             if moved is not None:
-                positions[name] = Position(moved, -1, self._topic_ids[name], now_ms, own and marked)
+                tag = tags.get(changelog, "")
+                positions[name] = Position(moved, -1, self._topic_ids[name], now_ms, own and marked, tag)
             elif own and name in positions:
                 positions[name] = positions[name]._replace(at_ms=now_ms)
         return positions
@@ -132,7 +170,11 @@ class ChangelogApplier:
     def _cut_at(self, moved: Mapping[str, int]) -> Cut:
         """The cut with the positions of these stores moved."""
         now_ms = self._clock.wall_ms()
-        positions = {name: Position(offset, -1, self._topic_ids[name], now_ms) for name, offset in moved.items()}
+        tags = self.epoch_tags({self.changelogs[name]: offset for name, offset in moved.items()})
+        positions = {
+            name: Position(offset, -1, self._topic_ids[name], now_ms, tag=tags.get(self.changelogs[name], ""))
+            for name, offset in moved.items()
+        }
         return replace(self.stores.cut, positions={**self.stores.cut.positions, **positions})
 
     def _writable(self, changelog: TopicPartition, name: str, records: Sequence[Record]) -> Sequence[Record]:

@@ -22,7 +22,7 @@ from typing import Literal
 from standfast.replication.log import LogAdmin, LogSurvey, TopicInfo, TopicPolicy
 from standfast.replication.topic_fixes import Fixes
 from standfast.replication.topic_rules import Changelog, policy_findings, replication, timestamps
-from standfast.replication.topic_settings import OWN_TIMESTAMPS, changed
+from standfast.replication.topic_settings import CLEANUP, OWN_TIMESTAMPS, changed, listed
 from standfast.store.errors import BadConfig
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
 
@@ -162,10 +162,11 @@ def default_problems(need: Changelog, survey: LogSurvey, partitions: int, fixes:
     needed = int(survey.settings.get("min.insync.replicas", 1))
     if not survey.brokers or copies >= needed:
         return []
+    cleanup = {CLEANUP: listed(need.policy.cleanup)}
     return [
         f"{need.where} would be made with {copies} replicas (default.replication.factor) but min.insync.replicas="
         f"{needed}, and could never take a write: set default.replication.factor to {needed} or more on the brokers, "
-        f"or create it yourself: {fixes.create(need.topic, partitions)} --replication-factor {needed}"
+        f"or create it yourself: {fixes.create_replicated(need.topic, partitions, cleanup, needed)}"
     ]
 
 

@@ -22,9 +22,12 @@ from urllib.parse import quote
 from standfast.replication.embedded_care import Care, CareReport
 from standfast.replication.embedded_db import SYNCHRONOUS, Database
 from standfast.replication.embedded_group import EmbeddedGroup, check_text
+from standfast.replication.embedded_lock import STUCK_MS, holder_of
 from standfast.replication.embedded_reader import EmbeddedReader
+from standfast.replication.embedded_rows import LEAST_TIMESTAMP_MS
 from standfast.replication.embedded_topics import EmbeddedAdmin
-from standfast.replication.embedded_writer import EmbeddedWriter, open_epoch
+from standfast.replication.embedded_writer import Began, EmbeddedWriter, open_epoch
+from standfast.replication.log import LockHolder
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import Clock, SystemClock, boot_id
 from standfast.store.errors import Closed, InvalidRequest
@@ -52,7 +55,8 @@ class EmbeddedLog:
         self._mutex = threading.Lock()
         self._parts: set[Any] = set()
         self._closed = False
-        self._admin_db = Database(self._path, synchronous=synchronous)
+        self._produced = Began()  # by all producers: one epoch, since the file stays open here
+        self._admin_db = Database(self._path, synchronous=synchronous, checked=True)
         self._care = Care(self._connect)
         self._admin = EmbeddedAdmin(self._admin_db, self._care.purge, self._care.truncate)
 
@@ -66,6 +70,11 @@ class EmbeddedLog:
     def path(self) -> str:
         """The file, absolute."""
         return self._path
+
+    @property
+    def least_timestamp_ms(self) -> int:
+        """0."""
+        return LEAST_TIMESTAMP_MS
 
     @property
     def admin(self) -> EmbeddedAdmin:
@@ -84,7 +93,7 @@ class EmbeddedLog:
             epoch = open_epoch(
                 db, transactional_id, group=group, owner=owner, if_free=if_free, clock=self._clock, boot=self._boot
             )
-            return EmbeddedWriter(db, self._clock, self._forget, (transactional_id, epoch))
+            return EmbeddedWriter(db, self._clock, self._forget, Began(), (transactional_id, epoch))
 
         return self._keep(build)
 
@@ -94,7 +103,7 @@ class EmbeddedLog:
 
     def producer(self) -> EmbeddedWriter:
         """A writer without fencing; its epoch is 0."""
-        return self._keep(lambda db: EmbeddedWriter(db, self._clock, self._forget))
+        return self._keep(lambda db: EmbeddedWriter(db, self._clock, self._forget, self._produced))
 
     def group(self, name: str) -> EmbeddedGroup:
         """A group by name; it need not exist yet."""
@@ -127,6 +136,11 @@ class EmbeddedLog:
         """Remove records past their topic's `retention_ms` by timestamp; returns how many."""
         self._check_open()
         return self._care.apply_retention(now_ms)
+
+    def lock_holder(self) -> LockHolder | None:
+        """See Log."""
+        holder = holder_of(self._path)
+        return holder if holder is not None and holder.held_ms >= STUCK_MS else None
 
     def care(self, now_ms: int) -> CareReport:
         """One round of retention, compaction and giving space back. Call it every minute or so, from any process."""

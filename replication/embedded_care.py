@@ -12,12 +12,16 @@ records are removed, `clean_offset` after. `end_offset` is never touched.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from standfast.replication.embedded_blocks import Piece, read_block, read_blocks, read_piece, replace_blocks, trim_block
 from standfast.replication.embedded_db import Database, Transaction
 from standfast.replication.embedded_rows import OFFSET_BITS, OFFSET_MAX, first_id
+from standfast.replication.embedded_schema import check_described
+from standfast.replication.embedded_sums import BLOCK_RECORDS, Block, Cells, Sums, add, block_of
 from standfast.replication.embedded_topics import (
     PartitionRow,
     all_topics,
@@ -25,6 +29,7 @@ from standfast.replication.embedded_topics import (
     partition_by_id,
     partition_by_name,
     partition_ids,
+    store_partition,
 )
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
@@ -37,6 +42,14 @@ WINDOW_KEYS = 500_000  # distinct keys held in memory by compaction
 VACUUM_PAGES = 50  # pages moved in one transaction
 VACUUM_KEEP_PAGES = 256  # free pages left for coming appends
 _PAGE_ROWS_SHIFT = 5  # assume 32 rows a page when scattered rows are counted
+_DROP_EPOCHS = (
+    "DELETE FROM epochs WHERE partition = ?1 AND begin_offset < (SELECT max(begin_offset) FROM epochs "
+    "WHERE partition = ?1 AND begin_offset < ?2)"
+)
+_LAST_OF_BLOCKS = (
+    "SELECT max(end_offset) FROM (SELECT end_offset FROM sums WHERE partition = ? AND end_offset <= ? "
+    "ORDER BY end_offset LIMIT ?)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +79,22 @@ class Care:
 
     def run(self, now_ms: int) -> CareReport:
         """One round over all topics, each by its policy; compaction only where enough is new."""
-        expired = self.apply_retention(now_ms)
+        damaged: list[Corruption] = []
+        expired = self._retain(now_ms, damaged)
         compacted = 0
         for policy, partition_id in self._partitions("compact"):
-            row = self._row(partition_id)
-            if row is not None:
-                dirty = row.end - row.clean
-                due = dirty >= dirty_ratio(policy) * (dirty + row.kept)
-                compacted += self._compact_partition(partition_id, policy, now_ms, dedupe=due)
-        return CareReport(expired, compacted, self.purge(), self._vacuum())
+            try:
+                row = self._row(partition_id)
+                if row is not None:
+                    dirty = row.end - row.clean
+                    due = dirty >= dirty_ratio(policy) * (dirty + row.kept)
+                    compacted += self._compact_partition(partition_id, policy, now_ms, dedupe=due)
+            except Corruption as error:
+                damaged.append(error)
+        report = CareReport(expired, compacted, self.purge(), self._vacuum())
+        if damaged:  # of one partition; the others had their care
+            raise damaged[0]
+        return report
 
     def compact(self, topic: str, now_ms: int) -> int:
         """Compact a topic now. Returns how many records were removed.
@@ -94,13 +114,23 @@ class Care:
         Both ages must have passed: a replay of old events writes old timestamps now, and a changelog of them must not
         lose at once what its store has just been given.
         """
+        damaged: list[Corruption] = []
+        removed = self._retain(now_ms, damaged)
+        if damaged:
+            raise damaged[0]
+        return removed
+
+    def _retain(self, now_ms: int, damaged: list[Corruption]) -> int:
         removed = 0
         for policy, partition_id in self._partitions("delete"):
-            row = self._row(partition_id)
-            if policy.retention_ms >= 0 and row is not None:
-                begin = self._first_kept(row, now_ms - policy.retention_ms)
-                removed += self._move_begin(partition_id, begin)
-                self._set("DELETE FROM ages WHERE partition = ? AND end_offset <= ?", partition_id, begin)
+            try:
+                row = self._row(partition_id)
+                if policy.retention_ms >= 0 and row is not None:
+                    begin = self._first_kept(row, now_ms - policy.retention_ms)
+                    removed += self._move_begin(partition_id, begin)
+                    self._set("DELETE FROM ages WHERE partition = ? AND end_offset <= ?", partition_id, begin)
+            except Corruption as error:
+                damaged.append(error)
         return removed
 
     def truncate(self, source: TopicPartition, before: int) -> Bounds:
@@ -122,6 +152,12 @@ class Care:
         with self._db.read() as run:
             doomed = [partition_id for (partition_id,) in run.execute("SELECT partition FROM doomed").fetchall()]
         for partition_id in doomed:
+            if self._row(partition_id) is not None:
+                raise Corruption(
+                    f"log {self._db.path}: partition id {partition_id} is marked as deleted and is in use: the log is "
+                    "damaged, set its file aside and restore a copy"
+                )
+            self._remove_blocks(partition_id, OFFSET_MAX)
             removed += self._remove_range(first_id(partition_id), first_id(partition_id + 1))
             with self._db.write() as run:
                 run.execute("DELETE FROM doomed WHERE partition = ?", (partition_id,))
@@ -133,8 +169,17 @@ class Care:
             with self._db.read() as run:
                 damage = [text for (text,) in run.execute("PRAGMA integrity_check").fetchall() if text != "ok"]
                 damage += self._check_offsets(run)
+                damage += check_described(run.execute, self._db.path)
+                ids = [partition_id for (partition_id,) in run.execute("SELECT id FROM partitions ORDER BY id")]
         except Corruption as error:
             return [str(error)]
+        for partition_id in ids:
+            try:
+                row = self._row(partition_id)
+                for _ in () if row is None else self._pieces(row, row.begin, row.end):
+                    pass
+            except Corruption as error:
+                damage.append(str(error))
         return damage
 
     def close(self) -> None:
@@ -154,11 +199,7 @@ class Care:
                 break  # the next record is too young
             gone, kept = self._remove_superseded(row, latest, clean)
             removed += gone
-            self._set(
-                "UPDATE partitions SET clean_offset = max(clean_offset, ?), kept = ? WHERE id = ?",
-                *(clean, kept, partition_id),
-            )
-            row = self._row(partition_id)
+            row = self._change(partition_id, _cleaned(clean, kept))
         if row is not None and policy.delete_retention_ms >= 0:
             removed += self._sweep_tombstones(row, now_ms - policy.delete_retention_ms)
             if "delete" not in policy.cleanup:  # else retention still asks for them
@@ -166,35 +207,35 @@ class Care:
         return removed
 
     def _latest_rows(self, row: PartitionRow, end: int, newest_ms: int | None) -> tuple[dict[Any, int], int]:
-        """Key -> last row id over the dirty records, and the offset up to which they were looked at.
+        """Key -> last offset over the dirty records, and the offset up to which they were looked at.
 
         Stops at the first record younger than `newest_ms`, or when memory holds `WINDOW_KEYS` keys.
         """
-        base = first_id(row.id)
         latest: dict[Any, int] = {}
-        for rows in self._scan("id, key, timestamp", base + row.clean, base + end):
+        for piece in self._pieces(row, row.clean, end):
+            offsets, keys = piece.offsets, piece.cells.keys
             if newest_ms is not None:
-                young = next((index for index, (_, _, at_ms) in enumerate(rows) if at_ms > newest_ms), None)
+                young = next((index for index, at_ms in enumerate(piece.cells.timestamps) if at_ms > newest_ms), None)
                 if young is not None:
-                    latest.update((key, record_id) for record_id, key, _ in rows[:young])
-                    return latest, rows[young][0] - base
-            latest.update((key, record_id) for record_id, key, _ in rows)
+                    latest.update(zip(keys[:young], offsets[:young], strict=True))
+                    return latest, offsets[young]
+            latest.update(zip(keys, offsets, strict=True))
             if len(latest) >= WINDOW_KEYS:
-                return latest, rows[-1][0] + 1 - base
+                return latest, piece.next_offset
         return latest, end
 
     def _remove_superseded(self, row: PartitionRow, latest: dict[Any, int], clean: int) -> tuple[int, int]:
         """Remove records below `clean` that have a later one of their key; returns removed and kept."""
-        base = first_id(row.id)
         doomed: list[int] = []
         removed = seen = 0
-        for rows in self._scan("id, key", base + row.begin, base + clean):
-            seen += len(rows)
-            doomed += [record_id for record_id, key in rows if latest.get(key, 0) > record_id]
+        for piece in self._pieces(row, row.begin, clean):
+            seen += len(piece.offsets)
+            pairs = zip(piece.offsets, piece.cells.keys, strict=True)
+            doomed += [offset for offset, key in pairs if latest.get(key, 0) > offset]
             if len(doomed) >= CHUNK_ROWS:
-                removed += self._remove_rows(doomed)
+                removed += self._remove_rows(row, doomed)
                 doomed = []
-        removed += self._remove_rows(doomed)
+        removed += self._remove_rows(row, doomed)
         return removed, seen - removed
 
     def _sweep_tombstones(self, row: PartitionRow, cutoff_ms: int) -> int:
@@ -206,14 +247,11 @@ class Care:
         swept = min(self._appended_by(row, cutoff_ms), row.clean)
         if swept <= row.swept:
             return 0
-        base = first_id(row.id)
         removed = 0
-        for rows in self._scan("id, value IS NULL", base + row.swept, base + swept):
-            removed += self._remove_rows([record_id for record_id, tombstone in rows if tombstone])
-        self._set(
-            "UPDATE partitions SET swept_offset = max(swept_offset, ?), kept = max(kept - ?, 0) WHERE id = ?",
-            *(swept, removed, row.id),
-        )
+        for piece in self._pieces(row, row.swept, swept):
+            pairs = zip(piece.offsets, piece.cells.values, strict=True)
+            removed += self._remove_rows(row, [offset for offset, value in pairs if value is None])
+        self._change(row.id, lambda now: now._replace(swept=max(now.swept, swept), kept=max(now.kept - removed, 0)))
         return removed
 
     def _appended_by(self, row: PartitionRow, cutoff_ms: int) -> int:
@@ -231,12 +269,11 @@ class Care:
 
     def _first_kept(self, row: PartitionRow, cutoff_ms: int) -> int:
         """Offset of the first record with a timestamp of `cutoff_ms` or later, else where younger appends begin."""
-        base = first_id(row.id)
         old = max(self._appended_by(row, cutoff_ms), row.begin)
-        for rows in self._scan("id, timestamp", base + row.begin, base + old):
-            for record_id, timestamp in rows:
+        for piece in self._pieces(row, row.begin, old):
+            for offset, timestamp in zip(piece.offsets, piece.cells.timestamps, strict=True):
                 if timestamp >= cutoff_ms:
-                    return int(record_id) - base
+                    return int(offset)
         return old
 
     def _move_begin(self, partition_id: int, begin: int) -> int:
@@ -245,12 +282,16 @@ class Care:
         if row is None:
             return 0
         if begin > row.begin:
-            self._set(
-                "UPDATE partitions SET begin_offset = max(begin_offset, ?1), clean_offset = max(clean_offset, ?1), "
-                "swept_offset = max(swept_offset, ?1) WHERE id = ?2",
-                *(begin, partition_id),
-            )
+            with self._db.write() as run:
+                now = partition_by_id(run, partition_id)
+                if now is not None and begin > now.begin:
+                    trim_block(run, now, begin)
+                    clean, swept = max(now.clean, begin), max(now.swept, begin)
+                    store_partition(run, now._replace(begin=begin, clean=clean, swept=swept))
+                    # The epoch that ends right at the begin is still that of a position there.
+                    run.execute(_DROP_EPOCHS, (partition_id, begin))
         # Also without a move: a run that was killed in between left records below the begin offset.
+        self._remove_blocks(partition_id, max(begin, row.begin))
         return self._remove_range(first_id(partition_id), first_id(partition_id) + max(begin, row.begin))
 
     # -- giving space back --------------------------------------------------------------------------------------------
@@ -294,37 +335,102 @@ class Care:
         with self._db.write() as run:
             run.execute(statement, values)
 
-    def _scan(self, columns: str, start: int, end: int) -> Iterator[list[tuple[Any, ...]]]:
-        """Rows of the range [start, end) in chunks, `id` first, each chunk a read transaction of its own."""
-        select = f"SELECT {columns} FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT ?"  # noqa: S608  ours
-        while start < end:
-            with self._db.read() as run:
-                rows = run.execute(select, (start, end, SCAN_ROWS)).fetchall()
-            if rows:
-                yield rows
-            if len(rows) < SCAN_ROWS:
-                return
-            start = rows[-1][0] + 1
+    def _change(self, partition_id: int, change: Callable[[PartitionRow], PartitionRow]) -> PartitionRow | None:
+        """Write what a partition is now to be; returns it, or None if it is gone."""
+        with self._db.write() as run:
+            row = partition_by_id(run, partition_id)
+            if row is not None:
+                row = change(row)
+                store_partition(run, row)
+            return row
 
-    def _remove_rows(self, row_ids: list[int]) -> int:
-        """Remove single rows; `row_ids` ascend."""
+    def _pieces(self, row: PartitionRow, start: int, stop: int) -> Iterator[Piece]:
+        """Checked records of [start, stop) in chunks, each chunk a read transaction of its own."""
+        position = start
+        while position < stop:
+            with self._db.read() as run:
+                now = partition_by_id(run, row.id)
+                if now is None:
+                    return
+                position = max(position, now.begin)
+                if position >= min(stop, now.end):
+                    return
+                piece = read_piece(run, now, position, SCAN_ROWS)
+            position = piece.next_offset
+            if position > stop:
+                kept = bisect_left(piece.offsets, stop)
+                piece = Piece(piece.offsets[:kept], piece.cells.cut(0, kept), -1, stop)
+            if len(piece.offsets):
+                yield piece
+
+    def _remove_rows(self, row: PartitionRow, offsets: list[int]) -> int:
+        """Remove single records; `offsets` ascend."""
         removed = at = 0
-        while at < len(row_ids):
+        while at < len(offsets):
             stop, pages, last_page = at, 0, -1
-            while stop < min(len(row_ids), at + CHUNK_ROWS) and pages < CHUNK_PAGES:
-                page = row_ids[stop] >> _PAGE_ROWS_SHIFT
+            while stop < min(len(offsets), at + CHUNK_ROWS) and pages < CHUNK_PAGES:
+                page = offsets[stop] >> _PAGE_ROWS_SHIFT
                 pages += page != last_page
                 last_page = page
                 stop += 1
-            with self._db.write() as run:
-                chunk = [(row_id,) for row_id in row_ids[at:stop]]
-                removed += run.executemany("DELETE FROM records WHERE id = ?", chunk).rowcount
+            removed += self._remove_chunk(row.id, offsets[at:stop])
             at = stop
         return removed
 
+    def _remove_chunk(self, partition_id: int, offsets: list[int]) -> int:
+        """Remove records and let their blocks be of those that stay.
+
+        The blocks are read, checked and summed before the lock is taken. If one of them is another by then (a writer
+        went on with the last one, another process removed records too) nothing was done, and it is tried again.
+        """
+        base = first_id(partition_id)
+        while True:
+            with self._db.read() as run:
+                row = partition_by_id(run, partition_id)
+                offsets = [] if row is None else offsets[bisect_left(offsets, row.begin) :]
+                if row is None or not offsets:
+                    return 0
+                old, new = self._without(run, row, offsets[bisect_left(offsets, row.summed) :])
+            with self._db.write() as run:
+                if replace_blocks(run, partition_id, old, new):
+                    doomed = [(base + offset,) for offset in offsets]
+                    return run.executemany("DELETE FROM log_records WHERE id = ?", doomed).rowcount
+
+    def _without(self, run: Transaction, row: PartitionRow, doomed: list[int]) -> tuple[list[Block], list[Block]]:
+        """The blocks of these offsets, and those that replace them; neighbours that shrank become one."""
+        if not doomed:
+            return [], []
+        gone = frozenset(doomed)
+        old: list[Block] = []
+        merged: list[tuple[int, int, list[int], list[Cells]]] = []  # begin, end, offsets and cells that stay
+        for block in read_blocks(run, row, doomed[0], doomed[-1] + 1):
+            at = bisect_left(doomed, block.begin)
+            if at == len(doomed) or doomed[at] >= block.end:
+                continue
+            piece = read_block(run, row, block)
+            old.append(block)
+            stays = [index for index, offset in enumerate(piece.offsets) if offset not in gone]
+            offsets = [piece.offsets[index] for index in stays]
+            cells = piece.cells.pick(stays)
+            if merged and merged[-1][1] == block.begin and len(merged[-1][2]) + len(offsets) <= BLOCK_RECORDS:
+                begin, _, before, parts = merged[-1]
+                merged[-1] = (begin, block.end, before + offsets, [*parts, cells])
+            else:
+                merged.append((block.begin, block.end, offsets, [cells]))
+        return old, [block_of(begin, end, offsets, _sums(parts)) for begin, end, offsets, parts in merged]
+
+    def _remove_blocks(self, partition_id: int, before: int) -> None:
+        """Remove what is kept of blocks that end at or below an offset."""
+        while True:
+            with self._db.read() as run:
+                last = run.execute(_LAST_OF_BLOCKS, (partition_id, before, CHUNK_ROWS)).fetchone()[0]
+            if last is None:
+                return
+            self._set("DELETE FROM sums WHERE partition = ? AND end_offset <= ?", partition_id, last)
+
     def _remove_range(self, start: int, end: int) -> int:
         """Remove all rows of the range [start, end)."""
-        last_of_chunk = "SELECT max(id) FROM (SELECT id FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT ?)"
+        last_of_chunk = "SELECT max(id) FROM (SELECT id FROM log_records WHERE id >= ? AND id < ? ORDER BY id LIMIT ?)"
         removed = 0
         while True:
             with self._db.read() as run:
@@ -332,14 +438,25 @@ class Care:
             if last is None:
                 return removed
             with self._db.write() as run:
-                removed += run.execute("DELETE FROM records WHERE id >= ? AND id <= ?", (start, last)).rowcount
+                removed += run.execute("DELETE FROM log_records WHERE id >= ? AND id <= ?", (start, last)).rowcount
             start = last + 1
 
     def _check_offsets(self, run: Transaction) -> list[str]:
         stray = run.execute(
-            "SELECT r.id >> ?1, count(*) FROM records r LEFT JOIN partitions p ON p.id = r.id >> ?1 "
+            "SELECT r.id >> ?1, count(*) FROM log_records r LEFT JOIN partitions p ON p.id = r.id >> ?1 "
             "WHERE r.id >> ?1 NOT IN (SELECT partition FROM doomed) AND (p.id IS NULL OR r.id & ?2 >= p.end_offset) "
             "GROUP BY 1",
             (OFFSET_BITS, OFFSET_MAX - 1),
         ).fetchall()
         return [f"partition id {number} has {count} records that no partition row covers" for number, count in stray]
+
+
+def _cleaned(clean: int, kept: int) -> Callable[[PartitionRow], PartitionRow]:
+    return lambda row: row._replace(clean=max(row.clean, clean), kept=kept)
+
+
+def _sums(parts: list[Cells]) -> Sums:
+    sums = Sums()
+    for cells in parts:
+        sums, _ = add(sums, cells)
+    return sums

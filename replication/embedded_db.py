@@ -12,15 +12,16 @@ must not know what topics or groups mean.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from standfast.replication.embedded_lock import LogLock
+from standfast.replication.embedded_schema import SCHEMA_VERSION, check_described, create, migrate
 from standfast.store.errors import (
     Closed,
     Corruption,
@@ -29,10 +30,11 @@ from standfast.store.errors import (
     StandfastError,
     Unavailable,
 )
+from standfast.store.failpoint import reach
+from standfast.store.log import logger
 
 Transaction: TypeAlias = sqlite3.Connection  # what read() and write() hand out
 
-SCHEMA_VERSION = 1
 SQLITE_VERSION = sqlite3.sqlite_version
 APPLICATION_ID = 0x53464C47  # "SFLG"
 PAGE_BYTES = 8_192  # fewer and larger pages than the default: 10 % faster appends and half the checkpoint time
@@ -46,35 +48,6 @@ SYNCHRONOUS = ("full", "normal")
 _WAL_HEADER_BYTES = 32
 _FRAME_BYTES = 24 + PAGE_BYTES
 
-# A record's row id is its partition's id shifted by 40 bits plus its offset (see embedded_rows.py).
-_SCHEMA = """
-CREATE TABLE topics (
-    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, topic_id TEXT NOT NULL, partitions INTEGER NOT NULL,
-    policy TEXT NOT NULL) STRICT;
-CREATE TABLE partitions (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, topic INTEGER NOT NULL, number INTEGER NOT NULL,
-    begin_offset INTEGER NOT NULL DEFAULT 0, end_offset INTEGER NOT NULL DEFAULT 0,
-    keyed INTEGER NOT NULL, has_headers INTEGER NOT NULL DEFAULT 0, widest_bytes INTEGER NOT NULL DEFAULT 0,
-    clean_offset INTEGER NOT NULL DEFAULT 0, swept_offset INTEGER NOT NULL DEFAULT 0, kept INTEGER NOT NULL DEFAULT 0,
-    appended_ms INTEGER NOT NULL DEFAULT 0, aged_ms INTEGER NOT NULL DEFAULT 0, UNIQUE (topic, number)) STRICT;
-CREATE TABLE records (
-    id INTEGER PRIMARY KEY, timestamp INTEGER NOT NULL, key BLOB, value BLOB, headers BLOB) STRICT;
-CREATE TABLE ages (
-    partition INTEGER NOT NULL, end_offset INTEGER NOT NULL, appended_ms INTEGER NOT NULL,
-    PRIMARY KEY (partition, end_offset)) STRICT, WITHOUT ROWID;
-CREATE TABLE doomed (partition INTEGER PRIMARY KEY) STRICT;
-CREATE TABLE writers (
-    transactional_id TEXT PRIMARY KEY, group_name TEXT NOT NULL, owner TEXT NOT NULL, epoch INTEGER NOT NULL,
-    boot_id TEXT NOT NULL) STRICT, WITHOUT ROWID;
-CREATE TABLE groups (name TEXT PRIMARY KEY, generation INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-CREATE TABLE members (
-    group_name TEXT NOT NULL, member_id TEXT NOT NULL, metadata TEXT NOT NULL, boot_id TEXT NOT NULL,
-    lease_ms INTEGER NOT NULL, deadline_ms INTEGER NOT NULL, PRIMARY KEY (group_name, member_id)) STRICT, WITHOUT ROWID;
-CREATE TABLE committed (
-    group_name TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, position INTEGER NOT NULL,
-    metadata TEXT NOT NULL, PRIMARY KEY (group_name, topic, partition)) STRICT, WITHOUT ROWID;
-"""
-
 
 def translate(path: str, error: sqlite3.Error) -> StandfastError:
     """The error of our tree that tells the caller what to do about SQLite's error on this file."""
@@ -82,7 +55,9 @@ def translate(path: str, error: sqlite3.Error) -> StandfastError:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Unavailable(f"log {path} is locked by another program ({error}): close what has it open, then retry")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return Corruption(f"log {path} is damaged or not a database ({error}): set it aside and restore a copy")
+        return _damaged(path, f"damaged or not a database ({error})")
+    if "Could not decode to UTF-8" in str(error):  # bytes where a text was written; Python's own error, without a code
+        return _damaged(path, f"damaged ({error})")
     if code == sqlite3.SQLITE_FULL:
         return Unavailable(f"no space left for log {path} ({error}): free disk space on its volume, then retry")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH):
@@ -94,6 +69,12 @@ def translate(path: str, error: sqlite3.Error) -> StandfastError:
     return InternalError(f"log {path}: {type(error).__name__}: {error}")
 
 
+def _damaged(path: str, how: str) -> Corruption:
+    error = Corruption(f"log {path} is {how}: set it aside and restore a copy, and check the disk")
+    error.of_log = True
+    return error
+
+
 class Database:
     """One connection with the log's lock. Each call is one transaction; threads take turns.
 
@@ -101,7 +82,8 @@ class Database:
     (and then changes nothing), Unavailable if it cannot be opened.
     """
 
-    def __init__(self, path: str, *, synchronous: str = "full") -> None:
+    def __init__(self, path: str, *, synchronous: str = "full", checked: bool = False) -> None:
+        """`checked`: look first whether the rows that describe the log are as they were written."""
         self.path = path
         self._synchronous = synchronous
         self._level = synchronous
@@ -111,20 +93,22 @@ class Database:
         self._wal_salt = b""
         self._wal_next_frames = 0
         self._checkpoint_due = False
-        self._lock_fd = self._create_files()
+        self._lock = self._create_files()
         try:
             self._connection = sqlite3.connect(
                 path, timeout=BUSY_TIMEOUT_MS / 1_000, isolation_level=None, check_same_thread=False
             )
         except sqlite3.Error as error:
-            os.close(self._lock_fd)
+            self._lock.close()
             raise translate(path, error) from error
         try:
-            with self._flock():
+            with self._lock.hold(patient=False):
                 self._prepare()
+            if checked:
+                self._check_described()
         except BaseException as error:
             self._connection.close()
-            os.close(self._lock_fd)
+            self._lock.close()
             if isinstance(error, sqlite3.Error):
                 raise translate(path, error) from error
             raise
@@ -136,8 +120,8 @@ class Database:
             self._check_open()
             connection = self._connection
             try:
-                connection.execute("BEGIN")
                 try:
+                    connection.execute("BEGIN")
                     yield connection
                 finally:
                     self._end("COMMIT")
@@ -145,19 +129,23 @@ class Database:
                 raise translate(self.path, error) from error
 
     @contextmanager
-    def write(self, *, durable: bool = True) -> Iterator[Transaction]:
+    def write(self, *, durable: bool = True, patient: bool = True) -> Iterator[Transaction]:
         """A write transaction under the flock; any exception rolls it back.
 
-        `durable=False` leaves the sync to the next durable write (a lease need not survive power loss).
+        `durable=False` leaves the sync to the next durable write (a lease need not survive power loss). Unless
+        `patient`, Unavailable while one process has had the lock for long: see embedded_lock.py.
         """
-        with self._mutex:
-            self._check_open()
-            with self._flock():
+        self._check_open()
+        # The lock first: who only reads through this connection must not wait for it.
+        with self._lock.hold(patient=patient):
+            reach("log.locked")
+            with self._mutex:
+                self._check_open()
                 try:
                     if self._checkpoint_due:  # the last one failed after its commit: say so before writing more
                         self._checkpoint("PASSIVE")
-                    self._begin(durable)
                     try:
+                        self._begin(durable)
                         yield self._connection
                         self._connection.execute("COMMIT")
                     except BaseException:
@@ -179,45 +167,47 @@ class Database:
 
     def checkpoint(self, *, truncate: bool = False) -> None:
         """Move the WAL into the database file as far as readers allow."""
-        with self._mutex:
+        self._check_open()
+        with self._lock.hold(), self._mutex:
             self._check_open()
-            with self._flock():
-                try:
-                    self._checkpoint("TRUNCATE" if truncate else "PASSIVE")
-                except sqlite3.Error as error:
-                    raise translate(self.path, error) from error
+            try:
+                self._checkpoint("TRUNCATE" if truncate else "PASSIVE")
+            except sqlite3.Error as error:
+                raise translate(self.path, error) from error
 
     def close(self) -> None:
         """Close the connection (the last one of all processes checkpoints the WAL). Twice is fine."""
         with self._mutex:
             if self._closed:
-                return
-            self._closed = True
+                return  # the number of the lock's file may be that of another file by now
+        with ExitStack() as stack:
             try:
-                with self._flock():
+                stack.enter_context(self._lock.hold(patient=False))
+            except Unavailable as error:
+                # Who has the lock has the file open as well, so that this connection is not the last one, which alone
+                # would write a checkpoint.
+                logger.warning("log %s is closed beside a lock that is held: %s", self.path, error)
+            with self._mutex:
+                if self._closed:
+                    return
+                self._closed = True
+                try:
                     self._connection.close()
-            except sqlite3.Error as error:
-                raise translate(self.path, error) from error
-            finally:
-                os.close(self._lock_fd)
-                if self._wal_fd >= 0:
-                    os.close(self._wal_fd)
+                except sqlite3.Error as error:
+                    raise translate(self.path, error) from error
+                finally:
+                    if self._wal_fd >= 0:
+                        os.close(self._wal_fd)
+        self._lock.close()
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"log {self.path} was closed: open a new one")
 
-    @contextmanager
-    def _flock(self) -> Iterator[None]:
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
-
     def _begin(self, durable: bool) -> None:
         level = self._synchronous if durable else "normal"
         if level != self._level:
+            self._level = ""  # not known, should a signal handler raise in between
             self._connection.execute(f"PRAGMA synchronous={level}")
             self._level = level
         self._connection.execute("BEGIN IMMEDIATE")
@@ -229,13 +219,13 @@ class Database:
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
-    def _create_files(self) -> int:
+    def _create_files(self) -> LogLock:
         try:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             # Only a file that did not exist may be opened and closed by us (see the rules above).
             with suppress(FileExistsError):
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-            return os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            return LogLock(self.path)
         except (NotADirectoryError, FileExistsError, IsADirectoryError) as error:
             raise InvalidRequest(
                 f"log {self.path} cannot be created, a part of its path is not a folder ({error}): choose another path"
@@ -257,6 +247,9 @@ class Database:
             )
         if version == 0:
             self._create_schema()
+        elif version < SCHEMA_VERSION:
+            self._migrate(version)
+        run("PRAGMA cell_size_check=ON")
         run("PRAGMA wal_autocheckpoint=0")
         run(f"PRAGMA cache_size=-{CACHE_KIB}")
         run(f"PRAGMA synchronous={self._synchronous}")
@@ -270,11 +263,32 @@ class Database:
             raise InvalidRequest(f"the file system of {self.path} cannot keep a WAL (got {mode}): use a local disk")
         run("PRAGMA synchronous=FULL")
         run("BEGIN IMMEDIATE")
-        for statement in _SCHEMA.split(";\n"):
-            run(statement)
+        create(run)
         run(f"PRAGMA application_id={APPLICATION_ID}")
         run(f"PRAGMA user_version={SCHEMA_VERSION}")
         run("COMMIT")
+
+    def _migrate(self, version: int) -> None:
+        """Within the flock and one transaction: a kill leaves the old format as it was."""
+        run = self._connection.execute
+        run("PRAGMA synchronous=FULL")
+        run("BEGIN IMMEDIATE")
+        try:
+            migrate(run, version)
+            run(f"PRAGMA user_version={SCHEMA_VERSION}")
+            run("COMMIT")
+        except BaseException:
+            self._end("ROLLBACK")
+            raise
+
+    def _check_described(self) -> None:
+        self._connection.execute("BEGIN")
+        try:
+            wrong = list(check_described(self._connection.execute, self.path))
+        finally:
+            self._end("COMMIT")
+        if wrong:
+            raise _damaged(self.path, f"damaged ({'; '.join(wrong)})")
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

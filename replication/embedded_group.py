@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from standfast.replication.embedded_db import Database, Transaction
-from standfast.replication.log import Committed, ConsumerMember, GroupView, Member
+from standfast.replication.embedded_sums import check_seal, seal
+from standfast.replication.log import Committed, ConsumerMember, EnteredView, GroupView, Member
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import Fenced, InvalidRequest
@@ -55,7 +56,7 @@ class EmbeddedGroup:
         _check_metadata("member metadata", metadata)
         if not isinstance(lease_ms, int) or not 1 <= lease_ms <= LEASE_MS_MAX:
             raise InvalidRequest(f"lease of {lease_ms!r} ms for member {member_id!r}: use 1 to {LEASE_MS_MAX}")
-        with self._db.write() as run:
+        with self._db.write(patient=False) as run:
             now_ms = self._clock.monotonic_ms()
             leases = self._expire(run, now_ms)
             lease = _Lease(member_id, metadata, self._boot, lease_ms, now_ms + lease_ms)
@@ -64,15 +65,17 @@ class EmbeddedGroup:
                 "VALUES (?, ?, ?, ?, ?, ?)",
                 (self._name, *lease),
             )
-            if member_id not in leases:
+            entered = member_id not in leases
+            if entered:
                 self._grow(run, 1)
             leases[member_id] = lease
-            return _view(self._generation(run), leases)
+            view = _view(self._generation(run), leases)
+            return EnteredView(*view) if entered else view
 
     def heartbeat(self, member_id: str) -> GroupView:
         """Renew the lease. Raises Fenced if it had run out: join again."""
         # A lease is worth nothing after a power loss, so this write need not wait for the disk.
-        with self._db.write(durable=False) as run:
+        with self._db.write(durable=False, patient=False) as run:
             now_ms = self._clock.monotonic_ms()
             leases = self._expire(run, now_ms)
             lease = leases.get(member_id)
@@ -100,29 +103,33 @@ class EmbeddedGroup:
 
     def leave(self, member_id: str) -> None:
         """Stop being a member; one that is none is fine."""
-        with self._db.write() as run:
+        with self._db.write(patient=False) as run:
             if member_id in self._expire(run, self._clock.monotonic_ms()):
                 self._remove(run, [member_id])
 
     def owners(self) -> dict[str, str]:
         """Transactional id -> member id that last opened a writer for it in this group's name."""
         with self._db.read() as run:
-            return dict(
-                run.execute(
-                    "SELECT transactional_id, owner FROM writers WHERE group_name = ? ORDER BY transactional_id",
-                    (self._name,),
-                ).fetchall()
-            )
+            rows = run.execute(
+                "SELECT transactional_id, group_name, owner, epoch, boot_id, seal FROM writers WHERE group_name = ? "
+                "ORDER BY transactional_id",
+                (self._name,),
+            ).fetchall()
+        for row in rows:
+            check_seal(f"writer {row[0]!r}", row[-1], *row[:-1])
+        return {row[0]: row[2] for row in rows}
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
         """Committed offsets of these partitions (all of the group if None); absent where there is none."""
         with self._db.read() as run:
             rows = run.execute(
-                "SELECT topic, partition, position, metadata FROM committed WHERE group_name = ? "
+                "SELECT group_name, topic, partition, position, metadata, seal FROM committed WHERE group_name = ? "
                 "ORDER BY topic, partition",
                 (self._name,),
             ).fetchall()
-        found = {TopicPartition(topic, number): Committed(offset, text) for topic, number, offset, text in rows}
+        for row in rows:
+            check_seal(f"group {self._name!r}, committed offset of {row[1]}-{row[2]}", row[-1], *row[:-1])
+        found = {TopicPartition(topic, number): Committed(offset, text) for _, topic, number, offset, text, _ in rows}
         if partitions is None:
             return found
         return {TopicPartition(*source): found[source] for source in partitions if source in found}
@@ -197,10 +204,12 @@ def store_commit(run: Transaction, group: str, offsets: Mapping[TopicPartition, 
     Whether the partitions exist is not asked: under the user's own loop the source may be another log.
     """
     for source, (offset, metadata) in offsets.items():
+        columns = (group, *source, offset, metadata)
         run.execute(
-            "INSERT INTO committed (group_name, topic, partition, position, metadata) VALUES (?1, ?2, ?3, ?4, ?5) "
-            "ON CONFLICT (group_name, topic, partition) DO UPDATE SET position = ?4, metadata = ?5",
-            (group, *source, offset, metadata),
+            "INSERT INTO committed (group_name, topic, partition, position, metadata, seal) "
+            "VALUES (?1, ?2, ?3, ?4, ?5, ?6) "
+            "ON CONFLICT (group_name, topic, partition) DO UPDATE SET position = ?4, metadata = ?5, seal = ?6",
+            (*columns, seal(*columns)),
         )
 
 

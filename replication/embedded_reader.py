@@ -9,24 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from standfast.replication.columns import RecordColumns, joined
+from standfast.replication.embedded_blocks import read_piece
 from standfast.replication.embedded_db import Database, Transaction
-from standfast.replication.embedded_rows import (
-    SELECT_HEADERS,
-    SELECT_PLAIN,
-    first_id,
-    header_records,
-    plain_records,
+from standfast.replication.embedded_rows import record_columns
+from standfast.replication.embedded_sums import BLOCK_RECORDS
+from standfast.replication.embedded_topics import (
+    PartitionRow,
+    find_partition,
+    find_topic,
+    partition_by_id,
+    partition_by_name,
 )
-from standfast.replication.embedded_topics import PartitionRow, find_topic, partition_by_id, partition_by_name
 from standfast.replication.log import Fetched
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import Clock
-from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
+from standfast.store.errors import Corruption, InvalidRequest, StateLost, UnknownStore
 
 CHUNK_RECORDS = 2_000  # one read transaction; larger ones are slower (measured: 10,000 lose a quarter)
+LARGE_RECORDS = 2_000  # a fetch of so many may give a block less
 FETCH_BYTES_MAX = 64 << 20  # a fetch ends early rather than hold more
 POLL_FIRST_MS = 2
 POLL_LAST_MS = 20
+
+_EPOCH_BEFORE = "SELECT tag FROM epochs WHERE partition = ? AND begin_offset < ? ORDER BY begin_offset DESC LIMIT 1"
+_EPOCH_END = (
+    "SELECT coalesce((SELECT min(n.begin_offset) FROM epochs n WHERE n.partition = ?1 AND n.begin_offset > "
+    "e.begin_offset), ?3) FROM epochs e WHERE e.partition = ?1 AND e.tag = ?2 ORDER BY e.begin_offset DESC LIMIT 1"
+)
 
 
 class _Slot:
@@ -136,6 +145,31 @@ class EmbeddedReader:
         """See LogReader: a transaction is written as a whole."""
         return {source: bounds.end for source, bounds in self.bounds(partitions).items()}
 
+    def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
+        """See LogReader."""
+        tags = {}
+        with self._db.read() as run:
+            for source, position in positions.items():
+                row = find_partition(run, source)
+                # The tag of the last record is in the partition's row; that of another needs a look.
+                if row is not None and position == row.end > 0:
+                    tags[source] = row.tag
+                elif row is not None:
+                    found = run.execute(_EPOCH_BEFORE, (row.id, position)).fetchone()
+                    tags[source] = found[0] if found is not None else ""
+        return {source: tag for source, tag in tags.items() if tag}
+
+    def epoch_ends(self, tags: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
+        """See LogReader."""
+        ends = {}
+        with self._db.read() as run:
+            for source, tag in tags.items():
+                row = find_partition(run, source)
+                if row is not None and tag:
+                    found = run.execute(_EPOCH_END, (row.id, tag, row.end)).fetchone()
+                    ends[source] = 0 if found is None else int(found[0])
+        return ends
+
     def close(self) -> None:
         """Twice is fine."""
         self._db.close()
@@ -164,7 +198,9 @@ class EmbeddedReader:
             self._turn += 1
         taken: dict[TopicPartition, _Taken] = {}
         left, left_bytes = max_records, FETCH_BYTES_MAX
-        while turn and left > 0 and left_bytes > 0:
+        # Less than a block costs as much as one, and the next fetch would read the rest of it again.
+        enough = BLOCK_RECORDS if max_records >= LARGE_RECORDS else 0
+        while turn and left > enough and left_bytes > 0:
             share = max(1, left // len(turn))
             more = []
             for source in turn:
@@ -174,7 +210,7 @@ class EmbeddedReader:
                 piece = taken.setdefault(source, _Taken(slot.position))
                 try:
                     count, size = self._read(source, slot.partition_id, piece, min(share, left), left_bytes)
-                except (StateLost, UnknownStore) as error:
+                except (StateLost, UnknownStore, Corruption) as error:
                     error.sources = (source,)
                     raise
                 left -= count
@@ -210,9 +246,13 @@ class EmbeddedReader:
                 return 0, 0
             fitting = bytes_max // max(row.widest_bytes, 1)
             limit = max(1, min(want, CHUNK_RECORDS, fitting))
-            select, convert = (SELECT_HEADERS, header_records) if row.has_headers else (SELECT_PLAIN, plain_records)
-            records = convert(run.execute(select, (first_id(partition_id), position, row.end, limit)))
-        piece.position = row.end if len(records) < limit else records.offsets[-1] + 1
+            read = read_piece(run, row, position, limit)
+        records = record_columns(read.offsets, read.cells, read.payload_bytes)
+        if len(records) > limit:  # a block is read as a whole; its rest is read again
+            records = records[:limit]
+            piece.position = records.offsets[-1] + 1
+        else:
+            piece.position = read.next_offset
         piece.at_end = piece.position == row.end
         if records:
             piece.pieces.append(records)

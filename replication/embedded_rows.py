@@ -16,16 +16,18 @@ from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from standfast.replication.columns import RecordColumns, gapless
+from standfast.replication.columns import RecordColumns
+from standfast.replication.embedded_sums import Cells, Sums, block_records, summed
 from standfast.replication.log import Headers, Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import Corruption, InvalidRequest
+from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
 
 OFFSET_BITS = 40
 OFFSET_MAX = 1 << OFFSET_BITS
 PARTITION_ID_MAX = 1 << (63 - OFFSET_BITS)
 RECORD_BYTES_MAX = 256 << 20
-TIMESTAMP_MAX = 1 << 62
+LEAST_TIMESTAMP_MS = 0
 
 # Rows per INSERT: 50 at once is 1.4 times as fast as one, more gain nothing.
 _INSERT_ROWS = (50, 10, 1)
@@ -33,23 +35,24 @@ _BYTES_TYPES = frozenset({bytes, bytearray, memoryview, type(None)})
 _KEY_HEAD = struct.Struct("<H")
 _VALUE_HEAD = struct.Struct("<i")
 
-SELECT_PLAIN = (
-    "SELECT id - ?1, timestamp, key, value FROM records WHERE id >= ?1 + ?2 AND id < ?1 + ?3 ORDER BY id LIMIT ?4"
-)
 SELECT_FIRST_AT = (
-    "SELECT id - ?1 FROM records WHERE id >= ?1 + ?2 AND id < ?1 + ?3 AND timestamp >= ?4 ORDER BY id LIMIT 1"
+    "SELECT id - ?1 FROM log_records WHERE id >= ?1 + ?2 AND id < ?1 + ?3 AND timestamp >= ?4 ORDER BY id LIMIT 1"
 )
-SELECT_HEADERS = SELECT_PLAIN.replace("value FROM", "value, headers FROM")
 
 
 class Prepared(NamedTuple):
-    """A checked batch: `cells` holds each record's timestamp, key, value (and header bytes if `width` is 4) in turn."""
+    """A checked batch: `flat` holds each record's timestamp, key, value (and header bytes if `width` is 4) in turn.
 
-    cells: list[Any]
+    `cells` has the same by column, and `sums` those of its blocks; empty if it is less than a block.
+    """
+
+    flat: list[Any]
     width: int
     records: int
     widest_bytes: int
     keyless: bool
+    cells: Cells
+    sums: list[tuple[Sums, int]]
 
 
 def first_id(partition_id: int) -> int:
@@ -60,7 +63,7 @@ def first_id(partition_id: int) -> int:
 def prepare(source: TopicPartition, batch: Sequence[Outgoing]) -> Prepared:
     """Check a batch before anything is locked or written. Raises InvalidRequest naming partition and record."""
     if not len(batch):
-        return Prepared([], 3, 0, 0, False)
+        return Prepared([], 3, 0, 0, False, Cells((), (), ()), [])
     try:
         columns = list(zip(*batch, strict=True))
     except (TypeError, ValueError) as error:
@@ -72,23 +75,27 @@ def prepare(source: TopicPartition, batch: Sequence[Outgoing]) -> Prepared:
     _check_bytes(source, "value", values)
     _check_timestamps(source, timestamps)
     widest_bytes = _widest(keys) + _widest(values)
-    cells: Iterable[Any] = zip(timestamps, keys, values, strict=True)
+    flat: Iterable[Any] = zip(timestamps, keys, values, strict=True)
+    cells = Cells(timestamps, keys, values)
     width = 3
     if len(columns) == 4 and any(columns[3]):
         packed = [_pack(source, index, headers) for index, headers in enumerate(columns[3])]
         widest_bytes += _widest(packed)
-        cells = zip(timestamps, keys, values, packed, strict=True)
+        flat = zip(timestamps, keys, values, packed, strict=True)
+        cells = Cells(timestamps, keys, values, packed)
         width = 4
     if widest_bytes > RECORD_BYTES_MAX:
         raise InvalidRequest(
             f"{source}: the batch has a record of up to {widest_bytes} bytes, the limit is {RECORD_BYTES_MAX}: split it"
         )
-    return Prepared(list(chain.from_iterable(cells)), width, len(batch), widest_bytes, None in keys)
+    size = block_records(widest_bytes)
+    sums = summed(cells, size) if len(batch) >= size else []
+    return Prepared(list(chain.from_iterable(flat)), width, len(batch), widest_bytes, None in keys, cells, sums)
 
 
 def insert(execute: Callable[[str, Sequence[Any]], object], row_id: int, prepared: Prepared) -> None:
     """Write the batch at consecutive row ids from `row_id`."""
-    cells, width = prepared.cells, prepared.width
+    cells, width = prepared.flat, prepared.width
     done = 0
     for rows in _INSERT_ROWS:
         statement = _insert_statement(rows, width)
@@ -103,26 +110,13 @@ def _insert_statement(rows: int, width: int) -> str:
     places = [
         f"(?1+{row}," + ",".join(f"?{2 + row * width + cell}" for cell in range(width)) + ")" for row in range(rows)
     ]
-    return f"INSERT INTO records ({columns}) VALUES {','.join(places)}"  # noqa: S608  names of this file only
+    return f"INSERT INTO log_records ({columns}) VALUES {','.join(places)}"  # noqa: S608  names of this file only
 
 
-def plain_records(rows: Iterable[tuple[Any, ...]]) -> RecordColumns:
-    """Rows of SELECT_PLAIN by column: measured, a Record each would cost a fifth of the reading."""
-    columns = list(zip(*rows, strict=True))
-    if not columns:
-        return RecordColumns((), (), (), (), None, 0)
-    offsets, timestamps, keys, values = columns
-    return RecordColumns(gapless(offsets), timestamps, keys, values)
-
-
-def header_records(rows: Iterable[tuple[Any, ...]]) -> RecordColumns:
-    """Rows of SELECT_HEADERS by column."""
-    columns = list(zip(*rows, strict=True))
-    if not columns:
-        return RecordColumns((), (), (), (), None, 0)
-    offsets, timestamps, keys, values, packed = columns
-    headers = [unpack_headers(one) if one else () for one in packed]
-    return RecordColumns(gapless(offsets), timestamps, keys, values, headers)
+def record_columns(offsets: Sequence[int], cells: Cells, payload_bytes: int) -> RecordColumns:
+    """Records by column: measured, a Record each would cost a fifth of the reading."""
+    headers = None if cells.headers is None else [unpack_headers(one) if one else () for one in cells.headers]
+    return RecordColumns(offsets, cells.timestamps, cells.keys, cells.values, headers, payload_bytes)
 
 
 def pack_headers(headers: Headers) -> bytes | None:
@@ -181,14 +175,13 @@ def _check_bytes(source: TopicPartition, what: str, column: Sequence[Any]) -> No
 
 
 def _check_timestamps(source: TopicPartition, timestamps: Sequence[Any]) -> None:
-    if set(map(type, timestamps)) == {int} and min(timestamps) >= 0 and max(timestamps) < TIMESTAMP_MAX:
+    least_ms = LEAST_TIMESTAMP_MS
+    if set(map(type, timestamps)) == {int} and min(timestamps) >= least_ms and max(timestamps) <= TIMESTAMP_MAX_MS:
         return
     for index, timestamp in enumerate(timestamps):
-        if not isinstance(timestamp, int) or not 0 <= timestamp < TIMESTAMP_MAX:
-            raise InvalidRequest(
-                f"{source}: record {index} of the batch has timestamp {timestamp!r}, "
-                "give milliseconds since the epoch, 0 or more"
-            )
+        problem = timestamp_problem(timestamp, least_ms)
+        if problem is not None:
+            raise InvalidRequest(f"{source}: record {index} of the batch: {problem}")
 
 
 def _widest(column: Iterable[Any]) -> int:

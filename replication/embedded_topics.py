@@ -11,12 +11,15 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from standfast.replication.embedded_db import Database, Transaction
 from standfast.replication.embedded_rows import PARTITION_ID_MAX, SELECT_FIRST_AT, first_id
+from standfast.replication.embedded_schema import SEALED
+from standfast.replication.embedded_sums import check_seal, seal
 from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy, TopicSurvey
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.permissions import Need
 from standfast.replication.topic_settings import changed
 from standfast.store.errors import InvalidRequest, Unavailable, UnknownStore
 from standfast.store.names import check_topic
@@ -30,9 +33,14 @@ SCAN_OFFSETS = 200_000  # gone through in one read transaction
 
 
 class PartitionRow(NamedTuple):
-    """A partition as stored; `keyed` if its topic is compacted, so that every record needs a key."""
+    """A partition as stored; `keyed` if its topic is compacted, so that every record needs a key.
+
+    Records below `summed` have no checksum. `tag` is that of the epoch in which the last record was written.
+    """
 
     id: int
+    topic: int
+    number: int
     begin: int
     end: int
     keyed: int
@@ -43,31 +51,57 @@ class PartitionRow(NamedTuple):
     kept: int
     appended_ms: int
     aged_ms: int
+    summed: int
+    tag: str
+    name: str
+
+    @property
+    def source(self) -> TopicPartition:
+        """What the log's users call it."""
+        return TopicPartition(self.name, self.number)
 
 
-_COLUMNS = (
-    "p.id, p.begin_offset, p.end_offset, p.keyed, p.has_headers, p.widest_bytes, p.clean_offset, p.swept_offset, "
-    "p.kept, p.appended_ms, p.aged_ms"
+_COLUMNS = SEALED["partitions"]
+_BY_NAME = (
+    f"SELECT {', '.join(f'p.{name}' for name in _COLUMNS)}, t.name, p.seal FROM topics t "  # noqa: S608  names of ours
+    "JOIN partitions p ON p.topic = t.id WHERE t.name = ? AND p.number = ?"
 )
-_BY_ID = f"SELECT {_COLUMNS} FROM partitions p WHERE p.id = ?"  # noqa: S608  names of this file only
-_BY_NAME = _BY_ID.replace(
-    "partitions p WHERE p.id = ?", "topics t JOIN partitions p ON p.topic = t.id WHERE t.name = ? AND p.number = ?"
-)
+_BY_ID = _BY_NAME.replace("t.name = ? AND p.number = ?", "p.id = ?")
+_CHANGING = _COLUMNS[3:]  # to write the key and the topic would cost their indexes as well
+_STORE = f"UPDATE partitions SET {', '.join(f'{name} = ?' for name in _CHANGING)}, seal = ? WHERE id = ?"  # noqa: S608
 
 
 def partition_by_name(run: Transaction, source: TopicPartition) -> PartitionRow:
-    """Raises UnknownStore naming what exists."""
-    topic, number = source
-    row = run.execute(_BY_NAME, (topic, number)).fetchone()
+    """Raises UnknownStore naming what exists, Corruption for a row that is not as it was written."""
+    row = find_partition(run, source)
     if row is None:
-        raise _unknown(run, topic, number)
-    return PartitionRow._make(row)
+        raise _unknown(run, *source)
+    return row
+
+
+def find_partition(run: Transaction, source: TopicPartition) -> PartitionRow | None:
+    """None if there is no such partition. Raises Corruption for a row that is not as it was written."""
+    topic, number = source
+    found = run.execute(_BY_NAME, (topic, number)).fetchone()
+    return None if found is None else _checked(found)
 
 
 def partition_by_id(run: Transaction, partition_id: int) -> PartitionRow | None:
-    """None if its topic was deleted."""
-    row = run.execute(_BY_ID, (partition_id,)).fetchone()
-    return None if row is None else PartitionRow._make(row)
+    """None if its topic was deleted. Raises Corruption for a row that is not as it was written."""
+    found = run.execute(_BY_ID, (partition_id,)).fetchone()
+    return None if found is None else _checked(found)
+
+
+def store_partition(run: Transaction, row: PartitionRow) -> None:
+    """Write a partition that was read in this very transaction."""
+    columns = row[:-1]
+    run.execute(_STORE, (*columns[3:], seal(*columns), row.id))
+
+
+def _checked(found: tuple[Any, ...]) -> PartitionRow:
+    row = PartitionRow._make(found[:-1])
+    check_seal(str(row.source), found[-1], *row[:-1])
+    return row
 
 
 def partition_ids(run: Transaction, name: str) -> list[int]:
@@ -80,16 +114,18 @@ def partition_ids(run: Transaction, name: str) -> list[int]:
     return [partition_id for (partition_id,) in rows]
 
 
+_TOPICS = "SELECT id, name, topic_id, partitions, policy, seal FROM topics"
+
+
 def find_topic(run: Transaction, name: str) -> TopicInfo | None:
     """A topic by name."""
-    row = run.execute("SELECT name, topic_id, partitions, policy FROM topics WHERE name = ?", (name,)).fetchone()
-    return None if row is None else _info(*row)
+    row = run.execute(f"{_TOPICS} WHERE name = ?", (name,)).fetchone()
+    return None if row is None else _topic(row)
 
 
 def all_topics(run: Transaction) -> list[TopicInfo]:
     """All topics by name."""
-    rows = run.execute("SELECT name, topic_id, partitions, policy FROM topics ORDER BY name").fetchall()
-    return [_info(*row) for row in rows]
+    return [_topic(row) for row in run.execute(f"{_TOPICS} ORDER BY name").fetchall()]
 
 
 def dirty_ratio(policy: TopicPolicy) -> float:
@@ -121,6 +157,7 @@ class EmbeddedAdmin:
                 "INSERT INTO topics (name, topic_id, partitions, policy) VALUES (?, ?, ?, ?) RETURNING id",
                 (name, topic_id, partitions, text),
             ).fetchone()[0]
+            _seal_topic(run, topic)
             self._insert_partitions(run, topic, range(partitions), policy)
         return _info(name, topic_id, partitions, text)
 
@@ -136,6 +173,7 @@ class EmbeddedAdmin:
             topic = run.execute(
                 "UPDATE topics SET partitions = ? WHERE name = ? RETURNING id", (partitions, name)
             ).fetchone()[0]
+            _seal_topic(run, topic)
             self._insert_partitions(run, topic, range(found.partitions, partitions), found.policy)
             return replace(found, partitions=partitions)
 
@@ -150,7 +188,11 @@ class EmbeddedAdmin:
             topic = run.execute(
                 "UPDATE topics SET policy = ? WHERE name = ? RETURNING id", (_policy_text(name, policy), name)
             ).fetchone()[0]
-            run.execute("UPDATE partitions SET keyed = ? WHERE topic = ?", (int("compact" in policy.cleanup), topic))
+            _seal_topic(run, topic)
+            for partition_id in partition_ids(run, name):
+                row = partition_by_id(run, partition_id)
+                assert row is not None
+                store_partition(run, row._replace(keyed=int("compact" in policy.cleanup)))
             return replace(found, policy=policy)
 
     def survey(self, names: Iterable[str]) -> LogSurvey:
@@ -179,6 +221,11 @@ class EmbeddedAdmin:
         with self._db.read() as run:
             return all_topics(run)
 
+    def topic_names(self) -> list[str]:
+        """Names of all topics, in order."""
+        with self._db.read() as run:
+            return [name for (name,) in run.execute("SELECT name FROM topics ORDER BY name").fetchall()]
+
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its records and the offsets that groups committed for it.
 
@@ -189,6 +236,7 @@ class EmbeddedAdmin:
             run.executemany("INSERT INTO doomed (partition) VALUES (?)", ids)
             run.executemany("DELETE FROM partitions WHERE id = ?", ids)
             run.executemany("DELETE FROM ages WHERE partition = ?", ids)
+            run.executemany("DELETE FROM epochs WHERE partition = ?", ids)
             run.execute("DELETE FROM topics WHERE name = ?", (name,))
             run.execute("DELETE FROM committed WHERE topic = ?", (name,))
         self._purge()
@@ -224,15 +272,36 @@ class EmbeddedAdmin:
         for source, offset in before.items():
             self._truncate(source, offset)
 
+    def lacking(self, needs: Iterable[Need]) -> list[str]:
+        """Nothing: who may open the file may do everything."""
+        return []
+
     def _insert_partitions(self, run: Transaction, topic: int, numbers: Iterable[int], policy: TopicPolicy) -> None:
         keyed = int("compact" in policy.cleanup)
         run.executemany(
             "INSERT INTO partitions (topic, number, keyed) VALUES (?, ?, ?)",
             [(topic, number, keyed) for number in numbers],
         )
+        for number in numbers:
+            columns = run.execute(_FRESH, (topic, number)).fetchone()
+            run.execute("UPDATE partitions SET seal = ? WHERE id = ?", (seal(*columns), columns[0]))
         highest = run.execute("SELECT max(id) FROM partitions").fetchone()[0]
         if highest >= PARTITION_ID_MAX:
             raise Unavailable(f"log {self._db.path} has used up its partition numbers: begin a new file")
+
+
+_FRESH = f"SELECT {', '.join(_COLUMNS)} FROM partitions WHERE topic = ? AND number = ?"  # noqa: S608  names of ours
+
+
+def _seal_topic(run: Transaction, topic: int) -> None:
+    """Seal a row that was written in this very transaction."""
+    row = run.execute(f"{_TOPICS} WHERE id = ?", (topic,)).fetchone()
+    run.execute("UPDATE topics SET seal = ? WHERE id = ?", (seal(*row[:-1]), topic))
+
+
+def _topic(row: tuple[Any, ...]) -> TopicInfo:
+    check_seal(f"topic {row[1]!r}", row[-1], *row[:-1])
+    return _info(*row[1:-1])
 
 
 def _existing(run: Transaction, name: str) -> TopicInfo:

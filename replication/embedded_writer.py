@@ -6,12 +6,15 @@ transaction, so no record of a fenced writer can slip in. It must not know of le
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 
+from standfast.replication.embedded_blocks import append_blocks
 from standfast.replication.embedded_db import Database, Transaction
 from standfast.replication.embedded_group import check_commit, check_text, store_commit, stored_leases
 from standfast.replication.embedded_rows import OFFSET_MAX, Prepared, first_id, insert, prepare
-from standfast.replication.embedded_topics import PartitionRow, partition_by_name
+from standfast.replication.embedded_sums import check_seal, seal
+from standfast.replication.embedded_topics import PartitionRow, partition_by_name, store_partition
 from standfast.replication.log import Batches, GroupCommit
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
@@ -21,13 +24,32 @@ from standfast.store.errors import Fenced, Held, InvalidRequest
 AGE_STEP_MS = 600_000
 
 
+class Began:
+    """Partitions to which one writer, or the producers of one opened log, have written: there an epoch of it began.
+
+    An epoch's tag is random, and its first append in a partition begins one. So when a file is put back to what it was
+    and written on, the records from there on belong to an epoch that the other history has not. Later appends go on in
+    whatever epoch the partition is, since the file was open here all the while: writers by turns need one each.
+    """
+
+    def __init__(self) -> None:
+        self.tag = uuid.uuid4().hex[:16]
+        self.partitions: set[int] = set()
+
+
 class EmbeddedWriter:
     """LogWriter of the embedded log; a producer if it has no transactional id."""
 
     def __init__(
-        self, db: Database, clock: Clock, closed: Callable[[EmbeddedWriter], None], fence: tuple[str, int] | None = None
+        self,
+        db: Database,
+        clock: Clock,
+        closed: Callable[[EmbeddedWriter], None],
+        began: Began,
+        fence: tuple[str, int] | None = None,
     ) -> None:
         self._db = db
+        self._began = began
         self._clock = clock
         self._closed = closed
         self._fence = fence
@@ -68,10 +90,13 @@ class EmbeddedWriter:
         with self._db.write() as run:
             if self._fence:
                 _check_epoch(run, *self._fence)
-            ends = {source: _append(run, source, batch, now_ms) for source, batch in prepared}
+            rows = {source: _append(run, source, batch, now_ms, self._began) for source, batch in prepared}
             if commit is not None:
                 store_commit(run, commit.group, commit.offsets)
-        return ends
+        self._began.partitions |= {
+            row.id for (_, batch), row in zip(prepared, rows.values(), strict=True) if batch.records
+        }
+        return {source: row.end for source, row in rows.items()}
 
 
 def open_epoch(
@@ -84,8 +109,8 @@ def open_epoch(
     check_text("transactional id", transactional_id)
     check_text("group name", group)
     check_text("owner", owner)
-    with db.write() as run:
-        row = run.execute("SELECT owner, epoch FROM writers WHERE transactional_id = ?", (transactional_id,)).fetchone()
+    with db.write(patient=False) as run:
+        row = find_writer(run, transactional_id)
         last_owner, last_epoch = row if row is not None else (owner, 0)
         if if_free and last_owner != owner:
             now_ms = clock.monotonic_ms()
@@ -95,42 +120,65 @@ def open_epoch(
                         f"{transactional_id!r} belongs to {last_owner!r}, a live member of group {group!r} with "
                         f"{lease.deadline_ms - now_ms} ms of lease left: ask again when it has left or run out"
                     )
+        columns = (transactional_id, group, owner, last_epoch + 1, boot)
         run.execute(
-            "INSERT OR REPLACE INTO writers (transactional_id, group_name, owner, epoch, boot_id) "
-            "VALUES (?, ?, ?, ?, ?)",
-            (transactional_id, group, owner, last_epoch + 1, boot),
+            "INSERT OR REPLACE INTO writers (transactional_id, group_name, owner, epoch, boot_id, seal) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            (*columns, seal(*columns)),
         )
     return int(last_epoch) + 1
 
 
 def _check_epoch(run: Transaction, transactional_id: str, epoch: int) -> None:
-    row = run.execute("SELECT epoch, owner FROM writers WHERE transactional_id = ?", (transactional_id,)).fetchone()
-    if row is None or row[0] != epoch:
-        newest, owner = row if row is not None else ("none", "nobody")
+    row = find_writer(run, transactional_id)
+    if row is None or row[1] != epoch:
+        owner, newest = row if row is not None else ("nobody", "none")
         raise Fenced(
             f"writer of {transactional_id!r} with epoch {epoch} was fenced by epoch {newest} of {owner!r}: "
             "nothing was written, give up the task"
         )
 
 
-def _append(run: Transaction, source: TopicPartition, batch: Prepared, now_ms: int) -> int:
-    """Write one partition's batch; returns its end offset."""
+def find_writer(run: Transaction, transactional_id: str) -> tuple[str, int] | None:
+    """Last owner and epoch of a transactional id. Raises Corruption for a row that is not as it was written."""
+    row = run.execute(
+        "SELECT transactional_id, group_name, owner, epoch, boot_id, seal FROM writers WHERE transactional_id = ?",
+        (transactional_id,),
+    ).fetchone()
+    if row is None:
+        return None
+    check_seal(f"writer {transactional_id!r}", row[-1], *row[:-1])
+    return row[2], row[3]
+
+
+def _append(run: Transaction, source: TopicPartition, batch: Prepared, now_ms: int, began: Began) -> PartitionRow:
+    """Write one partition's batch; returns the partition after it."""
     row = partition_by_name(run, source)
     if not batch.records:
-        return row.end
+        return row
     if row.keyed and batch.keyless:
         raise InvalidRequest(f"{source}: a record without a key cannot go into a compacted topic: give it a key")
     end = row.end + batch.records
     if end > OFFSET_MAX:
         raise InvalidRequest(f"{source}: the partition is full at offset {row.end}: create a new topic")
     insert(run.execute, first_id(row.id) + row.end, batch)
-    appended_ms = max(now_ms, row.appended_ms)
-    run.execute(
-        "UPDATE partitions SET end_offset = ?, has_headers = max(has_headers, ?), widest_bytes = max(widest_bytes, ?), "
-        "appended_ms = ?, aged_ms = ? WHERE id = ?",
-        (end, int(batch.width == 4), batch.widest_bytes, appended_ms, _remember_age(run, row, now_ms), row.id),
+    append_blocks(run, row, batch)
+    tag = row.tag
+    if row.id not in began.partitions:
+        tag = began.tag
+        run.execute(
+            "INSERT OR REPLACE INTO epochs (partition, begin_offset, tag) VALUES (?, ?, ?)", (row.id, row.end, tag)
+        )
+    after = row._replace(
+        end=end,
+        has_headers=max(row.has_headers, int(batch.width == 4)),
+        widest_bytes=max(row.widest_bytes, batch.widest_bytes),
+        appended_ms=max(now_ms, row.appended_ms),
+        aged_ms=_remember_age(run, row, now_ms),
+        tag=tag,
     )
-    return end
+    store_partition(run, after)
+    return after
 
 
 def _remember_age(run: Transaction, row: PartitionRow, now_ms: int) -> int:

@@ -203,6 +203,14 @@ class Lane:
         """See LogReader."""
         return self._asker.written_ends(partitions)
 
+    def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
+        """See LogReader."""
+        return self._asker.epoch_tags(positions)
+
+    def epoch_ends(self, tags: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
+        """See LogReader."""
+        return self._asker.epoch_ends(tags)
+
     def close(self) -> None:
         """Give up every partition. Twice is fine."""
         if not self._closed:

@@ -23,6 +23,7 @@ from standfast.replication.kafka_cluster import Cluster
 from standfast.replication.kafka_group import KafkaGroup, check_text
 from standfast.replication.kafka_members import MEMBERS_SUFFIX
 from standfast.replication.kafka_reader import KafkaReader
+from standfast.replication.kafka_records import LEAST_TIMESTAMP_MS
 from standfast.replication.kafka_writer import Fence, KafkaWriter
 from standfast.replication.log import GroupCommit
 from standfast.store.clock import Clock, SystemClock
@@ -47,7 +48,7 @@ class KafkaLog:
         self._metadata: dict[str, Any] = {}
         self._prepared: dict[str, Any] = {}  # producers by transactional id, not initialised
         self._committing = threading.Lock()
-        self._committer: KafkaWriter | None = None
+        self._committers: dict[str, KafkaWriter] = {}  # by group
         self._closed = False
         self._cluster = Cluster(self._where)
         self._admin = KafkaAdmin(self._cluster, self._check_open)
@@ -56,6 +57,11 @@ class KafkaLog:
     def address(self) -> str:
         """Address that opens this log again; it holds no secret."""
         return str(self._where)
+
+    @property
+    def least_timestamp_ms(self) -> int:
+        """1: the client writes the present time in place of 0."""
+        return LEAST_TIMESTAMP_MS
 
     @property
     def admin(self) -> KafkaAdmin:
@@ -112,6 +118,9 @@ class KafkaLog:
         self._check_open()
         return self._keep(KafkaGroup(self._cluster, name, self._board(name), self._commit, self._forget))
 
+    def lock_holder(self) -> None:
+        """Nobody: brokers write for all."""
+
     def care(self, now_ms: int) -> None:
         """Brokers apply retention and compaction themselves."""
         self._check_open()
@@ -134,11 +143,16 @@ class KafkaLog:
         return self._keep(KafkaWriter(self._cluster, fence, self._group_metadata, self._forget, prepared))
 
     def _commit(self, commit: GroupCommit) -> None:
-        """Commit offsets through a transaction of their own."""
+        """Commit offsets through a transaction of their own.
+
+        Its id begins as those of the group's tasks do: a permission on them by their prefix covers this one.
+        """
         with self._committing:
-            if self._committer is None:
-                self._committer = self.producer()
-            self._committer.transact({}, commit)
+            committer = self._committers.get(commit.group)
+            if committer is None:
+                committer = self._writer(Fence(f"{commit.group}-standfast-commits-{uuid.uuid4().hex}"))
+                self._committers[commit.group] = committer
+            committer.transact({}, commit)
 
     def _group_metadata(self, group: str) -> Any:
         """What a transaction tells the broker of a group: its name; a consumer that never joined gives it."""

@@ -111,6 +111,9 @@ COMMON = frozenset(
     }
 )
 
+_NAMED_BY_BROKER = frozenset({"GSSAPI", "OAUTHBEARER"})  # mechanisms whose principal is not sasl.username
+_CERTIFICATE_FILES = ("ssl.certificate.location", "ssl.keystore.location")
+_CERTIFICATES = (*_CERTIFICATE_FILES, "ssl.certificate.pem")
 _OFFERED = sorted((COMMON | CONSUMER | PRODUCER) - OURS | {name + FILE for name in SECRETS} | {TIMEOUT})
 
 
@@ -130,6 +133,23 @@ class KafkaAddress:
             query[TIMEOUT] = str(self.timeout_ms)
         text = "&".join(f"{name}={quote(value, safe='/,:')}" for name, value in sorted(query.items()))
         return f"{SCHEME}://{self.servers}" + (f"?{text}" if text else "")
+
+    @property
+    def principal(self) -> str:
+        """Who the brokers take this client for, as ACLs name it: `User:name`, or words where only they know it."""
+        protocol = self.options.get("security.protocol", "plaintext").upper()
+        if protocol.startswith("SASL"):
+            mechanism = self.options.get("sasl.mechanism", self.options.get("sasl.mechanisms", "GSSAPI")).upper()
+            if mechanism not in _NAMED_BY_BROKER and self.options.get("sasl.username"):
+                return f"User:{self.options['sasl.username']}"
+            kerberos = self.options.get("sasl.kerberos.principal") if mechanism == "GSSAPI" else None
+            return f"the client's principal (Kerberos {kerberos})" if kerberos else "the client's principal"
+        named = (name for name in _CERTIFICATES if name in self.options or name in self.secret_files)
+        found = next(named, None) if protocol == "SSL" else None
+        if found is None:
+            return "User:ANONYMOUS"
+        at = self.options[found] if found in _CERTIFICATE_FILES else found
+        return f"the client's principal (the subject of its certificate, {at})"
 
     def read_secrets(self) -> dict[str, str]:
         """Values of the secret settings. Raises BadConfig naming every file that cannot be read; never a value."""

@@ -25,6 +25,7 @@ from standfast.replication.kafka_members import MEMBERS_SUFFIX
 from standfast.replication.kafka_survey import FOR_EVER_MS, consumer_groups, consumers, survey, surveyed
 from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.permissions import GROUP, TOPIC, Need
 from standfast.replication.topic_settings import (
     CLEANUP,
     CLEANUPS,
@@ -68,7 +69,7 @@ class KafkaAdmin:
             self._cluster.answer(answer[name])
         except KafkaException as error:
             if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:  # somebody else was first
-                raise self._cluster.translate(error, what) from error
+                raise self._cluster.translate(error, what, Need(TOPIC, name, "CREATE")) from error
         self._until(lambda: self._ready(name, 1), f"topic {name!r} was created, but not all brokers know it")
         made = self.describe_topic(name)
         if made is None:
@@ -83,7 +84,12 @@ class KafkaAdmin:
     def topics(self) -> list[TopicInfo]:
         """All topics by name."""
         self._check_open()
-        return self._infos(name for name in self._cluster.names() if not name.endswith(MEMBERS_SUFFIX))
+        return self._infos(self.topic_names())
+
+    def topic_names(self) -> list[str]:
+        """Names of all topics but Kafka's own and those of our groups, in order."""
+        self._check_open()
+        return [name for name in self._cluster.names() if not name.endswith(MEMBERS_SUFFIX)]
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its records; the broker removes the offsets that groups committed for it."""
@@ -99,7 +105,7 @@ class KafkaAdmin:
             self._cluster.answer(answer[name])
         except KafkaException as error:
             if error_of(error).code() not in UNKNOWN_TOPIC:
-                raise self._cluster.translate(error, what) from error
+                raise self._cluster.translate(error, what, Need(TOPIC, name, "DELETE")) from error
         self._until(
             lambda: self._cluster.describe([name])[name] is None, f"topic {name!r} was deleted, but is still there"
         )
@@ -127,15 +133,19 @@ class KafkaAdmin:
                 self._cluster.answer(answer[name])
             except KafkaException as error:
                 if self._existing(name).partitions < partitions:  # else somebody else was first
-                    raise self._cluster.translate(error, what) from error
+                    raise self._cluster.translate(error, what, Need(TOPIC, name, "ALTER")) from error
         self._until(lambda: self._ready(name, partitions), f"topic {name!r} got partitions, but not all have a leader")
         return self._existing(name)
 
     def change_topic(self, name: str, settings: Mapping[str, str]) -> TopicInfo:
-        """Change settings by name; the others stay. Raises UnknownStore, InvalidRequest for what the broker refuses."""
+        """Change settings by name, and wait until they are described so; the others stay.
+
+        Raises UnknownStore, InvalidRequest for what the broker refuses.
+        """
         self._check_open()
         check_topic(name)
-        changed(self._existing(name).policy, settings)
+        before = self._existing(name).policy
+        wanted = changed(before, settings)
         operations = [
             _api.ConfigEntry(setting, value, incremental_operation=_api.AlterConfigOpType.SET)
             for setting, value in settings.items()
@@ -150,7 +160,9 @@ class KafkaAdmin:
                 ),
             )
             for future in answer.values():
-                self._cluster.wait(what, future)
+                self._cluster.wait(what, future, Need(TOPIC, name, "ALTER_CONFIGS"))
+            # The controller has answered; the broker that is asked next learns of it a moment later.
+            self._until(lambda: wanted == before or self._existing(name).policy != before, f"{what} shows no effect")
         return self._existing(name)
 
     def survey(self, names: Iterable[str]) -> LogSurvey:
@@ -185,7 +197,7 @@ class KafkaAdmin:
                     f"{self._cluster.where}: group {name!r} has live consumers: stop them first"
                 ) from error
             if code != KafkaError.GROUP_ID_NOT_FOUND:
-                raise self._cluster.translate(error, what) from error
+                raise self._cluster.translate(error, what, Need(GROUP, name, "DELETE")) from error
 
     def first_offsets(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """First offset at or after a timestamp, the end if there is none. Raises UnknownStore."""
@@ -213,7 +225,13 @@ class KafkaAdmin:
             lambda: self._cluster.admin.delete_records(asked, request_timeout=self._cluster.timeout_s),
         )
         for at, future in answer.items():
-            self._cluster.wait(f"deleting records of {at.topic}-{at.partition} before {at.offset}", future)
+            what = f"deleting records of {at.topic}-{at.partition} before {at.offset}"
+            self._cluster.wait(what, future, Need(TOPIC, at.topic, "DELETE"))
+
+    def lacking(self, needs: Iterable[Need]) -> list[str]:
+        """See LogAdmin."""
+        self._check_open()
+        return self._cluster.lacking(needs)
 
     def _existing(self, name: str) -> TopicInfo:
         found = self.describe_topic(name)

@@ -16,22 +16,36 @@ from __future__ import annotations
 
 import threading
 import uuid
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.kafka_admin import KafkaAdmin
 from standfast.replication.kafka_cluster import Cluster
-from standfast.replication.kafka_members import MEMBERS_SUFFIX, Members, Owner, claim, member_key, member_value
+from standfast.replication.kafka_members import (
+    MEMBERS_SUFFIX,
+    Members,
+    Owner,
+    claim,
+    member_key,
+    member_value,
+    removal_headers,
+)
 from standfast.replication.kafka_records import to_columns
-from standfast.replication.log import GroupView, TopicPolicy
+from standfast.replication.log import EnteredView, GroupView, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.permissions import TOPIC, Need, write_needs
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Fenced, Held, Unavailable, UnknownStore
 
+BEAT_KNOWN_MS = 10_000  # the same for a beat, which finds a new topic by its offset
+MessageHeaders: TypeAlias = Sequence[tuple[str, str | bytes | None]]
 CHUNK = 1_000
 WAIT_MS = 100
+LONG_POLL_MS = "500"  # a record ends the wait at once; a hundred empty fetches a second do nothing else
+SLOW_MS = 200  # a look that took longer proves no silence of members
 KNOWN_MS = 1_000  # how long a topic is believed to be the one it was
 POLICY = TopicPolicy(
     cleanup=frozenset({"compact"}),
@@ -77,18 +91,22 @@ class Board:
             session = self._sessions.get(member_id)
             if session is None or lease is None or lease.session != session:
                 session = self._sessions[member_id] = uuid.uuid4().hex[:12]
-            value = member_value("join", session, lease_ms, self._members.generation, metadata)
+            plan = lease.plan + 1 if lease is not None else 1
+            value = member_value("join", session, lease_ms, self._members.generation, metadata, plan)
             self._write(member_key(member_id), value)
-            return self._members.view()
+            view = self._members.view()
+            return EnteredView(*view) if lease is None else view
 
     def beat(self, member_id: str) -> GroupView:
         """Renew a lease. Raises Fenced if the member was removed."""
         with self._lock:
-            self._refresh()
+            if not self._can_beat(member_id):
+                self._refresh()
             lease = self._members.leases.get(member_id)
             session = self._sessions.get(member_id, lease.session if lease is not None else None)
             if lease is not None and lease.session == session:
-                value = member_value("beat", lease.session, lease.lease_ms, self._members.generation, lease.metadata)
+                generation, plan = self._members.generation, lease.plan
+                value = member_value("beat", lease.session, lease.lease_ms, generation, lease.metadata, plan)
                 self._write(member_key(member_id), value)
                 lease = self._members.leases.get(member_id)
             self._remove_run_out()
@@ -161,12 +179,23 @@ class Board:
 
     # -- the topic ----------------------------------------------------------------------------------------------------
 
+    def _can_beat(self, member_id: str) -> bool:
+        """Whether a beat may be written before anything is read: what was not read may only make it void.
+
+        Reading to the beat itself shows that. On a crowded machine each question to the broker less halves the delay.
+        """
+        known = self._wall.monotonic_ms() - self._described_ms < BEAT_KNOWN_MS
+        return known and not self._blind and self._consumer is not None and member_id in self._members.leases
+
     def _remove_run_out(self) -> None:
         for member_id in self._members.run_out(self._clock.monotonic_ms()):
-            self._write(member_key(member_id), None)
+            lease = self._members.leases.get(member_id)  # what is written is read, and may remove several
+            if lease is not None:
+                self._write(member_key(member_id), None, removal_headers(lease))
 
     def _refresh(self, *, create: bool = False) -> None:
         """Read to the end of the topic; a topic that does not exist is empty."""
+        started_ms = self._wall.monotonic_ms()
         try:
             end = self._known_end()
             if end < self._position:
@@ -179,6 +208,9 @@ class Board:
         except Unavailable:
             self._blind = True
             raise
+        waited_ms = self._wall.monotonic_ms() - started_ms
+        if waited_ms > SLOW_MS:  # a broker that stands still for a moment keeps beats back as well
+            self._members.hold(waited_ms, self._clock.monotonic_ms())
         if self._blind:
             # Silence proves nothing while nobody could be heard.
             self._blind = False
@@ -216,7 +248,7 @@ class Board:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
-        self._consumer = self._cluster.consumer(isolation_level="read_uncommitted")
+        self._consumer = self._cluster.consumer(isolation_level="read_uncommitted", fetch_wait_max_ms=LONG_POLL_MS)
         self._consumer.assign([KafkaPartition(*self._source, self._position)])
         return self._consumer
 
@@ -236,7 +268,8 @@ class Board:
                 elif error.code() == KafkaError._PARTITION_EOF:
                     self._position = max(self._position, message.offset() or 0)
                 elif message.topic() is not None:
-                    raise self._cluster.translate(error, f"reading {self._source}")
+                    need = Need(TOPIC, self._source.topic, "READ")
+                    raise self._cluster.translate(error, f"reading {self._source}", need)
             records = [record for record in to_columns(good) if record.offset >= position]
             now_ms = self._clock.monotonic_ms()
             self._members.apply([one for one in records if one.offset < self._old_end], now_ms, old=True)
@@ -252,20 +285,22 @@ class Board:
                 # Measured: a consumer may never again read from a broker that stood still for long; a new one does.
                 consumer, anew_ms = self._listen(), deadline_ms
 
-    def _write(self, key: bytes, value: bytes | None) -> None:
+    def _write(self, key: bytes, value: bytes | None, headers: MessageHeaders = ()) -> None:
         """Write one record and read to it."""
         if self._producer is None:
             self._producer = self._cluster.connected(self._cluster.producer())
-        outcome: dict[Any, Message] = {}
-        what = f"writing to {self._source}"
+        producer, outcome = self._producer, dict[Any, Message]()
         try:
-            self._producer.produce(self._source.topic, value, key, 0, outcome.__setitem__)
-            self._producer.flush(self._cluster.timeout_s + 1)
+            producer.produce(self._source.topic, value, key, 0, outcome.__setitem__, headers=list(headers))
+            self._cluster.flush(producer, self._cluster.timeout_s + 1)
+            if None not in outcome:
+                raise KafkaException(next(iter(outcome), KafkaError(KafkaError._TIMED_OUT)))
         except KafkaException as error:
-            raise self._cluster.translate(error, what) from error
-        if None not in outcome:
             self._blind = True
-            failed = next(iter(outcome), KafkaError(KafkaError._TIMED_OUT))
             self._producer = None
-            raise self._cluster.translate(failed, what)
-        self._read_to((outcome[None].offset() or 0) + 1)
+            why = self._cluster.reason(producer, error, transactional=False)
+            raise self._cluster.translate(why, f"writing to {self._source}", *write_needs([self._source])) from error
+        at = outcome[None].offset() or 0
+        if at < self._position:  # the topic was deleted and made again: look for it before anything else
+            self._described_ms = -BEAT_KNOWN_MS
+        self._read_to(at + 1)

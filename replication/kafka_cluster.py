@@ -32,10 +32,21 @@ from confluent_kafka import admin as _admin
 from confluent_kafka.admin import AdminClient
 
 from standfast.replication.kafka_address import KafkaAddress, options_of
-from standfast.replication.kafka_errors import AUTHENTICATION, PASSING, UNKNOWN_TOPIC, bad_setting, error_of, translated
+from standfast.replication.kafka_errors import (
+    AUTHENTICATION,
+    PASSING,
+    PERMISSION,
+    UNKNOWN_TOPIC,
+    VAGUE,
+    bad_setting,
+    denied,
+    error_of,
+    translated,
+)
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.permissions import CLUSTER, TOPIC, Need, lack
 from standfast.store.clock import SystemClock
-from standfast.store.errors import BadConfig, Unavailable, UnknownStore
+from standfast.store.errors import BadConfig, StandfastError, Unavailable, UnknownStore
 from standfast.store.log import logger
 
 Result = TypeVar("Result")
@@ -101,6 +112,7 @@ class Cluster:
     def __init__(self, address: KafkaAddress) -> None:
         """Connect. Raises BadConfig for settings or a login that are refused, Unavailable if nothing answers."""
         self.where = str(KafkaAddress(address.servers))
+        self._address = address
         self.timeout_s = address.timeout_ms / 1_000
         self.timeout_ms = address.timeout_ms
         self._options = {**_COMMON, **address.options}
@@ -182,14 +194,14 @@ class Cluster:
 
     # -- waiting and errors -------------------------------------------------------------------------------------------
 
-    def run(self, what: str, call: Callable[[], Result]) -> Result:
-        """Call the client and turn its errors into the port's; `what` says what was tried."""
+    def run(self, what: str, call: Callable[[], Result], *needs: Need) -> Result:
+        """Call the client and turn its errors into the port's; `what` says what was tried, `needs` what it takes."""
         try:
             return call()
         except KafkaException as error:
-            raise self.translate(error, what) from error
+            raise self.translate(error, what, *needs) from error
 
-    def patiently(self, what: str, call: Callable[[], Result]) -> Result:
+    def patiently(self, what: str, call: Callable[[], Result], *needs: Need) -> Result:
         """The same for a call that a broker which is taking over refuses for a moment."""
         deadline_ms = self._clock.monotonic_ms() + self.timeout_ms
         while True:
@@ -197,12 +209,12 @@ class Cluster:
                 return call()
             except KafkaException as error:
                 if error_of(error).code() not in PASSING or self._clock.monotonic_ms() > deadline_ms:
-                    raise self.translate(error, what) from error
+                    raise self.translate(error, what, *needs) from error
             self._clock.sleep_ms(RETRY_MS)
 
-    def wait(self, what: str, future: Future[Result]) -> Result:
+    def wait(self, what: str, future: Future[Result], *needs: Need) -> Result:
         """The result of an answer that is under way."""
-        return self.run(what, lambda: self.answer(future))
+        return self.run(what, lambda: self.answer(future), *needs)
 
     def answer(self, future: Future[Result]) -> Result:
         """The same with the client's own errors. One that never comes, not even as a time-out, is a time-out, too.
@@ -223,9 +235,15 @@ class Cluster:
     def _renew(self) -> None:
         self.admin = self._make(AdminClient, options_of(self._options))
 
-    def translate(self, error: KafkaException | KafkaError, what: str) -> Exception:
-        """The port's error, with the client's last complaint where nothing answered."""
+    def translate(self, error: KafkaException | KafkaError, what: str, *needs: Need) -> StandfastError:
+        """The port's error, with the client's last complaint where nothing answered.
+
+        `needs` are the permissions that the call takes; those that are missing are named.
+        """
         found = error_of(error)
+        missing = self._missing(found, needs) if found.code() in PERMISSION else ()
+        if missing:
+            return denied(found, f"{self.where}: {what}", missing, self._address)
         if found.code() not in _NO_ANSWER:
             return translated(error, f"{self.where}: {what}")
         self.admin.poll(0)  # complaints come by callback
@@ -235,6 +253,81 @@ class Cluster:
             return translated(complaint, f"{self.where}: {what}")
         said = f" ({complaint.str()})" if complaint is not None else ""
         return Unavailable(f"{self.where}: {what}: no answer within {self.timeout_ms} ms{said}: try again")
+
+    def flush(self, producer: Producer, timeout_s: float) -> None:
+        """Wait until a producer sent everything. Raises KafkaException with the reason if it gave up for good."""
+        self._served(lambda: producer.flush(timeout_s))
+
+    def reason(self, producer: Producer, error: KafkaException | KafkaError, *, transactional: bool) -> KafkaError:
+        """Why a producer gave up, where its error only says that it did; else that error.
+
+        Measured with librdkafka 2.16: one refused permission fails every record of a transaction as "purged", and a
+        fatal error fails `produce` as "fatal". The reason comes by callback, or with the next step of a transaction;
+        beginning one is the step that changes nothing if it is allowed after all.
+        """
+        found = error_of(error)
+        if found.code() not in VAGUE:
+            return found
+        try:
+            self._served(lambda: producer.poll(0))
+            if transactional:
+                producer.begin_transaction()
+        except KafkaException as why:
+            if error_of(why).code() not in VAGUE:
+                return error_of(why)
+        return found
+
+    def _served(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except SystemError as error:
+            # A fatal error of the client, raised while it was calling the callbacks.
+            raise (error.__cause__ if isinstance(error.__cause__, KafkaException) else error) from None
+
+    # -- permissions --------------------------------------------------------------------------------------------------
+
+    def lacking(self, needs: Iterable[Need]) -> list[str]:
+        """What this user may not do of these operations on topics; a topic that does not exist is left out."""
+        missing = self._refused(list(needs))
+        return [f"{self.where}: {lack(need, self._address.principal, self._address.servers)}" for need in missing]
+
+    def _missing(self, error: KafkaError, needs: Sequence[Need]) -> Sequence[Need]:
+        """Which of several permissions it was: the broker's error names the kind of resource only."""
+        kind = PERMISSION[error.code()]
+        asked = [need for need in needs if need.resource == kind]
+        topics = [need for need in needs if need.resource == TOPIC]
+        # Since Kafka 2.8 who may write to any topic needs no IDEMPOTENT_WRITE: what lacks is WRITE on the topic.
+        candidates = topics if kind in (TOPIC, CLUSTER) else asked
+        if kind == CLUSTER or len(candidates) > 1:
+            try:
+                return self._refused(candidates) or asked
+            except (Unavailable, BadConfig):
+                pass  # as much as is known: one of these
+        return asked
+
+    def _refused(self, needs: Sequence[Need]) -> list[Need]:
+        allowed = self._allowed({need.name for need in needs if need.resource == TOPIC})
+        return [need for need in needs if (found := allowed.get(need.name)) is not None and need.operation not in found]
+
+    def _allowed(self, names: Iterable[str]) -> dict[str, frozenset[str] | None]:
+        """Operations that this user may do, by topic; None where it does not exist, or the broker does not say."""
+        wanted = sorted(set(names))
+        if not wanted:
+            return {}
+        answer: dict[str, Future[Any]] = self.admin.describe_topics(
+            TopicCollection(wanted), include_authorized_operations=True, request_timeout=self.timeout_s
+        )
+        found: dict[str, frozenset[str] | None] = {}
+        for name, future in answer.items():
+            try:
+                operations = self.answer(future).authorized_operations
+                found[name] = None if operations is None else frozenset(one.name for one in operations)
+            except KafkaException as error:
+                code = error_of(error).code()
+                if code not in UNKNOWN_TOPIC and code not in PERMISSION:
+                    raise self.translate(error, f"describing topic {name!r}") from error
+                found[name] = _NOT_IMPLYING if code in PERMISSION else None
+        return found
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -265,7 +358,7 @@ class Cluster:
                 found[name] = self.answer(future)
             except KafkaException as error:
                 if error_of(error).code() not in UNKNOWN_TOPIC:
-                    raise self.translate(error, f"describing topic {name!r}") from error
+                    raise self.translate(error, f"describing topic {name!r}", Need(TOPIC, name, "DESCRIBE")) from error
                 found[name] = None
         return found
 
@@ -357,7 +450,8 @@ class Cluster:
                     found[source] = self.answer(future).offset
                 except KafkaException as error:
                     if error_of(error).code() not in PASSING or self._clock.monotonic_ms() > deadline_ms:
-                        raise self.translate(error, f"offsets of {source}") from error
+                        need = Need(TOPIC, source.topic, "DESCRIBE")
+                        raise self.translate(error, f"offsets of {source}", need) from error
                     refused.append(source)
             asked = {}
             if refused:
@@ -370,6 +464,10 @@ class Cluster:
         """Measured: the admin client keeps asking by the leaders, and their epochs, of when it last looked."""
         for topic in topics:
             self.run(f"describing topic {topic!r}", partial(self.admin.list_topics, topic, self.timeout_s))
+
+
+# Who may not even describe a topic has none of the operations that imply it; of the others the broker says nothing.
+_NOT_IMPLYING = frozenset({"CREATE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"})
 
 
 def _whole(text: str, where: str) -> int:

@@ -18,13 +18,14 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.kafka_address import options_of, parse_kafka_address
-from standfast.replication.kafka_errors import error_of
+from standfast.replication.kafka_errors import PERMISSION, denied, error_of, translated
 from standfast.replication.offsets import TopicPartition
-from standfast.store.errors import BadConfig
+from standfast.replication.permissions import TOPIC, Need
+from standfast.store.errors import BadConfig, StandfastError
 
 Result = TypeVar("Result")
 NOT_ASSIGNED_YET = frozenset({KafkaError._STATE, KafkaError._UNKNOWN_PARTITION, KafkaError._PREV_IN_PROGRESS})
@@ -68,12 +69,37 @@ def consumer_settings(address: str, group: str, given: Mapping[str, Any]) -> dic
     return settings | {"group.id": group, **{name: value for name, (value, _) in _FIXED.items()}}
 
 
-class ConsumerSteps:
-    """Steps for one consumer."""
+def is_eager(settings: Mapping[str, Any]) -> bool:
+    """Whether a consumer with these settings gives all its partitions back at each rebalance."""
+    if str(settings.get("group.protocol", "classic")).lower() == "consumer":
+        return False
+    strategies = str(settings.get("partition.assignment.strategy", "range,roundrobin")).split(",")
+    return not all(one.strip().startswith("cooperative") for one in strategies)
 
-    def __init__(self, consumer: Any) -> None:
+
+def error_given(message: Any, address: str) -> StandfastError:
+    """The port's error for a message that is one."""
+    found, where = error_of(message.error()), parse_kafka_address(address)
+    topic = message.topic()
+    what = f"kafka://{where.servers}: reading" + (
+        f" {TopicPartition(topic, message.partition() or 0)}" if topic else ""
+    )
+    if found.code() in PERMISSION and topic:
+        return denied(found, what, [Need(TOPIC, topic, "READ")], where)
+    return translated(found, what)
+
+
+def begins_early(settings: Mapping[str, Any]) -> bool:
+    """Whether a consumer with these settings reads a partition without committed offset from its beginning."""
+    return str(settings.get("auto.offset.reset", "largest")).lower() in ("earliest", "smallest", "beginning")
+
+
+class ConsumerSteps:
+    """Steps for one consumer. `eager` as its settings say; None if they are not known."""
+
+    def __init__(self, consumer: Any, *, eager: bool | None = None) -> None:
         self.consumer = consumer
-        self._eager = False  # known once the first assignment was made
+        self._eager = bool(eager)  # corrected by the first assignment
 
     def check_group(self, group: str) -> Steps[None]:
         """Raise BadConfig if the consumer is a member of another group than the one that offsets are committed for."""
@@ -89,19 +115,21 @@ class ConsumerSteps:
                 )
 
     def assign(self, positions: Mapping[TopicPartition, int | None]) -> Steps[None]:
-        """Assign within a rebalance; None: from the group's committed offset. Whole or incremental, as it must be."""
+        """Assign within a rebalance; None: from the group's committed offset. Whole or incremental, as it must be.
+
+        The client cannot be asked which of the two it takes, and logs a warning for the wrong one.
+        """
         partitions = [
             KafkaPartition(*at) if offset is None else KafkaPartition(*at, offset) for at, offset in positions.items()
         ]
-        if not self._eager:
-            try:
-                yield Call("incremental_assign", (partitions,))
-                return
-            except KafkaException as error:
-                if error_of(error).code() != KafkaError._STATE:
-                    raise
-                self._eager = True
-        yield Call("assign", (partitions,))
+        first, second = ("assign", "incremental_assign") if self._eager else ("incremental_assign", "assign")
+        try:
+            yield Call(first, (partitions,))
+        except KafkaException as error:
+            if error_of(error).code() != KafkaError._STATE:
+                raise
+            yield Call(second, (partitions,))
+            self._eager = not self._eager
 
     def pause(self, partitions: Iterable[TopicPartition]) -> Steps[None]:
         """Fetch no more of these."""
@@ -111,10 +139,13 @@ class ConsumerSteps:
         """Fetch them again."""
         yield Call("resume", ([KafkaPartition(*at) for at in partitions],))
 
-    def seek(self, partition: TopicPartition, offset: int) -> Steps[bool]:
-        """Go on from `offset`; False while the consumer has not begun with the partition yet: ask again."""
+    def seek(self, partition: TopicPartition, offset: int | None) -> Steps[bool]:
+        """Go on from `offset`, None: from the beginning, where a consumer of a group without offsets begins.
+
+        False while the consumer has not begun with the partition yet: ask again.
+        """
         try:
-            yield Call("seek", (KafkaPartition(*partition, offset),))
+            yield Call("seek", (KafkaPartition(*partition, OFFSET_BEGINNING if offset is None else offset),))
         except KafkaException as error:
             if error_of(error).code() not in NOT_ASSIGNED_YET:
                 raise

@@ -1,7 +1,7 @@
 """Errors of the Kafka client as errors of the port, named by what the caller must do.
 
-    authentication, unknown setting                 BadConfig        fix the settings
-    no permission, record too large, null key       InvalidRequest   fix the permission, the record, the topic
+    authentication, unknown setting, no permission  BadConfig        fix the settings, the permissions (ACLs)
+    record too large, null key                      InvalidRequest   fix the record, the topic
     unknown topic or partition                      UnknownStore
     a newer producer of the transactional id, a     Fenced
     newer generation of the consumer group
@@ -15,22 +15,26 @@ name), and none of our own settings' values are put into a message.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from confluent_kafka import KafkaError, KafkaException
 
-from standfast.replication.kafka_address import nearest_setting
+from standfast.replication.kafka_address import KafkaAddress, nearest_setting
+from standfast.replication.permissions import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Need, lack
 from standfast.store.errors import BadConfig, Fenced, InvalidRequest, StandfastError, Unavailable, UnknownStore
 
 _E = KafkaError
 AUTHENTICATION = frozenset(
     {_E._AUTHENTICATION, _E.SASL_AUTHENTICATION_FAILED, _E.UNSUPPORTED_SASL_MECHANISM, _E.ILLEGAL_SASL_STATE, _E._SSL}
 )
-PERMISSION = frozenset(
-    {
-        *(_E.TOPIC_AUTHORIZATION_FAILED, _E.GROUP_AUTHORIZATION_FAILED, _E.CLUSTER_AUTHORIZATION_FAILED),
-        _E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    }
-)
+PERMISSION = {  # code -> the kind of resource that is meant
+    _E.TOPIC_AUTHORIZATION_FAILED: TOPIC,
+    _E.GROUP_AUTHORIZATION_FAILED: GROUP,
+    _E.CLUSTER_AUTHORIZATION_FAILED: CLUSTER,
+    _E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: TRANSACTIONAL_ID,
+}
+# The client gave up, and says elsewhere why.
+VAGUE = frozenset({_E._FATAL, _E._PURGE_QUEUE, _E._PURGE_INFLIGHT, _E._STATE})
 UNKNOWN_TOPIC = frozenset(
     {
         *(_E.UNKNOWN_TOPIC_OR_PART, _E.UNKNOWN_TOPIC_ID, _E.INCONSISTENT_TOPIC_ID),
@@ -76,7 +80,7 @@ def translated(error: BaseException | KafkaError, what: str) -> StandfastError:
     if code in AUTHENTICATION:
         return BadConfig([f"{text}: check security.protocol, sasl.mechanism, the user and the secret's file"])
     if code in PERMISSION:
-        return InvalidRequest(f"{text}: give this user permission on it (an ACL), or use one that has it")
+        return BadConfig([f"{text}: give this user permission on it (an ACL), or use one that has it"])
     if code in UNKNOWN_TOPIC:
         return UnknownStore(f"{text}: create the topic first")
     if code in FENCED:
@@ -96,6 +100,13 @@ def translated(error: BaseException | KafkaError, what: str) -> StandfastError:
     if code in REFUSED:
         return InvalidRequest(text)
     return Unavailable(f"{text}: try again")
+
+
+def denied(error: KafkaError, what: str, needs: Iterable[Need], address: KafkaAddress) -> BadConfig:
+    """A refused permission: one problem for each of `needs`, those that are missing."""
+    return BadConfig(
+        [f"{what}: {lack(need, address.principal, address.servers)} ({error.name()})" for need in dict.fromkeys(needs)]
+    )
 
 
 def bad_setting(error: BaseException | KafkaError, where: str) -> BadConfig:

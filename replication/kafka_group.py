@@ -26,9 +26,10 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.kafka_board import KNOWN_MS, Board
 from standfast.replication.kafka_cluster import Cluster
-from standfast.replication.kafka_errors import UNKNOWN_TOPIC, error_of
+from standfast.replication.kafka_errors import PERMISSION, UNKNOWN_TOPIC, error_of
 from standfast.replication.log import Committed, ConsumerMember, GroupCommit, GroupView
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.permissions import GROUP, Need, topic_needs
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, InternalError, InvalidRequest
 
@@ -39,6 +40,9 @@ _ALIVE = frozenset(
     {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
     | {KafkaError.NON_EMPTY_GROUP, KafkaError.STALE_MEMBER_EPOCH}
 )
+_NO_COORDINATOR = frozenset({KafkaError._TIMED_OUT, KafkaError._WAIT_COORD})
+FIRST_LOOK_S = 1.0
+EVENTS = 100
 _METADATA_MAGIC = b"CGMDv2:"
 _GENERATION = struct.Struct("=i")
 
@@ -64,6 +68,7 @@ class KafkaGroup:
         self._asking = threading.Lock()
         self._asker: Consumer | None = None
         self._known: dict[TopicPartition, int] = {}
+        self._joined = False
         self._closed = False
 
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
@@ -73,6 +78,7 @@ class KafkaGroup:
         _check_metadata("member metadata", metadata)
         if not isinstance(lease_ms, int) or not 1 <= lease_ms <= LEASE_MS_MAX:
             raise InvalidRequest(f"lease of {lease_ms!r} ms for member {member_id!r}: use 1 to {LEASE_MS_MAX}")
+        self._joined = True
         with self._asking:
             self._ready_asker()  # a member asks for offsets soon: its client connects meanwhile
         return self._board.join(member_id, metadata, lease_ms)
@@ -107,7 +113,10 @@ class KafkaGroup:
         wanted = None if partitions is None else [TopicPartition(*source) for source in partitions]
         if wanted is not None and not wanted:
             return {}
-        return self._cluster.patiently(f"offsets of group {self._name!r}", lambda: self._offsets(wanted))
+        # A member will commit as well, so it is told of what that takes, which allows looking, too.
+        need = Need(GROUP, self._name, "READ" if self._joined else "DESCRIBE")
+        needs = (need, *topic_needs((at.topic for at in wanted or ()), "DESCRIBE"))
+        return self._cluster.patiently(f"offsets of group {self._name!r}", lambda: self._offsets(wanted), *needs)
 
     def commit(self, offsets: Mapping[TopicPartition, Committed], member: ConsumerMember | None = None) -> None:
         """Commit without a transaction of records; all of them or none. Raises UnknownStore for an absent partition.
@@ -125,8 +134,10 @@ class KafkaGroup:
             return
         if self._consumer is None:
             self._consumer = self._cluster.consumer(self._name)
-        if not self._cluster.patiently(f"committing offsets of group {self._name!r}", lambda: self._commit(offsets)):
-            self._transact(GroupCommit(self._name, offsets))
+        commit = GroupCommit(self._name, offsets)
+        what = f"committing offsets of group {self._name!r}"
+        if not self._cluster.patiently(what, lambda: self._commit(offsets), *commit_needs(commit)):
+            self._transact(commit)
 
     def close(self) -> None:
         """Twice is fine. It does not leave the group."""
@@ -159,7 +170,7 @@ class KafkaGroup:
             answer = self._consumer.commit(offsets=kafka_offsets(offsets), asynchronous=False)
             failed = next((one.error for one in answer or () if one.error is not None), None)
         except KafkaException as error:
-            failed = error_of(error)
+            failed = _said(self._consumer, error)
         if failed is not None and failed.code() not in _ALIVE:
             raise KafkaException(failed)
         return failed is None
@@ -171,13 +182,31 @@ class KafkaGroup:
             self._asker = self._cluster.consumer(self._name, isolation_level="read_committed")
         return self._asker
 
+    def _ask(self, asked: list[KafkaPartition], timeout_s: float) -> list[KafkaPartition]:
+        """The committed offsets of these, from the brokers.
+
+        Measured with librdkafka 2.16: a client that may not find its coordinator says so as an event, and lets a
+        question wait until its time is over. So the first look at events comes soon.
+        """
+        with self._asking:
+            asker = self._ready_asker()
+            try:
+                return asker.committed(asked, min(timeout_s, FIRST_LOOK_S))
+            except KafkaException as error:
+                said = _said(asker, error)
+                if said.code() not in _NO_COORDINATOR:
+                    raise KafkaException(said) from error
+            try:
+                return asker.committed(asked, timeout_s)
+            except KafkaException as error:
+                raise KafkaException(_said(asker, error)) from error
+
     def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:
         sources = self._cluster.partitions() if wanted is None else wanted
         asked = [KafkaPartition(*source) for source in sources]
         # Not less: a broker that was killed writes the markers of what it had committed when it is back.
         stable_s = self._cluster.transaction_ms / 1_000 + STABLE_EXTRA_S
-        with self._asking:
-            answer = self._ready_asker().committed(asked, stable_s) if asked else []
+        answer = self._ask(asked, stable_s) if asked else []
         found = {}
         for at in answer:
             if at.error is not None and at.error.code() not in UNKNOWN_TOPIC:
@@ -185,6 +214,15 @@ class KafkaGroup:
             if at.error is None and at.offset >= 0:
                 found[TopicPartition(at.topic, at.partition)] = Committed(at.offset, _text(at))
         return dict(sorted(found.items()))
+
+
+def _said(consumer: Consumer, error: KafkaException) -> KafkaError:
+    """The refused permission that a consumer told of as an event, where a call only ran out of time; else the error."""
+    found = error_of(error)
+    if found.code() not in _NO_COORDINATOR:
+        return found
+    events = (message.error() for message in consumer.consume(EVENTS, 0))
+    return next((event for event in events if event is not None and event.code() in PERMISSION), found)
 
 
 def _text(at: KafkaPartition) -> str:
@@ -214,6 +252,11 @@ def member_metadata(of_group: Any, member: ConsumerMember) -> bytes:
 
 def _metadata(group: bytes, generation: int, member: bytes) -> bytes:
     return _METADATA_MAGIC + _GENERATION.pack(generation) + group + b"\0" + member + b"\0\x01"
+
+
+def commit_needs(commit: GroupCommit) -> tuple[Need, ...]:
+    """Permissions that a commit of offsets takes."""
+    return (Need(GROUP, commit.group, "READ"), *topic_needs((at[0] for at in commit.offsets), "READ"))
 
 
 def kafka_offsets(offsets: Mapping[TopicPartition, Committed]) -> list[KafkaPartition]:

@@ -1,11 +1,16 @@
 """Members of a group and owners of its writers, as a function of the records of the group's members topic.
 
-    key ["member", id]           {"kind":"join"|"beat", "session":..., "lease_ms":..., "generation":..., "metadata":...}
-                                 no value: it left, or somebody saw its lease run out
+    key ["member", id]           {"kind":"join"|"beat", "session":..., "lease_ms":..., "generation":..., "metadata":...,
+                                  "plan":...}
+                                 no value: it left, or, with a header "seen", its lease ran out
     key ["writer", id, owner]    {"epoch":...}    the owner opened a writer for this transactional id
 
     join   a live member of that session from now on
     beat   renews the lease, if the member is still live in that very session; else it is void
+    plan   grows with each join of a session; a beat with a smaller one renews, and its metadata are void: a member
+           joins with new metadata from one process while its beats come from another, which has not read them yet
+    seen   the offset of the newest beat or join that the proposer of the removal had read. The removal is void if the
+           member renewed its lease after that: a proposer that stood still may be late by any time
     epoch  counts if it is larger than any before; of two claims of one epoch the first in the topic wins
 
 Every reader applies the same records in the same order, so all see the same members, owners and generation. Time only
@@ -29,6 +34,7 @@ from standfast.replication.log import GroupView, Member, Record
 from standfast.store.errors import InvalidRequest
 
 MEMBERS_SUFFIX = "-standfast-members"  # <group>-standfast-members, 1 partition
+SEEN = "seen"  # header of a removal
 _MEMBER = "member"
 _WRITER = "writer"
 
@@ -51,6 +57,8 @@ class Lease:
     deadline_ms: int
     stamp_ms: int
     old: bool
+    plan: int = 0
+    offset: int = -1  # of the join or beat that renewed it last
 
 
 class Members:
@@ -86,6 +94,11 @@ class Members:
         """Members whose lease has run out, as far as this reader saw."""
         return sorted(lease.member_id for lease in self.leases.values() if now_ms >= lease.deadline_ms)
 
+    def hold(self, waited_ms: int, now_ms: int) -> None:
+        """The topic was silent for this reader, through no fault of any member: that time counts for no lease."""
+        for lease in self.leases.values():
+            lease.deadline_ms = min(lease.deadline_ms + waited_ms, now_ms + lease.lease_ms)
+
     def extend(self, now_ms: int) -> None:
         """Give every member its whole lease again: for a while this reader could not look."""
         for lease in self.leases.values():
@@ -100,7 +113,10 @@ class Members:
         known = name in self._known
         self._known.add(name)
         if record.value is None:
-            if self.leases.pop(name, None) is not None:
+            lease = self.leases.get(name)
+            seen = next((int(text or b"0") for header, text in record.headers if header == SEEN), record.offset)
+            if lease is not None and lease.offset <= seen:
+                del self.leases[name]
                 self.generation += 1
             return
         content = _object(record.value)
@@ -111,9 +127,12 @@ class Members:
             self.generation = max(self.generation, int(content["generation"]))
         elif lease is None:
             self.generation = max(self.generation, int(content["generation"])) + 1
-        lease_ms = int(content["lease_ms"])
+        lease_ms, metadata, plan = int(content["lease_ms"]), content["metadata"], int(content.get("plan", 0))
+        if content["kind"] != "join" and lease is not None and plan < lease.plan:
+            metadata, plan = lease.metadata, lease.plan
+        deadline_ms = now_ms + lease_ms
         self.leases[name] = Lease(
-            name, content["metadata"], content["session"], lease_ms, now_ms + lease_ms, record.timestamp, old
+            name, metadata, content["session"], lease_ms, deadline_ms, record.timestamp, old, plan, record.offset
         )
 
 
@@ -122,7 +141,7 @@ def member_key(member_id: str) -> bytes:
     return json.dumps([_MEMBER, member_id]).encode()
 
 
-def member_value(kind: str, session: str, lease_ms: int, generation: int, metadata: str) -> bytes:
+def member_value(kind: str, session: str, lease_ms: int, generation: int, metadata: str, plan: int) -> bytes:
     """A join or a beat."""
     content = {
         "kind": kind,
@@ -130,8 +149,14 @@ def member_value(kind: str, session: str, lease_ms: int, generation: int, metada
         "lease_ms": lease_ms,
         "generation": generation,
         "metadata": metadata,
+        "plan": plan,
     }
     return json.dumps(content, separators=(",", ":")).encode()
+
+
+def removal_headers(lease: Lease) -> list[tuple[str, bytes]]:
+    """Headers of the removal of a member whose lease ran out, as its proposer knows it."""
+    return [(SEEN, str(lease.offset).encode())]
 
 
 def claim(transactional_id: str, owner: str, epoch: int) -> tuple[bytes, bytes]:

@@ -31,6 +31,7 @@ from standfast.replication.kafka_records import keys_of, to_columns
 from standfast.replication.kafka_slot import ReaderSlot
 from standfast.replication.log import Fetched, Record
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.permissions import TOPIC, Need
 from standfast.replication.uncollected import uncollected
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError, StateLost, Unavailable
@@ -117,6 +118,14 @@ class KafkaReader:
         """See LogReader: the high watermark."""
         self._check_open()
         return {source: bounds.end for source, bounds in self._cluster.bounds(partitions, committed=False).items()}
+
+    def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
+        """None: Kafka has leader epochs, which its client compares while it reads."""
+        return {}
+
+    def epoch_ends(self, tags: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
+        """None, as in `epoch_tags`."""
+        return {}
 
     def close(self) -> None:
         """Twice is fine."""
@@ -273,6 +282,9 @@ class KafkaReader:
             slot.event = (error, message.offset())
         elif code in UNKNOWN_TOPIC:
             self._checked_ms = 0  # gone, or made anew: ask now
+        elif slot is not None and code in PERMISSION:
+            # Kept, because the client says it once, and the partition gives nothing from here on.
+            slot.error = self._cluster.translate(error, f"reading {source}", Need(TOPIC, source.topic, "READ"))
         elif slot is not None or (code in AUTHENTICATION and code not in PERMISSION):
             what = f"reading {source}" if slot is not None else "reading"
             raise translated(error, f"{self._cluster.where}: {what}")
@@ -357,7 +369,8 @@ class KafkaReader:
                 gone = self._cluster.unknown(topic)
                 gone.sources = tuple(slot.source for slot in slots)
                 raise gone from error
-            raise self._cluster.translate(error, f"describing topic {topic!r}") from error
+            need = Need(TOPIC, topic, "DESCRIBE")
+            raise self._cluster.translate(error, f"describing topic {topic!r}", need) from error
         for slot in slots:
             if slot.topic_id != topic_id:
                 slot.error = _recreated(slot.source)

@@ -16,8 +16,9 @@ from standfast.replication.columns import RecordColumns
 from standfast.replication.log import Headers, Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
+from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
 
-TIMESTAMP_MAX = 1 << 62
+LEAST_TIMESTAMP_MS = 1  # the client takes 0 for "now"
 _BYTES_TYPES = frozenset({bytes, bytearray, memoryview, type(None)})
 
 _stamp = itemgetter(1)
@@ -93,19 +94,13 @@ def _bytes(source: TopicPartition, what: str, column: Sequence[Any]) -> Sequence
 
 
 def _check_timestamps(source: TopicPartition, timestamps: Sequence[Any]) -> None:
-    if set(map(type, timestamps)) == {int} and min(timestamps) > 0 and max(timestamps) < TIMESTAMP_MAX:
+    least_ms = LEAST_TIMESTAMP_MS
+    if set(map(type, timestamps)) == {int} and min(timestamps) >= least_ms and max(timestamps) <= TIMESTAMP_MAX_MS:
         return
     for index, timestamp in enumerate(timestamps):
-        if timestamp == 0:
-            raise InvalidRequest(
-                f"{source}: record {index} of the batch has timestamp 0, which the Kafka client would write as the "
-                "present time: use 1 or more"
-            )
-        if not isinstance(timestamp, int) or not 0 < timestamp < TIMESTAMP_MAX:
-            raise InvalidRequest(
-                f"{source}: record {index} of the batch has timestamp {timestamp!r}, "
-                "give milliseconds since the epoch, 1 or more"
-            )
+        problem = timestamp_problem(timestamp, least_ms)
+        if problem is not None:
+            raise InvalidRequest(f"{source}: record {index} of the batch: {problem}")
 
 
 def _headers(source: TopicPartition, index: int, headers: Any) -> list[tuple[str, bytes | None]] | None:

@@ -19,6 +19,7 @@ from confluent_kafka import admin as _admin
 from standfast.replication.kafka_cluster import Cluster
 from standfast.replication.kafka_errors import PERMISSION, UNKNOWN_TOPIC, error_of
 from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy, TopicSurvey
+from standfast.replication.permissions import GROUP, TOPIC, Need
 from standfast.replication.topic_settings import CLEANUP, DELETE_RETENTION, MIN_LAG, RETENTION
 
 _api: Any = _admin  # its names are public by its manual, but not to type checkers
@@ -49,7 +50,8 @@ def surveyed(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicSurvey]:
         except KafkaException as error:
             if error_of(error).code() in UNKNOWN_TOPIC:
                 continue  # deleted meanwhile
-            raise cluster.translate(error, f"describing topic {resource.name!r}") from error
+            need = Need(TOPIC, resource.name, "DESCRIBE_CONFIGS")
+            raise cluster.translate(error, f"describing topic {resource.name!r}", need) from error
         found[resource.name] = _topic(described[resource.name], settings)
     return dict(sorted(found.items()))
 
@@ -71,7 +73,7 @@ def consumers(cluster: Cluster, group: str) -> tuple[str, ...]:
     answer: dict[str, Future[Any]] = cluster.run(
         what, lambda: cluster.admin.describe_consumer_groups([group], request_timeout=cluster.timeout_s)
     )
-    members = cluster.wait(what, answer[group]).members
+    members = cluster.wait(what, answer[group], Need(GROUP, group, "DESCRIBE")).members
     return tuple(sorted(f"{one.client_id} at {one.host.lstrip('/')}" for one in members))
 
 

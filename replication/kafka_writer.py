@@ -22,12 +22,13 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from standfast.replication.kafka_board import Board
 from standfast.replication.kafka_cluster import RETRY_MS, Cluster
-from standfast.replication.kafka_errors import FENCED, error_of
-from standfast.replication.kafka_group import check_commit, kafka_offsets, member_metadata
+from standfast.replication.kafka_errors import FENCED, VAGUE, error_of
+from standfast.replication.kafka_group import check_commit, commit_needs, kafka_offsets, member_metadata
 from standfast.replication.kafka_members import Owner
 from standfast.replication.kafka_records import checked
 from standfast.replication.log import Batches, GroupCommit
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.permissions import TRANSACTIONAL_ID, Need, write_needs
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, Fenced, Unavailable
 
@@ -132,9 +133,11 @@ class KafkaWriter:
         try:
             ends = self._deliver(self._plain, rows)
         except BaseException as error:
-            self._plain = None  # its numbering of records may be off
+            producer, self._plain = self._plain, None  # its numbering of records may be off
             if isinstance(error, KafkaException):
-                raise self._cluster.translate(error, f"writing to {', '.join(map(str, rows))}") from error
+                why = self._cluster.reason(producer, error, transactional=False)
+                what = f"writing to {', '.join(map(str, rows))}"
+                raise self._cluster.translate(why, what, *write_needs(rows)) from error
             raise
         empty = [source for source in rows if source not in ends]
         return ends | {source: bounds.end for source, bounds in self._cluster.bounds(empty, committed=False).items()}
@@ -166,10 +169,11 @@ class KafkaWriter:
             ends = self._deliver(producer, rows)
             self._commit(producer)
         except BaseException as error:
-            aborted = self._abort(producer)
-            if isinstance(error, KafkaException):
-                raise self._meaning(error, aborted) from error
-            raise
+            if not isinstance(error, KafkaException):
+                self._abort(producer)
+                raise
+            why = self._cluster.reason(producer, error, transactional=True)  # while the transaction is still there
+            raise self._meaning(why, self._abort(producer), self._needs(rows, commit)) from error
         empty = [source for source in rows if source not in ends]
         return ends | {source: bounds.end for source, bounds in self._cluster.bounds(empty, committed=False).items()}
 
@@ -195,7 +199,15 @@ class KafkaWriter:
             what = f"opening the writer of {self._fence.transactional_id!r}"
             # Initialising fences whoever has the id: nobody may who lost it.
             self._fence.check()
-            self._cluster.run(what, lambda: producer.init_transactions(self._cluster.timeout_s))
+            need = Need(TRANSACTIONAL_ID, self._fence.transactional_id, "WRITE")
+            try:
+                self._cluster.run(what, lambda: producer.init_transactions(self._cluster.timeout_s), need)
+            except Fenced as error:
+                self._fence.check()  # Fenced by a newer claim
+                raise Unavailable(
+                    f"{self._cluster.where}: {what}: another producer of this id was initialised at the same time, "
+                    "though nobody claimed it since: try again"
+                ) from error
             self._transactional = producer
         return self._transactional
 
@@ -223,9 +235,14 @@ class KafkaWriter:
             return False
         return True
 
-    def _meaning(self, error: KafkaException, aborted: bool) -> Exception:
+    def _needs(self, rows: Rows, commit: GroupCommit | None) -> tuple[Need, ...]:
+        """Permissions that a transaction takes."""
+        written = [source for source, batch in rows.items() if batch]
+        own = Need(TRANSACTIONAL_ID, self._fence.transactional_id, "WRITE")
+        return (*write_needs(written), *(commit_needs(commit) if commit is not None else ()), own)
+
+    def _meaning(self, found: KafkaError, aborted: bool, needs: tuple[Need, ...]) -> Exception:
         """The port's error for one of a transaction."""
-        found = error_of(error)
         if self._fenced or _says_fenced(found):
             refused = self._fence.refused()
             self._fenced = isinstance(refused, Fenced)
@@ -235,7 +252,7 @@ class KafkaWriter:
                 f"{self._cluster.where}: transaction of {self._fence.transactional_id!r}: no answer to its end "
                 f"({found.str()}), so whether it was committed is not known: open the task again"
             )
-        return self._cluster.translate(found, f"transaction of {self._fence.transactional_id!r}")
+        return self._cluster.translate(found, f"transaction of {self._fence.transactional_id!r}", *needs)
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -246,11 +263,7 @@ class KafkaWriter:
         deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms + 1_000
         for source, outcome in outcomes.items():
             self._produce(producer, source, rows[source], outcome.__setitem__, deadline_ms)
-        try:
-            producer.flush(max(deadline_ms - self._clock.monotonic_ms(), 1) / 1_000)
-        except SystemError as error:
-            # A fatal error of the client, raised while it was calling the callbacks.
-            raise (error.__cause__ if isinstance(error.__cause__, KafkaException) else error) from None
+        self._cluster.flush(producer, max(deadline_ms - self._clock.monotonic_ms(), 1) / 1_000)
         for source, outcome in outcomes.items():
             for refused, message in outcome.items():
                 if refused is not None:
@@ -306,10 +319,10 @@ class KafkaWriter:
         self._clock.sleep_ms(RETRY_MS)
 
     def _delivery_error(self, source: TopicPartition, error: KafkaError, message: Message | None) -> Exception:
-        if error.code() in FENCED:
+        if error.code() in FENCED or error.code() in VAGUE:
             return KafkaException(error)
         size = "" if message is None else f", a record of {len(message.key() or b'') + len(message)} bytes"
-        return self._cluster.translate(error, f"writing to {source}{size}")
+        return self._cluster.translate(error, f"writing to {source}{size}", *write_needs([source]))
 
     # -- checks -------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.permissions import Need
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
@@ -44,6 +45,18 @@ class Outgoing(NamedTuple):
     value: bytes | None
     timestamp: int
     headers: Headers = ()
+
+
+class LockHolder(NamedTuple):
+    """Who has the lock of a log: process id (0: it did not come to say), since when (wall clock), and for how long."""
+
+    pid: int
+    since_ms: int
+    held_ms: int
+
+    def __str__(self) -> str:
+        who = f"process {self.pid}" if self.pid else "a process that did not come to say its id"
+        return f"{who} for {self.held_ms / 1_000:.1f} s"
 
 
 class Fetched(NamedTuple):
@@ -129,6 +142,12 @@ class GroupView(NamedTuple):
     members: tuple[Member, ...]
 
 
+class EnteredView(GroupView):
+    """What `join` returns to a member that was none just before: the first time, or because its lease had run out."""
+
+    __slots__ = ()
+
+
 class ConsumerMember(NamedTuple):
     """A member of a group by the log's own protocol (a user's own consumer), as it was when it read the records."""
 
@@ -206,6 +225,20 @@ class LogReader(Protocol):
         """Ends of all that was written, with what still belongs to an open transaction and nobody reads yet."""
         ...
 
+    def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
+        """Tags of the epochs in which the records before these positions were written.
+
+        An epoch begins with a writer's first record in a partition, and its random tag tells its records from others
+        at the same offsets, after the log was put back to what it was and written on. A partition is absent where there
+        is no tag: it is unknown here, nothing lies before the position, or the log has other means (Kafka). May be
+        called from any thread.
+        """
+        ...
+
+    def epoch_ends(self, tags: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
+        """Where the epochs with these tags end; 0 if the partition has no such epoch. Absent as in `epoch_tags`."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -246,6 +279,10 @@ class LogAdmin(Protocol):
 
     def topics(self) -> list[TopicInfo]:
         """All topics by name."""
+        ...
+
+    def topic_names(self) -> list[str]:
+        """Names of all topics, in order, without a look at each."""
         ...
 
     def delete_topic(self, name: str) -> None: ...
@@ -294,12 +331,22 @@ class LogAdmin(Protocol):
         """
         ...
 
+    def lacking(self, needs: Iterable[Need]) -> list[str]:
+        """Permissions on topics that this log's user lacks: a sentence each, with its fix.
+
+        A topic that does not exist is left out, and so is all of a log that knows no permissions.
+        """
+        ...
+
 
 class Group(Protocol):
     """Membership with a lease, and committed offsets."""
 
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
-        """Become (or stay, with new metadata) a member until the lease runs out or leave() is called."""
+        """Become (or stay, with new metadata) a member until the lease runs out or leave() is called.
+
+        Returns an EnteredView to one that was no member just before.
+        """
         ...
 
     def heartbeat(self, member_id: str) -> GroupView:
@@ -334,6 +381,11 @@ class Log(Protocol):
     def address(self) -> str: ...
 
     @property
+    def least_timestamp_ms(self) -> int:
+        """Least timestamp that a record may be written with; the largest is `TIMESTAMP_MAX_MS`, on every log."""
+        ...
+
+    @property
     def admin(self) -> LogAdmin: ...
 
     def reader(self) -> LogReader: ...
@@ -355,6 +407,13 @@ class Log(Protocol):
         ...
 
     def group(self, name: str) -> Group: ...
+
+    def lock_holder(self) -> LockHolder | None:
+        """The process that keeps all others from writing now, if it has done so for a while; None where there is none.
+
+        Never waits, may be called from any thread.
+        """
+        ...
 
     def care(self, now_ms: int) -> object:
         """Housekeeping that a log needs from its clients (retention, compaction); nothing where it keeps itself."""

@@ -19,6 +19,7 @@ from standfast.replication.log import (
     ConsumerMember,
     Group,
     GroupView,
+    LockHolder,
     Log,
     LogAdmin,
     LogReader,
@@ -48,6 +49,11 @@ class ReadOnlyLog:
         return self._log.address
 
     @property
+    def least_timestamp_ms(self) -> int:
+        """Of the log underneath."""
+        return self._log.least_timestamp_ms
+
+    @property
     def admin(self) -> LogAdmin:
         """Topics, to look at."""
         return self._admin
@@ -74,6 +80,10 @@ class ReadOnlyLog:
         """The committed offsets of a group, without being a member."""
         return ReadOnlyGroup(self._log.group(name))
 
+    def lock_holder(self) -> LockHolder | None:
+        """The log's own."""
+        return self._log.lock_holder()
+
     def care(self, now_ms: int) -> None:
         """Nothing: whoever writes the log looks after it."""
 
@@ -89,10 +99,12 @@ class ReadOnlyAdmin:
         self._admin = admin
         self.describe_topic = admin.describe_topic
         self.topics = admin.topics
+        self.topic_names = admin.topic_names
         self.survey = admin.survey
         self.groups = admin.groups
         self.consumers = admin.consumers
         self.first_offsets = admin.first_offsets
+        self.lacking = admin.lacking
 
     def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
         """Refused."""

@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from standfast.replication.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier
+from standfast.replication.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier, note_lost
 from standfast.replication.columns import payload_bytes
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Group, Log, LogReader
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.standby import Standby, State, Step
-from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable, UnknownStore
+from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
 
 FETCH_RECORDS_MAX = 10_000
@@ -161,6 +161,14 @@ class Tailer:
                 position = tailed.machine.position
                 self._listener.on_standby_batch(task, tailed.store, changelog, position, records, tailed.end)
 
+    def is_whole(self, task: TaskId) -> bool:
+        """Whether everything that a standby may hold is written to its stores."""
+        for changelog, tailed in self.changelogs.items():
+            stored = tailed.applier.position(changelog) if tailed.task == task else None
+            if tailed.task == task and (stored is None or stored.offset < tailed.reachable):
+                return False
+        return True
+
     def poll_once(self, now_ms: int, timeout_ms: int = 0) -> TailResult:
         """Fetch once, write what is due. A task that fails does not take the others with it: it is in the result."""
         failed: dict[TaskId, StandfastError] = {}
@@ -172,6 +180,12 @@ class Tailer:
         except (StateLost, UnknownStore) as error:
             self._write_all(list(self._waiting), failed)
             return TailResult(failed=failed | self._find_lost(error))
+        except Corruption as error:
+            self._write_all(list(self._waiting), failed)
+            damaged = {self.changelogs[at].task for at in self.changelogs.keys() & set(error.sources)}
+            if not damaged:
+                raise
+            return TailResult(failed=failed | dict.fromkeys(damaged, error))
         taken = 0
         growing = set()
         for batch in fetched:
@@ -291,7 +305,8 @@ class Tailer:
         for changelog, tailed in self.changelogs.items():
             reason = tailed.applier.lost_reason(self._log, self._reader, changelog, tailed.machine.position, cause)
             if reason is not None:
-                lost[tailed.task] = StateLost(f"standby {tailed.task}: {changelog}: {cause}", reason=reason)
+                error = StateLost(f"standby {tailed.task}: {changelog}: {cause}", reason=reason)
+                note_lost(lost, tailed.task, changelog, error)
         if not lost:
             raise Unavailable(f"the log said this of a standby, and it does not hold any more: {cause}") from cause
         return lost

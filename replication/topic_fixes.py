@@ -1,7 +1,7 @@
-"""The command that puts a topic right, ready to paste: Kafka's own tools for Kafka, ours for the embedded log.
+"""The command that puts a topic right, ready to paste: ours wherever it can, Kafka's own tools for the rest.
 
-    kafka-configs.sh --bootstrap-server host:9092 --alter --entity-type topics --entity-name T --add-config a=b
-    standfast topic alter T --set a=b --log sqlite:///log
+    standfast topic alter T --set a=b --log kafka://host:9092
+    kafka-reassign-partitions.sh --bootstrap-server host:9092 ...     replicas, and settings of the brokers
 
 Rules of this file: pure; text only. A secret is never in an address, and so never in a command: where the address has
 settings of its own, Kafka's tools get them by `--command-config client.properties`.
@@ -25,12 +25,8 @@ class Fixes:
 
     def change(self, topic: str, settings: Mapping[str, str]) -> str:
         """Change settings of a topic."""
-        if not self._kafka:
-            given = " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
-            return f"standfast topic alter {topic} {given} --log {shlex.quote(self.address)}"
-        # The tool takes commas for the next setting, but for those in brackets.
-        pairs = ",".join(f"{name}=[{value}]" if "," in value else f"{name}={value}" for name, value in settings.items())
-        return f"{self._tool('configs')} --alter --entity-type topics --entity-name {topic} --add-config {_word(pairs)}"
+        given = " ".join(f"--set {_word(f'{name}={value}')}" for name, value in settings.items())
+        return f"standfast topic alter {topic} {given} --log {_word(self.address)}"
 
     def change_brokers(self, settings: Mapping[str, str]) -> str:
         """Change settings of all brokers, while they run."""
@@ -39,16 +35,20 @@ class Fixes:
 
     def grow(self, topic: str, partitions: int) -> str:
         """Let a topic have that many partitions."""
-        if not self._kafka:
-            return f"standfast topic alter {topic} --partitions {partitions} --log {shlex.quote(self.address)}"
-        return f"{self._tool('topics')} --alter --topic {topic} --partitions {partitions}"
+        return f"standfast topic alter {topic} --partitions {partitions} --log {_word(self.address)}"
 
     def create(self, topic: str, partitions: int | None) -> str:
         """Create a topic; without a number of partitions that is for the reader to fill in."""
         count = "N" if partitions is None else str(partitions)
-        if not self._kafka:
-            return f"standfast topic create {topic} --partitions {count} --log {shlex.quote(self.address)}"
-        return f"{self._tool('topics')} --create --topic {topic} --partitions {count}"
+        return f"standfast topic create {topic} --partitions {count} --log {_word(self.address)}"
+
+    def create_replicated(self, topic: str, partitions: int, settings: Mapping[str, str], replicas: int) -> str:
+        """The same with so many replicas, which only the brokers' own tool can say."""
+        given = " ".join(f"--config {_word(f'{name}={value}')}" for name, value in settings.items())
+        return (
+            f"{self._tool('topics')} --create --topic {topic} --partitions {partitions} --replication-factor "
+            f"{replicas} {given}"
+        ).rstrip()
 
     def replicate(self, topic: str, replicas: Sequence[Sequence[int]], brokers: Sequence[int], wanted: int) -> str:
         """Give each partition `wanted` replicas, those it has first, the others in turn over the brokers."""
@@ -62,10 +62,6 @@ class Fixes:
             f"echo {shlex.quote(text)} > {file} && "
             f"{self._tool('reassign-partitions')} --reassignment-json-file {file} --execute"
         )
-
-    @property
-    def _kafka(self) -> bool:
-        return self.address.startswith("kafka://")
 
     def _tool(self, name: str) -> str:
         servers, _, query = self.address.removeprefix("kafka://").partition("?")

@@ -2,12 +2,14 @@
 
     local position      log                                             plan            reason
     none                any (but see history-missing)                   FromBeginning   no-local-state
+    known to be lost    holds records                                   Reinitialise    corrupt, or as it was told
     topic id differs    holds records                                   Reinitialise    topic-recreated
-    any                 empty, and recreated or not up to the position  Refuse          log-empty (if rows are here)
+    any                 empty, and recreated or not up to the position  Refuse          log-empty (if rows here)
     above end           holds records                                   Reinitialise    position-ahead
-    above diverged_at   holds records                                   Reinitialise    diverged
     below begin         holds records                                   Reinitialise    truncated
+    above diverged_at   holds records                                   Reinitialise    diverged
     none, below begin   begin > 0, delete only, kept for ever           Refuse          history-missing
+    below begin         begin > 0, compact only                         Refuse          history-missing (if rows here)
     begin..end - 1      compacted, position too old                     Reinitialise    tombstones-expired
     begin..end - 1                                                      Resume          resume
     end                                                                 UpToDate        up-to-date
@@ -29,6 +31,10 @@ Two refusals, because a silent wipe may destroy the last copy:
   stream time may be years behind, and updates may have been deleted unread. So a person decides.
 - history-missing: records at the head are gone although the topic is neither compacted nor deleted by age, so nobody
   can say what the state was. With no local state as well: a store built from the rest would look whole and not be.
+  Compaction removes no head either: where it alone cleans, a begin above the local position means that somebody removed
+  records that were not read here, and the local rows may be the last copy of every key that was last written below it.
+  (With `compact,delete` retention does that all the time; and without local rows there is nothing to lose.)
+  Rows that are known to be lost (a damaged block) have to come from the log as a whole: there any missing head counts.
 
 Rules of this file: pure; times come in as `now_ms`. A plan says where reading begins (`position`, next to read) and
 where it ends (`end`); a restore ends when the reader's position reaches `end`, whatever its last record's offset was.
@@ -49,6 +55,7 @@ POSITION_AHEAD = "position-ahead"
 TRUNCATED = "truncated"
 DIVERGED = "diverged"
 TOMBSTONES_EXPIRED = "tombstones-expired"
+CORRUPT = "corrupt"
 LOG_EMPTY = "log-empty"
 HISTORY_MISSING = "history-missing"
 
@@ -63,6 +70,7 @@ class LocalPosition:
     `at_ms` is the wall time at which the position was last known to be the log's own (its last commit), `rows` says
     whether the local store holds any. An empty `topic_id` is unknown and matches any. `marker`: the offset at the
     position holds no record but the end of the transaction that was written last, so that nothing is lost with it.
+    `lost`: why the rows cannot be used although the position may fit, such as "corrupt"; "" if nothing is known.
     """
 
     position: int
@@ -71,6 +79,7 @@ class LocalPosition:
     at_ms: int = field(kw_only=True)
     rows: bool = field(kw_only=True)
     marker: bool = field(default=False, kw_only=True)
+    lost: str = field(default="", kw_only=True)
 
     @property
     def seen(self) -> int:
@@ -82,7 +91,7 @@ class LocalPosition:
 class LogState:
     """What the log holds of one changelog now. Times in milliseconds, -1 = for ever.
 
-    `diverged_at` is the first offset at which the log differs from what was read under the stored leader epoch;
+    `diverged_at` is the first offset at which the log differs from what was read in the stored epoch (0: it has none);
     `limit` is the first offset that must not be read, None where there is none; `written` is the end with what still
     belongs to open transactions, where that is more than `end`.
     """
@@ -117,6 +126,11 @@ class LogState:
     def head_missing(self) -> bool:
         """Records at the head are gone, and neither compaction nor retention explains it."""
         return self.begin > 0 and "compact" not in self.cleanup and self.retention_ms < 0
+
+    @property
+    def head_removed(self) -> bool:
+        """Records at the head of a log that is only ever compacted are gone: compaction moves no begin."""
+        return self.begin > 0 and self.cleanup == {"compact"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +212,12 @@ def plan_changelog(
     if lost is not None:
         if log.empty and local.rows and not accept_empty_log:
             return _refuse_empty(local, log, lost)
-        if lost == TRUNCATED and log.head_missing and not accept_missing_history:
+        if (lost == TRUNCATED or local.lost) and log.head_missing and not accept_missing_history:
             return _refuse_history(local, log)
+        # A topic of another id counts other offsets: nothing follows from where its begin lies.
+        unread = (local.seen < log.begin or local.lost) and lost != TOPIC_RECREATED and not log.empty
+        if unread and log.head_removed and local.rows and not accept_missing_history:
+            return _refuse_head(local, log)
         return Reinitialise(log.topic_partition, lost, log.begin, log.stop)
     if local.position >= log.stop:
         return UpToDate(log.topic_partition, UP_TO_DATE, local.position, local.position)
@@ -210,14 +228,16 @@ def plan_changelog(
 
 def _loss(local: LocalPosition, log: LogState) -> str | None:
     """Why the local position does not fit the log, or None if it does."""
+    if local.lost:
+        return local.lost
     if local.topic_id and log.topic_id and local.topic_id != log.topic_id:
         return TOPIC_RECREATED
     if local.position > log.last:
         return POSITION_AHEAD
+    if local.seen < log.begin:  # before the next: with its head, a log forgets the epochs that ended there
+        return TRUNCATED
     if log.diverged_at is not None and local.position > log.diverged_at:
         return DIVERGED
-    if local.seen < log.begin:
-        return TRUNCATED
     return None
 
 
@@ -236,12 +256,13 @@ _EMPTY_BECAUSE = {
 
 
 def _refuse_empty(local: LocalPosition, log: LogState, lost: str) -> Refuse:
+    because = _EMPTY_BECAUSE.get(lost, f"the local rows are {lost} and the log, which they would come from, is empty")
     return Refuse(
         log.topic_partition,
         LOG_EMPTY,
         local.position,
         log.end,
-        what=f"{_EMPTY_BECAUSE[lost]} (begin = end = {log.end}, local position {local.position}), "
+        what=f"{because} (begin = end = {log.end}, local position {local.position}), "
         "and the local rows may be the last copy",
         fix="bring the topic back, or copy the state directory away and accept the empty log (accept_empty_log): "
         "the local rows are then set aside and the store starts empty",
@@ -259,6 +280,21 @@ def _refuse_history(local: LocalPosition | None, log: LogState) -> Refuse:
         f"and {have}: a store built from the rest would not be whole",
         fix="restore a snapshot or the state directory of an instance that has read them, set the topic's "
         "cleanup.policy to what its store needs, or accept the loss (accept_missing_history)",
+    )
+
+
+def _refuse_head(local: LocalPosition, log: LogState) -> Refuse:
+    return Refuse(
+        log.topic_partition,
+        HISTORY_MISSING,
+        local.position,
+        log.end,
+        what=f"records below offset {log.begin} were removed although the topic is only compacted, the local position "
+        f"is {local.position}{', the local rows are ' + local.lost if local.lost else ''}, and the local rows may be "
+        "the last copy of what was written below it",
+        fix="bring the log back, restore a snapshot or the state directory of an instance that has read those records, "
+        "or copy this state directory away and accept the loss (accept_missing_history): the local rows are then set "
+        "aside and the store is built from what is left",
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from standfast.replication.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier
+from standfast.replication.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier, note_lost
 from standfast.replication.columns import payload_bytes
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Log, LogReader
@@ -25,7 +25,7 @@ from standfast.restore.bulk import BulkLoader, BulkStatistics
 from standfast.restore.bulk_plan import BulkSettings
 from standfast.restore.progress import ProgressMeter, RestoreProgress
 from standfast.store.clock import measured_ns
-from standfast.store.errors import InternalError, StandfastError, StateLost, Unavailable, UnknownStore
+from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.log import logger
 
@@ -174,6 +174,10 @@ class Restorer:
                 failed[task] = failure
         if isinstance(error, StateLost | UnknownStore):
             failed |= self._find_lost(error)
+        elif isinstance(error, Corruption) and error.sources:  # damage of the log, in partitions of these tasks only
+            failed |= {
+                task: error for task, one in self.tasks.items() if any(at in one.changelogs for at in error.sources)
+            }
         elif error is not None:
             raise error
         whole = [task for task, restoring in self.tasks.items() if restoring.done and task not in failed]
@@ -241,7 +245,9 @@ class Restorer:
         restoring = self.tasks[task]
         position = restoring.changelogs[changelog].position
         reason = restoring.applier.lost_reason(self._log, self._reader, changelog, position, error)
-        return StateLost(f"task {task}: {error}", reason=reason or error.reason)
+        lost = StateLost(f"task {task}: {error}", reason=reason or error.reason)
+        lost.sources = (changelog,)
+        return lost
 
     def _count(self, changelog: RestoringChangelog, source: TopicPartition, records: int, size: int) -> None:
         changelog.records += records
@@ -363,7 +369,7 @@ class Restorer:
             for partition, changelog in restoring.changelogs.items():
                 reason = restoring.applier.lost_reason(self._log, self._reader, partition, changelog.position, cause)
                 if reason is not None:
-                    lost[task] = StateLost(f"task {task}: {cause}", reason=reason)
+                    note_lost(lost, task, partition, StateLost(f"task {task}: {cause}", reason=reason))
         if not lost:
             raise Unavailable(f"the log said this of a restore, and it does not hold any more: {cause}") from cause
         return lost

@@ -5,11 +5,12 @@
 
     savepoint    begin ──> writes ──> release            they stay
                                 └───> rollback           as if they had not been: rows, changes, their order, the size
+      within     begin ──> begin ──> writes ──> ...      the innermost ends first; an outer rollback undoes all of it
 
 Rules of this file: nothing in here has reached the log or the database yet; a commit takes it there and clears
 it, a discard forgets it. Bounded in bytes: at `bound_bytes` it is `full` (the loop commits after the current
-record), at twice the bound a write is refused as Backpressure and changes nothing. One savepoint at a time; while none
-is open it costs a comparison per write.
+record), at twice the bound a write is refused as Backpressure and changes nothing. While no savepoint is open they cost
+a comparison per write.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class WriteBuffer:
     """Rows and changes of one task since its last commit."""
 
     __slots__ = (
-        "_indexes", "_journal", "_size_before", "bound_bytes", "changes", "in_savepoint", "refuse_bytes", "rows",
+        "_indexes", "_journal", "_marks", "bound_bytes", "changes", "in_savepoint", "refuse_bytes", "rows",
         "size_bytes",
     )  # fmt: skip
 
@@ -56,8 +57,8 @@ class WriteBuffer:
         self.rows: dict[str, dict[bytes, bytes | None]] = {}
         self.changes: dict[str, dict[object, Change]] = {}
         self._indexes: dict[str, SortedList[bytes]] = {}
-        self._journal: list[Callable[[], None]] | None = None  # how to undo each change since the savepoint
-        self._size_before = 0
+        self._journal: list[Callable[[], None]] | None = None  # how to undo each change since the outermost savepoint
+        self._marks: list[tuple[int, int]] = []  # of each open savepoint: entries of the journal and size before it
         self.in_savepoint = False  # who changes what belongs to a record must then say how to undo it
 
     @property
@@ -177,23 +178,31 @@ class WriteBuffer:
         return {store: list(changes.values()) for store, changes in self.changes.items()}
 
     def begin(self) -> None:
-        """Open a savepoint. InternalError if one is open."""
-        if self._journal is not None:
-            raise InternalError("a savepoint of the write buffer is open already")
-        self._journal = []
+        """Open a savepoint, within the one that is open, if one is."""
+        if self._journal is None:
+            self._journal = []
+        self._marks.append((len(self._journal), self.size_bytes))
         self.in_savepoint = True
-        self._size_before = self.size_bytes
 
     def rollback(self) -> None:
-        """Undo every change since `begin`, the latest first, and end the savepoint. InternalError if none is open."""
-        journal = self._ended()
-        for undo in reversed(journal):
+        """Undo every change since the last `begin`, the latest first, and end that savepoint.
+
+        InternalError if none is open.
+        """
+        journal, length, size_bytes = self._ended()
+        self._journal = None  # what undoes a change is no change to be undone
+        for undo in reversed(journal[length:]):
             undo()
-        self.size_bytes = self._size_before
+        self.size_bytes = size_bytes
+        if self._marks:
+            del journal[length:]
+            self._journal = journal
 
     def release(self) -> None:
-        """End the savepoint; the changes stay. InternalError if none is open."""
+        """End the last savepoint; its changes stay, for an outer one to undo. InternalError if none is open."""
         self._ended()
+        if not self._marks:
+            self._journal = None
 
     def remember(self, mapping: MutableMapping[Any, Any], key: object) -> None:
         """Have `mapping[key]` as it is now after a rollback, or absent if it is; call this before changing it.
@@ -216,9 +225,10 @@ class WriteBuffer:
     def clear(self) -> None:
         """Forget everything: after a commit it is in the log and the database, after a discard it never was.
 
-        A savepoint that is open ends.
+        Savepoints that are open end.
         """
         self._journal = None
+        self._marks.clear()
         self.in_savepoint = False
         self.rows = {}
         self.changes = {}
@@ -242,12 +252,12 @@ class WriteBuffer:
         if index is not None and len(index) > len(rows):
             index.remove(key)
 
-    def _ended(self) -> list[Callable[[], None]]:
-        journal, self._journal = self._journal, None
-        self.in_savepoint = False
-        if journal is None:
+    def _ended(self) -> tuple[list[Callable[[], None]], int, int]:
+        if self._journal is None:
             raise InternalError("no savepoint of the write buffer is open")
-        return journal
+        length, size_bytes = self._marks.pop()
+        self.in_savepoint = bool(self._marks)
+        return self._journal, length, size_bytes
 
 
 def _restore(mapping: MutableMapping[Any, Any], key: object, old: object) -> None:

@@ -4,6 +4,8 @@
     "stores"  01 | JSON   definition of every store, to recognise a changed one
     "ingesting" 01 | JSON   {store: {}} while files are taken into it; if it is here on opening, a crash came between
                           files and position, and nobody knows which of them are in: that store begins anew
+                          {store: {"from": FOLDER}} while readable rows of a damaged store, which no log has, are copied
+                          from a folder that was set aside: they are copied again
 
 Rules of this file: written in the very batch that writes the rows it speaks of, so it can be neither ahead of them
 nor behind. The first byte is the format; never renumber, add fields instead.
@@ -27,7 +29,8 @@ FORMAT = 1
 class Position(NamedTuple):
     """How far a changelog has been applied: next offset, leader epoch (-1: none), topic id, and when it was written.
 
-    `marker`: that next offset holds no record, but the marker of the transaction that was written last.
+    `marker`: that next offset holds no record, but the marker of the transaction that was written last. `tag`: of the
+    epoch of the log in which the record before the offset was written ("": unknown, or the log has none).
     """
 
     offset: int
@@ -35,6 +38,7 @@ class Position(NamedTuple):
     topic_id: str = ""
     at_ms: int = 0
     marker: bool = False
+    tag: str = ""
 
 
 class StoreTimes(NamedTuple):
@@ -46,7 +50,11 @@ class StoreTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One consistent point of a task. Sources and stream times are keyed `topic/partition`, the rest by store."""
+    """One consistent point of a task. Sources, their tags and stream times are keyed `topic/partition`, else by store.
+
+    `source_tags` are those of the epochs of the records before the source offsets, where the log has any.
+    `task` is whose it is, in the bytes only: it finds out files of another task; "" from versions that wrote none.
+    """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
     sources: Mapping[str, int] = field(default_factory=dict)
@@ -54,17 +62,21 @@ class Cut:
     stores: Mapping[str, StoreTimes] = field(default_factory=dict)
     progress: Mapping[str, int] = field(default_factory=dict)
     epoch: int = 0
+    source_tags: Mapping[str, str] = field(default_factory=dict)
+    task: str = ""
 
     def encode(self) -> bytes:
-        """The bytes of the "cut" row."""
+        """The bytes of the "cut" row; what a log without epochs does not need is left out, as before there were any."""
         return _encode(
             {
-                "positions": self.positions,
+                "positions": {store: value if value.tag else value[:-1] for store, value in self.positions.items()},
                 "sources": self.sources,
                 "stream_times": self.stream_times,
                 "stores": self.stores,
                 "progress": self.progress,
                 "epoch": self.epoch,
+                **({"source_tags": self.source_tags} if self.source_tags else {}),
+                "task": self.task,
             }
         )
 
@@ -80,6 +92,8 @@ class Cut:
                 stores={store: StoreTimes(*value) for store, value in fields["stores"].items()},
                 progress=fields["progress"],
                 epoch=fields["epoch"],
+                source_tags=fields.get("source_tags", {}),
+                task=fields.get("task", ""),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise Corruption(f"{where}: the task record lacks a part ({error!r}): restore the task") from error
@@ -106,9 +120,16 @@ def encode_ingesting(store: str) -> bytes:
     return _encode({store: {}})
 
 
-def decode_ingesting(raw: bytes | None, where: str) -> frozenset[str]:
-    """The stores that files were being taken into; none where there is no such row."""
-    return frozenset() if raw is None else frozenset(decode_record(raw, where))
+def encode_copying(stores: Mapping[str, str]) -> bytes:
+    """The bytes of the "ingesting" row while rows of these stores are copied from folders that were set aside."""
+    return _encode({store: {"from": folder} for store, folder in stores.items()})
+
+
+def decode_ingesting(raw: bytes | None, where: str) -> dict[str, str]:
+    """The stores that files or rows were being taken into, and the folder that rows come from ("" for files)."""
+    if raw is None:
+        return {}
+    return {store: str(mark.get("from", "")) for store, mark in decode_record(raw, where).items()}
 
 
 def decode_record(raw: bytes, where: str) -> dict[str, Any]:

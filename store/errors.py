@@ -81,7 +81,14 @@ class Fenced(StandfastError):
 
 
 class Corruption(StandfastError):
-    """Stored bytes are damaged. Reads fail instead of answering short."""
+    """Stored bytes are damaged. Reads fail instead of answering short.
+
+    `families` are the column families whose rows are damaged; empty where the error does not tell. `of_log`: the log
+    is damaged, and the state here is not: to restore it would only read what is damaged.
+    """
+
+    families: frozenset[str] = frozenset()
+    of_log = False
 
 
 class Closed(StandfastError):

@@ -1,6 +1,7 @@
 """Named places at which a test may have the process killed, to see what a crash there leaves behind.
 
     STANDFAST_FAILPOINT=commit.logged=kill:3      SIGKILL the third time that `commit.logged` is reached
+    STANDFAST_FAILPOINT=log.locked=stop:3         SIGSTOP, until somebody lets the process go on
 
     commit.flushed    what aggregations held back went downstream, nothing of the commit is durable
     commit.logged     the log has the commit, the local database does not
@@ -13,10 +14,14 @@
     ingest.marked     a store is marked, none of the files is in it
     ingest.family     the files of one family are in, others or the position are not
     ingest.positioned files and position are there, the tree is not in shape
+    log.locked        the lock of the embedded log is held, nothing is written
+    stores.forgotten  a lost store is out of the record, its rows are still there
+    mending.copied    readable rows of a damaged store are copied back, its mark is still there
+    mending.aside     a lost directory is set aside, its replacement is not in its place
     worker.run        a worker of a bulk restore has written files and not said so
 
-Rules of this file: without the variable a place costs one look at an empty dictionary. Nothing but the kill can be
-asked for here: what a failpoint does must be what a machine can do at any time. A name or a count that is not usable
+Rules of this file: without the variable a place costs one look at an empty dictionary. Nothing but kill and stop can
+be asked for here: what a failpoint does must be what a machine can do at any time. A name or a count that is not usable
 is refused when the process starts, so that a test never passes because its failpoint was misspelt.
 """
 
@@ -41,19 +46,23 @@ NAMES = (
     "ingest.marked",
     "ingest.family",
     "ingest.positioned",
+    "log.locked",
+    "stores.forgotten",
+    "mending.copied",
+    "mending.aside",
     "worker.run",
 )
-_FORM = re.compile(r"([a-z.]+)=kill:([1-9][0-9]{0,8})")
+_FORM = re.compile(r"([a-z.]+)=(kill|stop):([1-9][0-9]{0,8})")
 
 
 def parse(text: str) -> dict[str, int]:
-    """The name with how many times it may still be reached; empty for an empty text. Raises BadConfig."""
+    """The name with how many times it may still be reached; negative to stop. Empty for an empty text; BadConfig."""
     if not text:
         return {}
     found = _FORM.fullmatch(text)
     if found is None or found[1] not in NAMES:
-        raise BadConfig([f"{VARIABLE}={text!r}: write NAME=kill:N with one of {', '.join(NAMES)}"])
-    return {found[1]: int(found[2])}
+        raise BadConfig([f"{VARIABLE}={text!r}: write NAME=kill:N or NAME=stop:N with one of {', '.join(NAMES)}"])
+    return {found[1]: int(found[3]) if found[2] == "kill" else -int(found[3])}
 
 
 _armed = parse(os.environ.get(VARIABLE, ""))
@@ -62,6 +71,10 @@ _armed = parse(os.environ.get(VARIABLE, ""))
 def reach(name: str) -> None:
     """Say that the process is at a named place."""
     if _armed and name in _armed:
-        _armed[name] -= 1
-        if not _armed[name]:
+        left = _armed[name]
+        _armed[name] = left - 1 if left > 0 else left + 1
+        if left == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        elif left == -1:
+            del _armed[name]
+            os.kill(os.getpid(), signal.SIGSTOP)

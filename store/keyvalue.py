@@ -98,7 +98,7 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
             (self._encode_key(key), None if value is None else self._encode_value(value)) for key, value in items
         ]
         for raw_key, raw in encoded:
-            self.rows.check(raw_key, raw)
+            self.rows.check(raw_key, raw, stamp)
         self.rows.buffer.check_room(sum(self.rows.cost(raw_key, raw) for raw_key, raw in encoded))
         for raw_key, raw in encoded:  # there is room for all of them, or the buffer was empty
             row = TIMESTAMP.pack(stamp) + raw if self._skip and raw is not None else raw
@@ -156,7 +156,7 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
 
     def logical_rows(self) -> Iterator[LogicalRow]:
         skip = self._skip
-        for key, row in self.rows.engine.scan(self.name):
+        for key, row in self.rows.committed(self.name):
             yield key, TIMESTAMP.unpack_from(row)[0] if skip else NO_TIMESTAMP, row[skip:]
 
     def families(self) -> list[str]:

@@ -17,10 +17,10 @@ What the binding taught us, each point held by a test:
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import threading
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,14 +30,17 @@ from pathlib import Path
 import rocksdict
 
 from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, Rows
-from standfast.store.errors import Closed, InternalError, InvalidRequest, StandfastError, UnknownStore
+from standfast.store.errors import Closed, Corruption, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
-from standfast.store.rocks_errors import translate
+from standfast.store.log import logger
+from standfast.store.rocks_errors import damaged_file, translate
 from standfast.store.rocks_files import CONFIG_FILE, link, refuse_foreign
 from standfast.store.rocks_log import bound_info_log
 from standfast.store.rocks_scan import RocksScan
+from standfast.store.rocks_seal import Sealer, check_seal
 from standfast.store.rocks_sst import ingest, table_options
 from standfast.store.rocks_stalls import STALLS_PROPERTY, stalled_ms
+from standfast.store.tracebacks import is_foreign, let_go
 
 MEMORY_BYTES_MIN = 1 << 20
 WAL_BYTES_MAX = 32 << 20  # a reopen after a kill replays at most this: 180 MB took 4.5 s, 5 MB 58 ms
@@ -52,6 +55,7 @@ SORT_ROWS_MIN = 2_000  # a batch of this many rows of one family is sorted first
 CLOSE_WAIT_S = 30.0
 CLOSE_POLL_S = 0.001
 READ_ONLY_ATTEMPTS = 5
+READS = frozenset({"reading", "scanning"})  # what such a call meets lies in the family that it names
 _FAMILY_PROPERTIES = {
     "sst_bytes": "rocksdb.total-sst-files-size",
     "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
@@ -90,8 +94,11 @@ class RocksShared:
         """Bytes in use now: cached blocks, filters, indexes and write buffers."""
         return self._cache.get_usage()
 
-    def options(self, *, read_only: bool = False) -> rocksdict.Options:
-        """Options of a database and of each of its families; a family opened without them has no cache or filter."""
+    def options(self, *, read_only: bool = False, careful: bool = False, whole_wal: bool = False) -> rocksdict.Options:
+        """Options of a database and of each of its families; a family opened without them has no cache or filter.
+
+        `careful` and `whole_wal` as for RocksEngine.
+        """
         table = table_options()
         table.set_block_cache(self._cache)
         table.set_cache_index_and_filter_blocks(True)
@@ -100,12 +107,17 @@ class RocksShared:
         options.create_if_missing(not read_only)
         options.set_block_based_table_factory(table)
         options.set_write_buffer_manager(self._buffers)
-        options.set_paranoid_checks(True)
+        options.set_paranoid_checks(not careful)
+        options.set_disable_auto_compactions(careful)
         options.set_write_buffer_size(WRITE_BUFFER_BYTES)
         options.set_max_write_buffer_number(WRITE_BUFFERS_MAX)
         options.set_arena_block_size(ARENA_BLOCK_BYTES)
         options.set_max_total_wal_size(WAL_BYTES_MAX)
-        options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
+        options.set_wal_recovery_mode(
+            rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records()
+            if whole_wal
+            else rocksdict.DBRecoveryMode.point_in_time()
+        )
         options.set_level_compaction_dynamic_level_bytes(True)
         options.set_compression_type(rocksdict.DBCompressionType.lz4())
         options.set_bottommost_compression_type(rocksdict.DBCompressionType.zstd())
@@ -133,13 +145,27 @@ class RocksEngine:
 
     `path` is created if absent, unless `read_only`. A read-only engine sees the database as it was when it was
     opened, takes no lock, leaves the directory untouched and works beside a live owner.
+
+    `whole_wal`: a damaged byte in the write-ahead log is Corruption; otherwise the database opens as it was before that
+    byte. A log that ends within its last record (a loss of power) is no damage either way.
+    `careful`: a damaged database is opened, so that its sound families can be read and the others dropped. Files that
+    are missing or short are an error of who reads them, nothing is compacted, and damage in the write-ahead log is
+    passed over, so look at that first (`standfast.store.rocks_wal`).
     Raises Held (another process or engine has it), Corruption, InvalidRequest (not ours) or Unavailable.
     """
 
-    def __init__(self, path: Path, *, shared: RocksShared, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        shared: RocksShared,
+        read_only: bool = False,
+        careful: bool = False,
+        whole_wal: bool = False,
+    ) -> None:
         self._path = Path(path)
         self._read_only = read_only
-        self._options = shared.options(read_only=read_only)
+        self._options = shared.options(read_only=read_only, careful=careful, whole_wal=whole_wal)
         self._lock = threading.Lock()  # guards the family map's replacement, the scan set and closing
         self._scans: weakref.WeakSet[RocksScan] = weakref.WeakSet()
         self._families: dict[str, _Family] = {}  # replaced, never changed in place: readers need no lock
@@ -147,7 +173,11 @@ class RocksEngine:
         self._scratch: Path | None = None
         self._restoring = False
         self._closed = False
+        self._sealer: Sealer | None = None
+        self._unflushed = True  # whether the write-ahead log may hold rows that no table file has
         refuse_foreign(self._path)
+        if not careful:
+            check_seal(self._path)
         if read_only:
             self._scratch, self._db = _open_read_only(self._path, self._options)
         else:
@@ -158,6 +188,8 @@ class RocksEngine:
         except Exception as error:
             self.close()
             raise translate(error, f"opening {self._path}") from error
+        if not read_only:
+            self._sealer = Sealer(self._path)
 
     @property
     def durable(self) -> bool:
@@ -253,7 +285,10 @@ class RocksEngine:
             for family, changes in rows.items():
                 _fill(batch, changes, families[family].column)
             if len(batch):
+                self._unflushed = True
                 self._db.write(batch)
+                if self._sealer is not None:
+                    self._sealer.refresh()
                 reach("engine.written")
         except Exception as error:
             raise self._error(error, family, "writing") from error
@@ -293,6 +328,7 @@ class RocksEngine:
         try:
             for name in self._families if family is None else (family,):
                 self._held(name, "flushing").flush()
+            self._unflushed = self._unflushed and family is not None
             bound_info_log(self._path)
         except Exception as error:
             raise self._error(error, name, "flushing") from error
@@ -303,6 +339,7 @@ class RocksEngine:
         held = self._held(family, "compacting")
         try:
             held.compact_range(None, None)
+            held.flush()  # the binding passes over what a compaction says; a flush after it does not
         except Exception as error:
             raise self._error(error, family, "compacting") from error
 
@@ -357,16 +394,26 @@ class RocksEngine:
             self._scans.clear()
         for scan in scans:
             scan.end(Closed(f"the engine of {self._path} was closed during the scan"))
+        steps = [handle.close for handle in (*handles, self._db)]
+        if not self._read_only:
+            steps.insert(0, lambda: self._db.cancel_all_background(True))
+        failure = None
         try:
-            if not self._read_only:
-                _tolerate_shutdown(lambda: self._db.cancel_all_background(True))
-            for handle in (*handles, self._db):
-                _tolerate_shutdown(handle.close)
-        except Exception as error:
-            raise translate(error, f"closing {self._path}") from error
+            for step in steps:  # each, whatever the one before said: one handle that stays open keeps the LOCK
+                try:
+                    _tolerate_shutdown(step)
+                except Exception as error:  # noqa: BLE001 - raised below, once all is closed
+                    failure = failure or translate(error, f"closing {self._path}")
         finally:
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._sealer is not None:
+            self._sealer.write(log=self._unflushed)
+        if isinstance(failure, Corruption):
+            # Not raised: a compaction or flush met it, writes say so since then, and the directory is closed.
+            logger.warning("%s", failure)
+        elif failure is not None:
+            raise failure
 
     def _set_families(self, families: dict[str, _Family]) -> None:
         self._families = families
@@ -400,13 +447,34 @@ class RocksEngine:
     def _error(self, error: Exception, family: str, action: str) -> StandfastError:
         """Our error for one of the binding's; works out afterwards whether the engine or the family was at fault."""
         # Whoever keeps the error keeps its traceback, whose frames would keep handles, and so the directory's LOCK.
-        traceback.clear_frames(error.__traceback__)
+        let_go(error)
+        if is_foreign(error):
+            raise error
         if self._closed:
             return Closed(f"the engine of {self._path} was closed: open a new one")
         if family not in self._families:
             known = ", ".join(sorted(self._families)[:10])
             return UnknownStore(f"no family {family!r} in {self._path}: it has {known}")
-        return translate(error, f"{action} {family!r} of {self._path}")
+        found = translate(error, f"{action} {family!r} of {self._path}")
+        if isinstance(found, Corruption):
+            found.families = self._blamed(str(error), family if action in READS else None)
+        return found
+
+    def _blamed(self, text: str, read: str | None) -> frozenset[str]:
+        """The family that a damaged file belongs to: a write fails for what a compaction met in any other family."""
+        if read is not None:
+            return frozenset((read,))
+        file = damaged_file(text)
+        return frozenset() if file is None else self.families_of(file)
+
+    def families_of(self, file: str) -> frozenset[str]:
+        """The families that have a table file of this number, as the database knows its files."""
+        line = re.compile(rf"^ {file}:", re.MULTILINE)
+        return frozenset(
+            name
+            for name, held in self._families.items()
+            if line.search(held.rows.property_value("rocksdb.sstables") or "")
+        )
 
 
 def _place(
@@ -444,6 +512,19 @@ def _fill(batch: rocksdict.WriteBatch, changes: Rows, column: rocksdict.ColumnFa
 def _set_level0(rows: rocksdict.Rdict, on: bool) -> None:
     names = ("file_num_compaction_trigger", "slowdown_writes_trigger", "stop_writes_trigger")
     rows.set_options({f"level0_{name}": str(files) for name, files in zip(names, LEVEL0_FILES[on], strict=True)})
+
+
+def repair(path: Path, shared: RocksShared) -> None:
+    """Write a new MANIFEST from the table files and logs that there are; what cannot be read goes to `lost/`.
+
+    Files of a family that was dropped, or that a compaction replaced, count again if they are still there.
+    """
+    try:
+        for name in ("CURRENT", *(found.name for found in path.glob("MANIFEST-*"))):
+            (path / name).unlink(missing_ok=True)
+        rocksdict.Rdict.repair(str(path), shared.options())
+    except Exception as error:
+        raise translate(error, f"repairing {path}") from error
 
 
 def _list_families(path: Path, options: rocksdict.Options) -> list[str]:

@@ -6,15 +6,27 @@ their texts, here and nowhere else; an error whose text is unknown is an Interna
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from standfast.store.errors import Closed, Corruption, Held, InternalError, InvalidRequest, StandfastError, Unavailable
+from standfast.store.tracebacks import is_foreign
+
+_TABLE_FILE = re.compile(r"([0-9]{6,})\.sst")
+
+
+def damaged_file(text: str) -> str | None:
+    """The number of the table file that an error of the binding speaks of, without zeros in front; None if of none."""
+    found = _TABLE_FILE.search(text)
+    return None if found is None else str(int(found[1]))
 
 
 def translate(error: Exception, where: str, lock: Path | None = None) -> StandfastError:
     """Our error for the binding's, which has one class and tells the kinds apart by their texts only."""
     if isinstance(error, StandfastError):
         return error
+    if is_foreign(error):
+        raise error  # of a signal handler, in the middle of ours: its caller waits for that, and not for one of ours
     text = str(error).strip()
     if type(error).__name__ == "DbClosedError" or "mutably borrowed" in text or text.startswith("Shutdown in"):
         return Closed(f"{where}: it was closed meanwhile: open a new one")

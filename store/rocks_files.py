@@ -7,12 +7,14 @@ given, so a read-only open is given a scratch directory of links.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 from standfast.store.errors import InvalidRequest, Unavailable
 
 CONFIG_FILE = "rocksdict-config.json"
+COPIED = ("STANDFAST", "SEAL", "CURRENT", CONFIG_FILE, "MANIFEST-*", "OPTIONS-*", "IDENTITY")
 _LINKED = ("MANIFEST-*", "OPTIONS-*", "IDENTITY", "*.sst", "*.log", "*.blob")
 
 
@@ -24,6 +26,27 @@ def link(path: Path, scratch: Path) -> None:
     for pattern in _LINKED:
         for found in path.glob(pattern):
             (scratch / found.name).symlink_to(found.resolve())
+
+
+def copy_closed(path: Path, target: Path) -> None:
+    """A copy of a closed database: files that RocksDB never changes are links where the disk allows, the others copies.
+
+    Raises Unavailable if the disk refuses.
+    """
+    try:
+        target.mkdir(mode=0o700, parents=True)
+        for pattern in ("*.sst", "*.blob", "*.log"):
+            for found in path.glob(pattern):
+                try:
+                    os.link(found, target / found.name)
+                except OSError:
+                    shutil.copyfile(found, target / found.name)
+        for pattern in COPIED:
+            for found in path.glob(pattern):
+                shutil.copyfile(found, target / found.name)
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
+        raise Unavailable(f"copying {path} to {target}: {error}: make room, and check the rights") from error
 
 
 def refuse_foreign(path: Path) -> None:

@@ -115,6 +115,7 @@ class RocksScan:
                 raise self._failure
             if self._iterator is None:
                 return False
+            chunk: list[Row] = []
             try:
                 if self._reverse:
                     chunk, more = _drain_back(self._iterator, self._chunk_rows, self._start, self._end)
@@ -126,7 +127,9 @@ class RocksScan:
                 traceback.clear_frames(error.__traceback__)  # they hold the iterator, and it the directory
                 self._failure = translate(error, self._where)
                 self._release()
-                raise self._failure from error
+                if not chunk:
+                    raise self._failure from error
+                more = True  # the rows before the damage are good; who asks for the next one is told
             if not more:
                 self._release()
             self._chunk, self._ahead = chunk, iter(chunk)

@@ -11,7 +11,8 @@ limits and bounded iterators by using it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from operator import itemgetter
 from types import TracebackType
@@ -21,8 +22,9 @@ from weakref import WeakSet
 from standfast.store.buffer import ENTRY_OVERHEAD_BYTES, WriteBuffer, merge_pending
 from standfast.store.clock import measured_ns
 from standfast.store.engine import Engine, Row, RowScan
-from standfast.store.errors import Closed, Corruption, InvalidRequest, TooLarge
+from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, TooLarge
 from standfast.store.histogram import SECONDS_PER_NS, Histogram
+from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
 
 T = TypeVar("T")
 
@@ -49,10 +51,11 @@ class StoreCounters:
 
 @dataclass(slots=True)
 class RowLimits:
-    """Largest key and value a store accepts, in bytes."""
+    """What a store accepts: largest key and value, in bytes, and the least timestamp of a change."""
 
     key_bytes: int = KEY_MAX_BYTES
     value_bytes: int = VALUE_MAX_BYTES
+    least_timestamp_ms: int = 0  # of the log that changes are written to
 
 
 class StoreIterator(Generic[T]):
@@ -72,6 +75,7 @@ class StoreIterator(Generic[T]):
 
     def __next__(self) -> T:
         if self._closed or self._rows.closed:
+            self._rows.refuse_fenced()
             raise Closed(f"iterator of store {self._rows.name!r} is closed: open a new one")
         try:
             return next(self._items)
@@ -96,7 +100,7 @@ class StoreIterator(Generic[T]):
         self.close()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class StoreRows:
     """What a store type stands on. Written by one thread at a time, the task's owner."""
 
@@ -116,6 +120,7 @@ class StoreRows:
     get_seconds: Histogram | None = None  # of gets and scans that reach the engine, one in 64
     scan_seconds: Histogram | None = None  # until the first row is found
     closed: bool = False
+    fenced: str = ""  # who took the task over, if that is why it is closed
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """The row as this task sees it: buffered first, then stored."""
@@ -147,12 +152,14 @@ class StoreRows:
             return rows[key]
         return self.get(family, key) if family in self.engine.families() else None
 
-    def check(self, key: bytes, value: bytes | None) -> None:
+    def check(self, key: bytes, value: bytes | None, timestamp: int) -> None:
         """Refuse what may not be written, before anything changed."""
         if self.closed:
             self._refuse_closed()
         if self.read_only:
             raise InvalidRequest(f"store {self.name!r} is open for reading only: only the active task writes")
+        if self.logging and not self.limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS:
+            raise InvalidRequest(f"store {self.name!r}: {timestamp_problem(timestamp, self.limits.least_timestamp_ms)}")
         size = len(value) if value is not None else 0
         if len(key) > self.limits.key_bytes:
             raise TooLarge(
@@ -185,8 +192,9 @@ class StoreRows:
             or len(key) > limits.key_bytes
             or size > limits.value_bytes
             or buffer.size_bytes + 2 * (size + len(key)) + ENTRY_OVERHEAD_BYTES > buffer.refuse_bytes
+            or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
         ):
-            self.check(key, raw)
+            self.check(key, raw, timestamp)
         if row is None:
             self.counters.delete += 1
         else:
@@ -212,6 +220,7 @@ class StoreRows:
             or max(keys, default=0) > limits.key_bytes
             or max(values, default=0) > limits.value_bytes
             or buffer.size_bytes + most > buffer.refuse_bytes
+            or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
         ):
             return False
         self.counters.put += len(pairs)
@@ -241,7 +250,11 @@ class StoreRows:
         if family not in self.engine.families():
             return ((key, row) for key, row in pending if row is not None)
         started_ns = 0 if self.counters.scan & SAMPLE_MASK or self.scan_seconds is None else measured_ns()
-        placed = self.engine.scan(family, start, end, reverse=reverse)
+        try:
+            placed = self.engine.scan(family, start, end, reverse=reverse)
+        except Corruption as damage:
+            self._report(damage)
+            raise
         if started_ns and self.scan_seconds is not None:
             self.scan_seconds.observe((measured_ns() - started_ns) * SECONDS_PER_NS)
         stored = self._stored(placed)
@@ -263,7 +276,7 @@ class StoreRows:
         self.counters.scan += 1
         return StoreIterator(self, items)
 
-    def _stored(self, scan: RowScan) -> Iterator[Row]:
+    def _stored(self, scan: RowScan) -> Generator[Row]:
         with scan:
             try:
                 yield from scan
@@ -271,8 +284,26 @@ class StoreRows:
                 self._report(damage)
                 raise
 
+    def committed(self, family: str) -> Generator[Row]:
+        """Committed rows of a family, without what is buffered; damage is noted as by any other read."""
+        try:
+            scan = self.engine.scan(family)
+        except Corruption as damage:
+            self._report(damage)
+            raise
+        return self._stored(scan)
+
+    def has_rows(self, families: Sequence[str]) -> bool:
+        """Whether any of these families holds a committed row."""
+        for family in families:
+            with closing(self.committed(family)) as rows:
+                if next(rows, None) is not None:
+                    return True
+        return False
+
     def _report(self, damage: Corruption) -> None:
         self.counters.corruptions += 1
+        damage.families = damage.families or frozenset((self.name,))
         self.on_damage(damage)
 
     def oldest_iterator_ms(self, now_ms: int) -> int:
@@ -297,5 +328,19 @@ class StoreRows:
         for iterator in list(self.iterators):
             iterator.close()
 
+    def fence(self, why: str) -> None:
+        """As `close`, because another instance has the task: later reads and writes raise Fenced.
+
+        Iterators stay as they are, since the thread that uses one may be in it; its next step raises.
+        """
+        self.fenced = why
+        self.closed = True
+
+    def refuse_fenced(self) -> None:
+        """Raise Fenced if another instance has the task."""
+        if self.fenced:
+            raise Fenced(f"store {self.name!r}: its task was taken over by a newer owner: {self.fenced}")
+
     def _refuse_closed(self) -> None:
+        self.refuse_fenced()
         raise Closed(f"store {self.name!r} is closed: its task was revoked, promoted elsewhere or failed")

@@ -73,6 +73,12 @@ def parse_family(family: str) -> tuple[str, int] | None:
     return None if found is None else (found[1], int(found[2]))
 
 
+def store_of_family(family: str) -> str:
+    """The store that a family belongs to; the default family, which holds the task's record, is its own."""
+    parsed = parse_family(family)
+    return family if parsed is None else parsed[0]
+
+
 def _check_positive(what: str, value_ms: int) -> None:
     if value_ms <= 0:
         raise InvalidRequest(f"a {what} of {value_ms} ms is not usable: give at least 1 ms")

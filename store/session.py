@@ -95,7 +95,7 @@ class SessionState(SegmentedStore[K, V, SessionStore]):
         family = self.segments.family_for(end)
         rows = self.rows
         if family is None:
-            rows.check(row_key, raw)
+            rows.check(row_key, raw, timestamp)
             rows.counters.late_dropped += 1
             return False
         rows.write(family, row_key, raw, raw, timestamp)
@@ -131,7 +131,7 @@ class SessionState(SegmentedStore[K, V, SessionStore]):
     def logical_rows(self) -> Iterator[LogicalRow]:
         visible_from = self.segments.visible_from()
         for family in self.families():
-            for key, row in self.rows.engine.scan(family):
+            for key, row in self.rows.committed(family):
                 if session_key.end_of(key) >= visible_from:
                     yield key, NO_TIMESTAMP, row
 

@@ -5,6 +5,7 @@
                       0_3/           one task: its RocksDB and STANDFAST, the format marker
                       .aside/        directories set aside, until the task that replaces them is whole
                       .bulk/         files of a bulk restore that are not taken in yet; of no use to another process
+                      .mending/      what is put together of a damaged task, until it takes its place
 
 Rules of this file: directories and markers only; it never opens a database. Nothing is deleted that was not set
 aside by this library, and only once the caller says that its replacement is whole.
@@ -22,10 +23,14 @@ from pathlib import Path
 
 from standfast.store.errors import Held, InvalidRequest
 from standfast.store.names import check_name
+from standfast.store.rocks_files import copy_closed
 
 MARKER = "STANDFAST"
 MARKER_FORMAT = 1
 BULK_FOLDER = ".bulk"
+ASIDE_FOLDER = ".aside"
+MENDING_FOLDER = ".mending"
+WIPED = "wiped"  # set aside by an operator's word, who wants none of it back
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # s3://bucket; with one slash, too: pathlib takes one of two away
 
 
@@ -42,7 +47,8 @@ class StateDir:
         self._lent = False
         self._lock = self._acquire()
         try:
-            shutil.rmtree(self.path / BULK_FOLDER, ignore_errors=True)  # of a process that was killed
+            for folder in (BULK_FOLDER, MENDING_FOLDER):
+                shutil.rmtree(self.path / folder, ignore_errors=True)  # of a process that was killed
             write_marker(self.path, app, task=None)
             self.instance_id = self._instance_id()
         except BaseException:
@@ -88,15 +94,42 @@ class StateDir:
         source = self.task_path(task)
         if not source.exists():
             return None
-        aside = self.path / ".aside"
-        aside.mkdir(mode=0o700, exist_ok=True)
-        target = aside / f"{task}.{reason}.{uuid.uuid4().hex[:8]}"
+        target = self._aside_path(task, reason)
+        target.parent.mkdir(mode=0o700, exist_ok=True)
         source.rename(target)
         return target
 
+    def copy_aside(self, task: str, reason: str) -> Path:
+        """Copy the directory of a task that is closed, by links; whoever made the copy may remove it again."""
+        target = self._aside_path(task, reason)
+        copy_closed(self.task_path(task), target)
+        return target
+
+    def aside_path(self, folder: str) -> Path:
+        """A directory that was set aside, by its name."""
+        return self.path / ASIDE_FOLDER / folder
+
+    def _aside_path(self, task: str, reason: str) -> Path:
+        return self.aside_path(f"{task}.{reason}.{uuid.uuid4().hex[:8]}")
+
     def aside(self, task: str) -> list[Path]:
-        """Directories set aside for a task."""
-        return sorted((self.path / ".aside").glob(f"{task}.*"))
+        """Directories set aside for a task, the oldest first."""
+        found = (self.path / ASIDE_FOLDER).glob(f"{task}.*")
+        return sorted(found, key=lambda path: (path.stat().st_ctime_ns, path.name))
+
+    def left_behind(self, task: str) -> Path | None:
+        """The directory that was set aside last, of a task that has none: a crash came before its replacement."""
+        if self.task_path(task).exists():
+            return None
+        kept = [path for path in self.aside(task) if path.name.split(".")[1] != WIPED]
+        return kept[-1] if kept else None
+
+    def mending_path(self, task: str, part: str) -> Path:
+        """An empty place to put a part of a damaged task together; its folder is not made."""
+        path = self.path / MENDING_FOLDER / f"{task}.{part}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        return path
 
     def drop_aside(self, task: str) -> list[Path]:
         """Delete what was set aside for a task: its replacement is whole now."""

@@ -3,6 +3,7 @@
     commit        buffered rows + cut  ── one WriteBatch ──>  RocksDB         (memory stores beside it)
     apply         restored rows + cut  ── one WriteBatch ──>  RocksDB
     ingest        mark ──> sorted files, family by family ──> cut without mark      found marked: the store begins anew
+    forget        opened carefully: record without the store ──> its families dropped      its neighbours stay
 
 Rules of this file: every write carries the cut that belongs to it. It knows nothing of logs: positions and offsets
 are numbers that the caller gives. A failed write poisons the task until it is opened again.
@@ -10,11 +11,12 @@ are numbers that the caller gives. A failed write poisons the task until it is o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from standfast.store.buffer import BOUND_DEFAULT_BYTES, WriteBuffer
 from standfast.store.clock import measured_ns
@@ -26,6 +28,7 @@ from standfast.store.cut import (
     StoreTimes,
     decode_ingesting,
     decode_record,
+    encode_copying,
     encode_definitions,
     encode_ingesting,
 )
@@ -36,8 +39,9 @@ from standfast.store.kinds import open_store
 from standfast.store.log import logger
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks_wal import refuse_damaged_wal
 from standfast.store.rows import RowLimits, StoreRows
-from standfast.store.segments import parse_family
+from standfast.store.segments import store_of_family
 from standfast.store.specs import StoreSpec, definition_changes
 from standfast.store.state_dir import check_marker, write_marker
 from standfast.store.typed import FamilyRows, LoggedRecord, TypedStore
@@ -46,6 +50,13 @@ AnyStore = TypedStore[Any, Any, Any]
 
 
 WRITE_STOPPED = "is-write-stopped"  # RocksDB waits for compaction before it takes more
+
+
+class Unwritten(NamedTuple):
+    """Rows of stores without a log that a commit could not write, and what these stores had observed with them."""
+
+    rows: FamilyRows
+    times: dict[str, StoreTimes]
 
 
 class TaskStores:
@@ -62,7 +73,13 @@ class TaskStores:
         now_ms: Callable[[], int],
         buffer_bytes: int = BOUND_DEFAULT_BYTES,
         limits: RowLimits | None = None,
+        careful: bool = False,
+        whole_wal: bool | None = None,
     ) -> None:
+        """`careful`: to look at a damaged database and to `forget` stores, as for RocksEngine; nothing else is changed.
+
+        `whole_wal` as for RocksEngine; None: where a store has no log that the end could be read from again.
+        """
         self.directory = directory
         self.app = app
         self.task = task
@@ -71,10 +88,16 @@ class TaskStores:
         self.poisoned: BaseException | None = None
         self.damaged: Corruption | None = None
         self.closed = False
+        self.unwritten: Unwritten | None = None
+        self._careful = careful
+        self._whole_wal = bool(self.unlogged) if whole_wal is None else whole_wal
+        self.copying: dict[str, str] = {}  # stores whose rows were being copied when a crash came, and from where
+        self._stored: Mapping[str, Any] = {}
         self.decode_ns = 0  # spent on turning records into rows
         self._staged: FamilyRows = {}  # rows of changelog records that wait to be written
         self._staged_before: dict[str, StoreTimes] | None = None  # what the stores had observed before
-        self._times_before: list[tuple[StoreRows, int, int]] = []
+        self._views: WeakSet[StoreRows] = WeakSet()  # of committed rows, in the hands of readers
+        self._times_before: list[list[tuple[StoreRows, int, int]]] = []  # of each open savepoint
         self._now_ms = now_ms
         self.limits = limits or RowLimits()
         self.memory = MemoryEngine()
@@ -85,6 +108,11 @@ class TaskStores:
         except BaseException:
             self.engine.close()
             raise
+
+    @property
+    def unlogged(self) -> frozenset[str]:
+        """Stores on disk whose rows no log has."""
+        return frozenset(name for name, spec in self.specs.items() if spec.engine == "rocksdb" and not spec.logging)
 
     def store(self, name: str) -> Any:
         """A store by name; its class is that of its definition's kind, so the type is left open."""
@@ -104,7 +132,9 @@ class TaskStores:
     def committed_view(self, name: str) -> Any:
         """A read-only view of a store's committed rows; other threads may use it. Closed with the task."""
         self.store(name)
-        return self._open_store(self.specs[name], WriteBuffer(0), read_only=True)
+        view = self._open_store(self.specs[name], WriteBuffer(0), read_only=True)
+        self._views.add(view.rows)
+        return view
 
     def commit(self, cut: Cut) -> None:
         """Write buffered rows together with `cut`, then forget the buffer and drop what expired."""
@@ -116,6 +146,21 @@ class TaskStores:
         self._write(self.buffer.rows, cut)
         self.buffer.clear()
         self._drop(expired)
+
+    def carry(self, unwritten: Unwritten) -> None:
+        """Write rows that an earlier opening could not write, although the log had their commit."""
+        families = {family: dict(rows) for family, rows in unwritten.rows.items()}
+        for name in unwritten.times:
+            self.stores[name].rows.observe(unwritten.times[name].observed_ms)
+            self.stores[name].rows.sequence = max(self.stores[name].rows.sequence, unwritten.times[name].sequence)
+        self._write(families, self.cut)
+
+    def keep_unwritten(self) -> None:
+        """Keep what of the buffer no log has, although the log has its commit, for the next opening's `carry`."""
+        unlogged, times, rows = self.unlogged, self._times(), self.buffer.rows
+        kept = {family: dict(changes) for family, changes in rows.items() if store_of_family(family) in unlogged}
+        if kept:
+            self.unwritten = Unwritten(kept, {name: times[name] for name in unlogged})
 
     def stage(self, name: str, records: Sequence[LoggedRecord]) -> int:
         """Turn changelog records of a store into rows, which the next `apply` writes; returns how many wait in all.
@@ -194,7 +239,7 @@ class TaskStores:
                 self.engine.create_family(family)
                 self.engine.ingest(family, paths)
                 reach("ingest.family")
-            self.engine.write({DEFAULT_FAMILY: {CUT_KEY: cut.encode(), INGESTING_KEY: None}})
+            self.engine.write({DEFAULT_FAMILY: {CUT_KEY: replace(cut, task=self.task).encode(), INGESTING_KEY: None}})
             reach("ingest.positioned")
         self.cut = cut
         self._drop(self._expired())
@@ -221,35 +266,59 @@ class TaskStores:
             self.cut = replace(self.cut, stores={**self.cut.stores, name: times._replace(observed_ms=timestamp_ms)})
 
     def savepoint(self) -> None:
-        """Remember this point, for one record; `rollback` goes back to it, `release` forgets it."""
+        """Remember this point; `rollback` goes back to the last one remembered, `release` forgets that."""
         self.buffer.begin()
-        self._times_before = [
-            (store.rows, store.rows.observed_ms, store.rows.sequence) for store in self.stores.values()
-        ]
+        self._times_before.append(
+            [(store.rows, store.rows.observed_ms, store.rows.sequence) for store in self.stores.values()]
+        )
 
     def rollback(self) -> None:
         """Undo what was written since `savepoint`: rows, changes, observed stream times, sequence numbers."""
         self.buffer.rollback()
-        for rows, observed_ms, sequence in self._times_before:
+        for rows, observed_ms, sequence in self._times_before.pop():
             rows.observed_ms, rows.sequence = observed_ms, sequence
 
     def release(self) -> None:
         """What was written since `savepoint` stays."""
         self.buffer.release()
+        self._times_before.pop()
 
     def discard(self) -> None:
         """Forget everything uncommitted."""
         self.buffer.clear()
+        self._times_before.clear()
         self._set_times(self.cut.stores)
 
     def has_rows(self, name: str) -> bool:
-        """Whether the store holds at least one committed row."""
-        engine = self._engine_of(name)
-        for family in self.store(name).families():
-            with engine.scan(family) as scan:
-                if next(iter(scan), None) is not None:
-                    return True
-        return False
+        """Whether the store holds at least one committed row. Raises Corruption, which names the store."""
+        store = self.store(name)
+        return store.rows.has_rows(store.families())  # type: ignore[no-any-return]
+
+    def forget(self, names: Collection[str], copying: Mapping[str, str]) -> None:
+        """Take stores out of the record and drop their rows; the others keep rows and positions. Then close this.
+
+        `copying` are stores whose rows will be copied back, and the folder that they come from. After a crash the next
+        opening drops what is left, or copies again.
+        """
+        cut = replace(
+            self.cut,
+            positions={name: at for name, at in self.cut.positions.items() if name not in names},
+            stores={name: times for name, times in self.cut.stores.items() if name not in names or name in copying},
+        )
+        kept = {name: definition for name, definition in self._stored.items() if name not in names}
+        self._record(cut, kept, copying)
+        reach("stores.forgotten")
+        for family in self.engine.families():
+            if family != DEFAULT_FAMILY and store_of_family(family) in names:
+                self.engine.drop_family(family)
+        self.cut, self._stored = cut, kept
+
+    def take_back(self, names: Collection[str]) -> None:
+        """Their rows were copied: they are in the record again, and no copy is under way any more."""
+        kept = {**self._stored, **{name: self._definition(name) for name in names}}
+        self._record(self.cut, kept)
+        self._stored = kept
+        self.engine.flush()
 
     def statistics(self, name: str) -> EngineStatistics:
         """Sizes of one store."""
@@ -285,6 +354,11 @@ class TaskStores:
         """Move memtables to files, so that the next open has no WAL to replay."""
         self.engine.flush()
 
+    def fence(self, why: str) -> None:
+        """Another instance has the task: reads and writes of its stores raise Fenced from here on."""
+        for rows in [*(store.rows for store in self.stores.values()), *self._views]:
+            rows.fence(why)
+
     def close(self) -> None:
         """Close iterators and the database; buffered rows are forgotten. Closing twice is fine."""
         if self.closed:
@@ -297,21 +371,43 @@ class TaskStores:
         self.memory.close()
 
     def _open_engine(self, app: str, shared: RocksShared) -> Engine:
-        if all(spec.engine == "memory" for spec in self.specs.values()):
+        made = (self.directory / "CURRENT").exists()  # by stores that were not in memory then: see what becomes of them
+        if not made and all(spec.engine == "memory" for spec in self.specs.values()):
             return MemoryEngine()
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_marker(self.directory, app, self.task)
         write_marker(self.directory, app, self.task)
-        return RocksEngine(self.directory, shared=shared)
+        if self._whole_wal and not self._careful:
+            refuse_damaged_wal(self.directory, every_byte=False)
+        return RocksEngine(self.directory, shared=shared, careful=self._careful, whole_wal=self._whole_wal)
 
     def _load(self) -> Cut:
         where = str(self.directory)
-        raw_cut = self.engine.get(DEFAULT_FAMILY, CUT_KEY)
-        raw_stores = self.engine.get(DEFAULT_FAMILY, STORES_KEY)
-        cut = Cut.decode(raw_cut, where) if raw_cut is not None else Cut()
-        stored = decode_record(raw_stores, where) if raw_stores is not None else {}
-        declared = {spec.name: spec.definition() | {"engine": spec.engine} for spec in self.specs.values()}
+        try:
+            raw_cut = self.engine.get(DEFAULT_FAMILY, CUT_KEY)
+            raw_stores = self.engine.get(DEFAULT_FAMILY, STORES_KEY)
+            cut = Cut.decode(raw_cut, where) if raw_cut is not None else Cut()
+            self._stored = stored = decode_record(raw_stores, where) if raw_stores is not None else {}
+            marked = decode_ingesting(self.engine.get(DEFAULT_FAMILY, INGESTING_KEY), where)
+            if cut.task not in ("", self.task):
+                raise Corruption(f"{where}: its record is that of task {cut.task}: files of that task were copied here")
+            cut = replace(cut, task="")
+        except Corruption as damage:
+            damage.families = frozenset((DEFAULT_FAMILY,))
+            raise
+        declared = {name: self._definition(name) for name in self.specs}
         self._refuse_changed(stored, declared)
+        self._refuse_last_copies(stored, declared)
+        self.copying = {name: folder for name, folder in marked.items() if folder and name in self.specs}
+        if self._careful:
+            return cut
+        if self.copying:
+            unfinished = Corruption(
+                f"{where}: rows of {', '.join(sorted(self.copying))} were being copied from a damaged database when a "
+                "crash came: they are copied again"
+            )
+            unfinished.families = frozenset(self.copying)
+            raise unfinished
         gone = {
             name for name, old in stored.items() if name not in declared or old["engine"] != declared[name]["engine"]
         }
@@ -319,7 +415,7 @@ class TaskStores:
         gone |= {name for name, spec in self.specs.items() if spec.engine == "memory"}
         # Rows of a store that the record does not know are left from a drop that a crash cut short.
         gone |= declared.keys() - stored.keys()
-        unsure = decode_ingesting(self.engine.get(DEFAULT_FAMILY, INGESTING_KEY), where)
+        unsure = marked.keys()
         if unsure:
             logger.warning("task %s: a crash came while files went into %s: it begins anew", self.task, *sorted(unsure))
         gone |= unsure
@@ -329,19 +425,35 @@ class TaskStores:
             stores={name: times for name, times in cut.stores.items() if name not in gone},
         )
         kept = {name: definition for name, definition in stored.items() if name not in gone}
-        dead = [family for family in self.engine.families() if (owner := _owner(family)) and owner not in kept]
+        dead = [
+            family
+            for family in self.engine.families()
+            if family != DEFAULT_FAMILY and store_of_family(family) not in kept
+        ]
         # A store leaves the record before its rows go and enters it when none are left, so that wherever a crash
         # comes between, the rows of a store in the record are its own.
         if (dead and kept != stored) or unsure:
             self._record(cut, kept)
         for family in dead:
             self.engine.drop_family(family)
+        for name in sorted(stored.keys() - declared.keys()):
+            logger.warning("task %s: store %r is declared no more: its rows are dropped here, its changelog keeps them",
+                           self.task, name)  # fmt: skip
         if dead or unsure or declared != stored:
             self._record(cut, declared)
         return cut
 
-    def _record(self, cut: Cut, definitions: Mapping[str, Any]) -> None:
-        record = {CUT_KEY: cut.encode(), STORES_KEY: encode_definitions(definitions), INGESTING_KEY: None}
+    def _definition(self, name: str) -> dict[str, Any]:
+        spec = self.specs[name]
+        return spec.definition() | {"engine": spec.engine}
+
+    def _record(self, cut: Cut, definitions: Mapping[str, Any], copying: Mapping[str, str] | None = None) -> None:
+        mark = encode_copying(copying) if copying else None
+        record = {
+            CUT_KEY: replace(cut, task=self.task).encode(),
+            STORES_KEY: encode_definitions(definitions),
+            INGESTING_KEY: mark,
+        }
         self.engine.write({DEFAULT_FAMILY: record})
 
     def _refuse_changed(self, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
@@ -357,6 +469,33 @@ class TaskStores:
                     f"store {name!r} in {self.directory} was made with another definition ({'; '.join(changes)}): "
                     "declare it as it was, or give the changed store a new name and drop the old one"
                 )
+
+    def _refuse_last_copies(self, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
+        """Raise InvalidRequest where rows that no changelog has would go, since their store is declared no more."""
+        for name, old in stored.items():
+            now = declared.get(name)
+            if old.get("logging", True) or (now is not None and now["engine"] == old["engine"]):
+                continue
+            if not self._holds_rows(name):
+                continue
+            raise InvalidRequest(
+                f"store {name!r} of task {self.task} in {self.directory} has no changelog, so these rows are the only "
+                f"copy, and {'no processor of this task claims it' if now is None else 'its engine is memory now'}: "
+                "declare and connect it as before (a sub-topology whose number changed, because a source was added "
+                "before it, must get its number back); or, to give the rows up, stop the application and move the "
+                "directory away: stores with a changelog are restored"
+            )
+
+    def _holds_rows(self, name: str) -> bool:
+        try:
+            for family in self.engine.families():
+                if family != DEFAULT_FAMILY and store_of_family(family) == name:
+                    with self.engine.scan(family) as scan:
+                        if next(iter(scan), None) is not None:
+                            return True
+        except Corruption:  # damaged rows are rows
+            return True
+        return False
 
     def _open_store(self, spec: StoreSpec, buffer: WriteBuffer, *, read_only: bool = False) -> AnyStore:
         engine = self._engine_of(spec.name)
@@ -379,7 +518,9 @@ class TaskStores:
         return open_store(spec, rows)
 
     def _note_damage(self, damage: Corruption) -> None:
-        # Any reader may find it first; whoever drives the task sets the directory aside and restores it.
+        # Any reader may find it first; whoever drives the task has the store that it names restored.
+        if self.damaged is not None:
+            damage.families |= self.damaged.families
         self.damaged = damage
 
     def _engine_of(self, name: str) -> Engine:
@@ -387,10 +528,10 @@ class TaskStores:
 
     def _write(self, rows: FamilyRows, cut: Cut) -> None:
         cut = replace(cut, stores=self._times())
-        kept: FamilyRows = {DEFAULT_FAMILY: {CUT_KEY: cut.encode()}}
+        kept: FamilyRows = {DEFAULT_FAMILY: {CUT_KEY: replace(cut, task=self.task).encode()}}
         volatile: FamilyRows = {}
         for family, family_rows in rows.items():
-            in_memory = self.specs[_owner(family) or ""].engine == "memory"
+            in_memory = self.specs[store_of_family(family)].engine == "memory"
             (volatile if in_memory else kept)[family] = family_rows
         with self._poisoning():
             self._make_families(kept, volatile)
@@ -450,11 +591,3 @@ class StateUnusable(Closed):
     def __init__(self, task: str, cause: BaseException) -> None:
         kind = type(cause).__name__ if not isinstance(cause, StandfastError) else "an earlier failure"
         super().__init__(f"task {task} failed to write ({kind}: {cause}) and takes no more writes: reopen it")
-
-
-def _owner(family: str) -> str | None:
-    """The store that a family belongs to; None for the default family."""
-    if family == DEFAULT_FAMILY:
-        return None
-    parsed = parse_family(family)
-    return parsed[0] if parsed is not None else family

@@ -120,7 +120,7 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
         raw_key = self._encode_key(key)
         raw = None if value is None else self._encode_value(value)
         stamp = self._timestamp(timestamp)
-        self.rows.check(raw_key, raw)
+        self.rows.check(raw_key, raw, stamp)
         valid_to = PUT_NOT_VALID
         if stamp >= self._history_from():
             self.rows.observe(stamp)
@@ -190,7 +190,7 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
 
     def logical_rows(self) -> Iterator[LogicalRow]:
         kept_after = self._history_from()
-        for row_key, raw in self.rows.engine.scan(self.name):
+        for row_key, raw in self.rows.committed(self.name):
             yield from versions_in(row_key, raw, kept_after)
 
     def families(self) -> list[str]:

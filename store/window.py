@@ -48,7 +48,7 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
             return  # nothing identifies which duplicate to delete (Kafka Streams skips it too)
         rows = self.rows
         row_key = window_key.pack(raw_key, start, (rows.sequence + 1) & SEQUENCE_MASK)
-        rows.check(row_key, raw)
+        rows.check(row_key, raw, stamp)
         family = self.segments.family_for(start)
         if family is None:
             rows.counters.late_dropped += 1
@@ -115,7 +115,7 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
         family = self.segments.family_for(start)
         rows = self.rows
         if family is None:
-            rows.check(row_key, raw)
+            rows.check(row_key, raw, timestamp)
             rows.counters.late_dropped += 1
             return False
         row = TIMESTAMP.pack(timestamp) + raw if raw is not None and self._skip else raw
@@ -161,7 +161,7 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
     def logical_rows(self) -> Iterator[LogicalRow]:
         skip, visible_from = self._skip, self.segments.visible_from()
         for family in self.families():
-            for key, row in self.rows.engine.scan(family):
+            for key, row in self.rows.committed(family):
                 if window_key.start_of(key) >= visible_from:
                     yield key, TIMESTAMP.unpack_from(row)[0] if skip else NO_TIMESTAMP, row[skip:]
 

@@ -2,7 +2,7 @@
 
 Rules of this file: semantics of Kafka Streams' KStreamAggregate and KStreamReduce: a record without key or value is
 skipped and counted, None from the user's function removes the key, and the result's timestamp is the largest of its
-inputs.
+inputs; a removal that a cache held back has the time of the record that removed the key.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ class Aggregate(Aggregation):
                 old = self.decode_again(old, old_row, 8)
         new = self.add(key, value, self.initial() if aggregate is None else aggregate)
         raw = self.encode_value(new)
-        self.rows.write(self.store_name, raw_key, None if raw is None else TIMESTAMP.pack(stamp) + raw, raw, stamp)
+        # A delete is written, and told after a cache, at the time of its record, as Kafka Streams does both.
+        written = record.timestamp if raw is None else stamp
+        self.rows.write(self.store_name, raw_key, None if raw is None else TIMESTAMP.pack(stamp) + raw, raw, written)
         if self.held is not None:
-            self.held.add(raw_key, old_row, headers, stamp)
+            self.held.add(raw_key, old_row, headers, written)
         else:
             self.forward(Record(key, new, stamp, headers, old))
 
@@ -43,4 +45,4 @@ class Aggregate(Aggregation):
             return
         new = None if row is None else self.decode_value(row[8:])
         old = None if old_row is None else self.decode_value(old_row[8:])
-        self.forward(Record(self.decode_key(row_key), new, timestamp, headers, old))
+        self.give(Record(self.decode_key(row_key), new, timestamp, headers, old))

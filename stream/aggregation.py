@@ -78,7 +78,8 @@ class Aggregation(Processor):
 
     def init(self, context: Context) -> None:
         self.context = context
-        self.forward = context.downstream
+        self.forward = context.downstream  # of a record that is in hand: part of what it causes
+        self.give = context.give  # of a result that was held back, or is final: by itself
         self.state = context.store(self.store_name)
         self.rows = self.state.rows
         self.buffer = self.rows.buffer

@@ -20,7 +20,9 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
+from standfast.replication.offsets import TaskId
 from standfast.store.errors import InvalidRequest
+from standfast.stream.own_loop import Given
 from standfast.stream.session import Session as BlockingSession
 from standfast.stream.session_tasks import ReadView
 from standfast.stream.statistics import SessionStatistics
@@ -94,7 +96,7 @@ class Session:
         """See Session.statistics."""
         return await asyncio.to_thread(self.blocking.statistics)
 
-    def task(self, partition: int) -> Task:
+    def task(self, partition: int | TaskId | Given) -> Task:
         """See Session.task."""
         return self.blocking.task(partition)
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import FrameType
@@ -25,20 +27,22 @@ from standfast.replication.open_log import open_log
 from standfast.store import serde
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.log import logger, printed
 from standfast.store.serde import Serde
 from standfast.store.specs import KeyValueStore, StoreSpec
 from standfast.stream.assembly import Assembled, assemble
 from standfast.stream.drops import Drops
-from standfast.stream.fluent import Defaults, Stream, Table, store_of_kind
+from standfast.stream.fluent import Defaults, Stream, Table, named_step, store_of_kind
 from standfast.stream.loop import BATCH_BYTES, LINGER_MS, Loop
 from standfast.stream.nodes import Partitioner, ProcessorNode
+from standfast.stream.policy import StepOptions
 from standfast.stream.processor import Processor, has_timers
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
 from standfast.stream.runner import RunnerSettings
 from standfast.stream.session import Session
 from standfast.stream.settings import DISCOVERY_DEFAULT_MS, SessionOptions
 from standfast.stream.source_discovery import SourceDiscovery
-from standfast.stream.sources import SourceOptions, SourceSettings
+from standfast.stream.sources import SourceOptions, SourceSettings, TableOptions
 from standfast.stream.stateless import ToTable
 from standfast.stream.stream_time import Policy
 from standfast.stream.topology import Topology, TopologyBuilder
@@ -141,19 +145,22 @@ class App:
         key: Serde[Any] | None = None,
         value: Serde[Any] | None = None,
         partitioner: Partitioner | None = None,
-        name: str | None = None,
+        **step: Unpack[StepOptions],
     ) -> Callable[[P], P]:
         """Class decorator, above the sources: what the processor forwards is written to this topic."""
+        named: StepOptions = {**step, "name": step.get("name") or f"{topic}-sink"}
+        sink, policy = named_step(self.builder, topic, named)
 
         def register(processor: P) -> P:
             self._check_processor(processor, f"sink {topic!r}")
             self.builder.add_sink(
-                name or f"{topic}-sink",
+                sink,
                 topic,
                 [processor.__name__],
                 key or self._defaults.key,
                 value or self._defaults.value,
                 partitioner,
+                policy=policy,
             )
             return processor
 
@@ -172,21 +179,38 @@ class App:
         node = self.builder.add_source(topic, settings)
         return Stream(self.builder, node, self._defaults, settings.key, settings.value)
 
-    def table(self, topic: str, store: str | None = None) -> Table:
+    def table(self, topic: str, store: str | None = None, **options: Unpack[TableOptions]) -> Table:
         """A topic as a table: the latest value of each key, with the topic itself as the store's changelog.
 
         `store` names a declared KeyValueStore, whose serdes the topic is read with; without it the store is called as
         the topic and has the default serdes. Records without a key are skipped and counted.
+
+        With `timestamp` or `invalid_timestamp` rows are not those of the topic, so that the store has a changelog of
+        its own: a change of that kind is another store, for which the application is reset or another name given.
         """
+        unknown = ", ".join(sorted(options.keys() - TableOptions.__annotations__.keys()))
+        if unknown:  # such as `late`: rows would be left out of the table, though not of a restore from its topic
+            raise TypeError(f"table() takes no {unknown}: read the topic as a stream for that")
         name = store or topic
         if store is None and name not in self.builder.specs:
             spec: KeyValueStore = KeyValueStore(name, self._defaults.key, self._defaults.value)
         else:
             spec = store_of_kind(self.builder, name, [KeyValueStore], f"table {topic!r}")
-        spec = replace(spec, source_topic=topic)
-        source = self.builder.add_source(topic, SourceSettings(key=spec.key, value=spec.value))
+        settings = SourceSettings(key=spec.key, value=spec.value, **options)
+        if settings.timestamp is None and settings.invalid_timestamp == "fail":
+            spec = replace(spec, source_topic=topic)
+        elif spec.source_topic is not None:
+            raise BadConfig(
+                [
+                    f"table {topic!r}: with timestamp or invalid_timestamp the rows of store {name!r} are not those of "
+                    "its source topic: leave source_topic out of the store's declaration"
+                ]
+            )
+        source = self.builder.add_source(topic, settings)
         self.builder.specs[name] = spec
-        node = self.builder.add_processor(f"{name}-table", lambda: ToTable(name), [source], [name])
+        node = self.builder.add_processor(
+            f"{name}-table", partial(ToTable, name), [source], [name], results=(spec.key, spec.value)
+        )
         return Table(self.builder, node, self._defaults, spec.key, spec.value, store=name)
 
     def topology(self) -> Topology:
@@ -202,12 +226,16 @@ class App:
         if self.session is None:
             if self._log_address is None or self._state_dir is None:
                 raise BadConfig([f"application {self.name!r} needs log=... and state_dir=... to run"])
+            if self.builder.nameless:
+                raise BadConfig(self.builder.nameless)
             log = open_log(self._log_address, clock=self.clock)
             try:
                 growing = self.discovery_interval_ms is not None
                 self._assembled = assemble(self.builder, log.admin, self._log_address, growing=growing)
             finally:
                 log.close()
+            for line in self._assembled.unclaimed:
+                logger.warning("application %s: %s", self.name, line)
             self.session = self.open_session(self._assembled, self._log_address, self._state_dir, self.clock)
         return self.session
 
@@ -245,38 +273,52 @@ class App:
     def run(self) -> None:
         """Process until stop() or SIGTERM/SIGINT; commits and closes cleanly at the end.
 
-        A task that fails is opened again as the restart strategy says; once it may not be, its error ends the run.
-        What was not committed is processed again by the next run.
+        A task that fails is opened again as the restart strategy says. Once it may not be, the other tasks commit, all
+        is closed, and its error ends the run, with a note that says why. What was not committed is processed again by
+        the next run. Lines about tasks and failures go through the logger `standfast`; while the program has set up
+        no handler that gets them, they are printed to stderr.
         """
+        with printed():
+            try:
+                self._run()
+            except Exception as error:
+                logger.error("application %s ends: %s: %s", self.name, type(error).__name__, error)
+                raise
+            logger.info("application %s ended", self.name)
+
+    def _run(self) -> None:
         session = self.open()
+        logger.info("application %s runs as instance %s, state in %s", self.name, session.instance_id,
+                    session.state_path)  # fmt: skip
         assembled = self._assembled
         assert assembled is not None
         previous = self._catch_signals()
         try:
-            runners = self.runner_settings(assembled, self.clock)
-            loop = Loop(
-                session,
-                assembled.topology,
-                runners,
-                commit_interval_ms=self.commit_interval_ms,
-                restart=self.restart,
-                clock=self.clock,
-                batch_bytes=self.batch_bytes,
-                linger_ms=self.linger_ms,
-                discovery=SourceDiscovery(session, assembled.topology, runners, self.discovery_interval_ms, self.clock),
-            )
-            try:
-                while not self._stop.is_set():
-                    loop.paused = self._paused
-                    loop.poll_once(POLL_MS)
-                loop.commit_all()
-            finally:
-                loop.close()
+            with _closing(f"application {self.name}", session.close):
+                self._work(session, assembled)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            session.close()
             self.session = None
+
+    def _work(self, session: Session, assembled: Assembled) -> None:
+        runners = self.runner_settings(assembled, self.clock)
+        loop = Loop(
+            session,
+            assembled.topology,
+            runners,
+            commit_interval_ms=self.commit_interval_ms,
+            restart=self.restart,
+            clock=self.clock,
+            batch_bytes=self.batch_bytes,
+            linger_ms=self.linger_ms,
+            discovery=SourceDiscovery(session, assembled.topology, runners, self.discovery_interval_ms, self.clock),
+        )
+        with _closing(f"tasks of application {self.name}", loop.close):
+            while not self._stop.is_set():
+                loop.paused = self._paused
+                loop.poll_once(POLL_MS)
+            loop.commit_all()
 
     def stop(self) -> None:
         """Ask run() to end; may be called from any thread."""
@@ -319,3 +361,17 @@ def _check(stream_time: str, *numbers: tuple[tuple[str, int, int], ...]) -> None
             problems.append(f"{name} must be a whole number of at least {least}, not {number!r}")
     if problems:
         raise BadConfig(problems)
+
+
+@contextmanager
+def _closing(what: str, close: Callable[[], None]) -> Iterator[None]:
+    """Close at the end. After an error, another one of closing is only logged: the first stays the reason."""
+    try:
+        yield
+    except BaseException:
+        try:
+            close()
+        except Exception:  # noqa: BLE001 - see above
+            logger.exception("%s: closing failed, after the error that ends it", what)
+        raise
+    close()

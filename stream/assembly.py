@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from standfast.replication.log import LogAdmin, TopicPolicy
 from standfast.replication.offsets import TaskId
+from standfast.replication.permissions import application_needs
 from standfast.replication.topic_fixes import Fixes
 from standfast.replication.topic_rules import errors, repartition_policy
 from standfast.replication.topic_settings import OWN_TIMESTAMPS
 from standfast.store.errors import BadConfig
 from standfast.stream.groups import TaskGroup
 from standfast.stream.topology import Topology, TopologyBuilder
+from standfast.stream.unclaimed import unclaimed
 
 # Kept until they are processed: then the loop deletes them. Small segments, so that the space is soon free.
 BETWEEN_TASKS = TopicPolicy(extra={**OWN_TIMESTAMPS, "segment.bytes": str(50 << 20)})
@@ -31,6 +33,7 @@ class Assembled:
     groups: Mapping[int, TaskGroup]
     upstream: Mapping[str, tuple[str, ...]]  # internal topic -> tasks that send watermarks there
     event_time: frozenset[int]
+    unclaimed: tuple[str, ...] = ()  # what no processor claims, to be reported
 
 
 def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing: bool = True) -> Assembled:
@@ -38,6 +41,7 @@ def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing
 
     `growing`: a source topic may have got partitions; topics between tasks then keep the number that they have.
     """
+    _check_permissions(builder, admin)
     sources = {
         topic: info.partitions
         for topic in dict.fromkeys(node.topic for group in builder.sub_topologies() for node in group.sources)
@@ -56,6 +60,9 @@ def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing
     if kept:
         topology = builder.build(sources, kept)
     outputs, problems = _outputs(topology, admin, address)
+    left = unclaimed(topology, frozenset(admin.topic_names()), admin.groups)
+    if left.problems:
+        raise BadConfig([*problems, *left.problems])  # before a topic is made under the new name
     problems += _make_internal(topology, admin, Fixes(address))
     if problems:
         raise BadConfig(problems)
@@ -67,7 +74,18 @@ def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing
         {one.group: TaskGroup(one.partitions, one.specs, one.topics) for one in topology.groups},
         {topic: _tasks_with_watermarks(topology, topic, event_time) for topic in internal},
         event_time,
+        left.lines,
     )
+
+
+def _check_permissions(builder: TopologyBuilder, admin: LogAdmin) -> None:
+    """Raise BadConfig with every permission that the topics of the application lack, before any is used."""
+    groups = builder.sub_topologies()
+    read = (node.topic for group in groups for node in group.sources)
+    written = Topology(builder.app, groups, tuple(builder.internal.values())).output_topics
+    problems = admin.lacking(application_needs(read, written, builder.internal))
+    if problems:
+        raise BadConfig(problems)
 
 
 def _outputs(topology: Topology, admin: LogAdmin, address: str) -> tuple[dict[str, int], list[str]]:

@@ -12,10 +12,22 @@ from standfast.store.log import logger
 
 LOG_EVERY_MS = 10_000
 
+# What is counted by the reason; what a step with an on_error of its own leaves out is counted by the step's name.
+REASONS = (
+    "null_key",
+    "null_value",
+    "late_window",
+    "late_record",
+    "invalid_timestamp",
+    "deserialize",  # a record
+    "process",  # a record
+    "result",  # what a table, a cache or a closed window gave, and what failed further on
+    "timer",
+)
+
 
 class Drops:
-    """Counters of one instance. Reasons: null_key, null_value, late_window, late_record, invalid_timestamp,
-    deserialize, process."""
+    """Counters of one instance, by reason or by step."""
 
     def __init__(self, clock: Clock) -> None:
         self.counts: Counter[str] = Counter()

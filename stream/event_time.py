@@ -21,6 +21,7 @@ from standfast.stream.control import parse_control
 from standfast.stream.inputs import Input
 from standfast.stream.watermarks import (
     CLOCK_KEY,
+    PROGRESS_PREFIX,
     Active,
     AdvanceClock,
     Channel,
@@ -35,7 +36,6 @@ from standfast.stream.watermarks import (
     WatermarkValve,
 )
 
-PROGRESS_PREFIX = "watermark:"
 REPEAT_MS = 10_000
 
 

@@ -6,8 +6,8 @@ They come before the record that closed them changes anything: its put may move 
 Progress is committed with the offsets, so that no window is given twice, nor lost, across restarts and take-overs.
 
 Rules of this file: which windows are open is `standfast.stream.open_windows`; rows are read through two functions of
-the aggregation. Undone as a whole when the record that closed them fails and is skipped. Semantics of Kafka Streams'
-EmitStrategy.onWindowClose.
+the aggregation. Undone as a whole when the record that closed them fails and is skipped; a result that fails further
+on is left out by itself, as the policy there says. Semantics of Kafka Streams' EmitStrategy.onWindowClose.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Scan = Callable[[int], Iterable[Entry]]
 class FinalResults:
     """Results of one aggregation on close. `stored`: the store may hold windows from before."""
 
-    __slots__ = ("_buffer", "_forward", "_index", "_key", "_progress", "_read", "_scan", "next_end")
+    __slots__ = ("_buffer", "_give", "_index", "_key", "_progress", "_read", "_scan", "next_end")
 
     def __init__(self, context: Context, store: str, buffer: WriteBuffer, read: Read, scan: Scan, stored: bool) -> None:
         self._buffer = buffer
-        self._forward: Forward = context.downstream
+        self._give: Forward = context.give
         self._progress = context.progress
         self._key = f"closed:{store}"
         self._read = read
@@ -71,7 +71,7 @@ class FinalResults:
             for end, rest in due:
                 result = self._read(end, rest, headers)
                 if result is not None:
-                    self._forward(result)
+                    self._give(result)
             if not index.needs_scan(through):
                 break
             index.refill(self._scan(index.next_end))

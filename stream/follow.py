@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement import may_let_go, place_standbys
 from standfast.replication.takeover import MemberPlan, plans
-from standfast.store.errors import Fenced, Unavailable
+from standfast.store.errors import Fenced, StandfastError, Unavailable
 from standfast.store.log import logger
 from standfast.stream.take_over import Holder
 from standfast.stream.task import TaskState
@@ -60,7 +60,10 @@ class GroupFollower:
             if task is None or task.role == "standby":
                 instance.take(task_id, if_free=not self._left_idle(task_id, owners.get(task_id), members, now_ms))
             elif task.state is TaskState.FAILED and isinstance(task.error, Unavailable):
-                instance.reopen(task_id)
+                try:
+                    instance.reopen(task_id)
+                except StandfastError as error:  # it says so at its owner's next call; the others are looked after
+                    logger.warning("task %s is not opened again: %s", task_id, error)
         placed = place_standbys(members, self._replicas)
         changed = False
         mine = placed.standbys[instance.member]
@@ -73,7 +76,7 @@ class GroupFollower:
         if new:
             self._learn_partitions()
         for task_id in new:
-            instance.open_standby(task_id)
+            instance.try_standby(task_id)
             changed = True
         self._tell(placed.missing, changed)
 

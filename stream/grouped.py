@@ -16,15 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from standfast.store.errors import BadConfig
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, WindowStore
 from standfast.stream.aggregate import Aggregate
 from standfast.stream.aggregation import Add, Aggregation, Aggregator, Init, Merge, counter, reducer
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy
-from standfast.stream.fluent import Stream, Table, store_of_kind
-from standfast.stream.nodes import ProcessorNode
+from standfast.stream.fluent import Stream, Table, named_step, store_of_kind
+from standfast.stream.nodes import ProcessorNode, Serdes
+from standfast.stream.policy import StepOptions
 from standfast.stream.session_aggregate import SessionAggregate
 from standfast.stream.sliding_aggregate import SlidingAggregate
 from standfast.stream.stateless import ToTable
@@ -41,19 +42,23 @@ class GroupedStream:
 
     stream: Stream
 
-    def count(self, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE) -> Table:
+    def count(self, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE, **step: Unpack[StepOptions]) -> Table:
         """Number of records per key; those without a value are skipped and counted as dropped."""
-        return self._into(store, counter(takes_null=False), "count", emit)
+        return self._into(store, counter(takes_null=False), "count", emit, step)
 
-    def reduce(self, function: Reduce, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE) -> Table:
+    def reduce(
+        self, function: Reduce, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE, **step: Unpack[StepOptions]
+    ) -> Table:
         """`function(aggregate, value)`; the first value of a key is its aggregate."""
         _check_functions("reduce", function=function)
-        return self._into(store, reducer(function), "reduce", emit)
+        return self._into(store, reducer(function), "reduce", emit, step)
 
-    def aggregate(self, init: Init, add: Add, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE) -> Table:
+    def aggregate(
+        self, init: Init, add: Add, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE, **step: Unpack[StepOptions]
+    ) -> Table:
         """`add(key, value, aggregate)` gives the new aggregate, from `init()` on; None removes the key."""
         _check_functions("aggregate", init=init, add=add)
-        return self._into(store, Aggregator(init, add), "aggregate", emit)
+        return self._into(store, Aggregator(init, add), "aggregate", emit, step)
 
     def window(self, windows: AnyWindows) -> WindowedStream:
         """By key and window."""
@@ -61,7 +66,7 @@ class GroupedStream:
             raise BadConfig([f"window: {windows!r} are no windows: give TumblingWindows(size_ms) or another kind"])
         return WindowedStream(self.stream, windows)
 
-    def _into(self, store: str, aggregator: Aggregator, what: str, emit: EmitStrategy) -> Table:
+    def _into(self, store: str, aggregator: Aggregator, what: str, emit: EmitStrategy, step: StepOptions) -> Table:
         spec = store_of_kind(self.stream.builder, store, (KeyValueStore,), what)
         problems = _common_problems(self.stream, spec)
         if emit is not ON_WINDOW_UPDATE:
@@ -69,7 +74,8 @@ class GroupedStream:
         if spec.from_source:
             problems.append("it holds a source topic as a table: give the aggregation a store of its own")
         _refuse(what, store, problems)
-        stream, node = _add(self.stream, spec, partial(Aggregate, store, aggregator), what)
+        make = partial(Aggregate, store, aggregator)
+        stream, node = _add(self.stream, spec, make, what, (spec.key, spec.value), step)
         return Table(stream.builder, node, stream.defaults, spec.key, spec.value, False, store)
 
 
@@ -80,20 +86,30 @@ class WindowedStream:
     stream: Stream
     windows: AnyWindows
 
-    def count(self, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE) -> Table:
-        """Number of records per key and window, those without a value included."""
-        return self._into(store, counter(takes_null=True), "count", emit)
+    def count(self, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE, **step: Unpack[StepOptions]) -> Table:
+        """Number of records per key and window; those without a value count too, except by sliding windows."""
+        return self._into(store, counter(takes_null=self._takes_null()), "count", emit, step)
 
-    def reduce(self, function: Reduce, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE) -> Table:
+    def reduce(
+        self, function: Reduce, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE, **step: Unpack[StepOptions]
+    ) -> Table:
         """`function(aggregate, value)`; the first value is the aggregate. Records without a value are skipped."""
         _check_functions("reduce", function=function)
-        return self._into(store, reducer(function), "reduce", emit)
+        return self._into(store, reducer(function), "reduce", emit, step)
 
     def aggregate(
-        self, init: Init, add: Add, store: str, *, merge: Merge | None = None, emit: EmitStrategy = ON_WINDOW_UPDATE
+        self,
+        init: Init,
+        add: Add,
+        store: str,
+        *,
+        merge: Merge | None = None,
+        emit: EmitStrategy = ON_WINDOW_UPDATE,
+        **step: Unpack[StepOptions],
     ) -> Table:
         """`add(key, value, aggregate)` from `init()` on. Sessions also need `merge(key, one, other)`.
 
+        `add` is given values that are None; sliding windows skip and count records without a value.
         `merge` is given `init()` first, and then the aggregate of each session that the record joins.
         """
         _check_functions("aggregate", init=init, add=add)
@@ -102,9 +118,13 @@ class WindowedStream:
             raise BadConfig([f"aggregate: sessions need merge=..., a function of (key, one, other), not {merge!r}"])
         if merge is not None and not sessions:
             raise BadConfig(["aggregate: only sessions are merged: leave merge out"])
-        return self._into(store, Aggregator(init, add, merge, takes_null=True), "aggregate", emit)
+        return self._into(store, Aggregator(init, add, merge, self._takes_null()), "aggregate", emit, step)
 
-    def _into(self, store: str, aggregator: Aggregator, what: str, emit: EmitStrategy) -> Table:
+    def _takes_null(self) -> bool:
+        # Kafka Streams' sliding windows drop records without a value, its other windows do not.
+        return not isinstance(self.windows, SlidingWindows)
+
+    def _into(self, store: str, aggregator: Aggregator, what: str, emit: EmitStrategy, step: StepOptions) -> Table:
         windows, builder = self.windows, self.stream.builder
         kind = SessionStore if isinstance(windows, SessionWindows) else WindowStore
         spec = store_of_kind(builder, store, (kind,), f"{what} by {type(windows).__name__}")
@@ -115,8 +135,8 @@ class WindowedStream:
             problems.append("emit=ON_WINDOW_CLOSE never gives a result of a window without end: use ON_WINDOW_UPDATE")
         _refuse(what, store, problems)
         make = partial(_processor_for(windows), store, aggregator, windows, emit)
-        stream, node = _add(self.stream, spec, make, what)
         key = session_windowed(spec.key) if kind is SessionStore else windowed(spec.key, spec.window_size_ms)
+        stream, node = _add(self.stream, spec, make, what, (key, spec.value), step)
         return Table(builder, node, stream.defaults, key, spec.value)
 
 
@@ -126,10 +146,15 @@ def _processor_for(windows: AnyWindows) -> type[ClosingAggregation[Any]]:
     return SlidingAggregate if isinstance(windows, SlidingWindows) else WindowedAggregate
 
 
-def _add(stream: Stream, spec: StoreSpec, make: Callable[[], Aggregation], what: str) -> tuple[Stream, str]:
-    if stream.rekeyed:
-        stream = stream.repartition(spec.name, key=spec.key)
-    node = stream.builder.add_processor(f"{spec.name}-{what}", make, [stream.node], [spec.name])
+def _add(
+    stream: Stream, spec: StoreSpec, make: Callable[[], Aggregation], what: str, results: Serdes, step: StepOptions
+) -> tuple[Stream, str]:
+    named: StepOptions = {**step, "name": step.get("name") or f"{spec.name}-{what}"}
+    name, policy = named_step(stream.builder, what, named)
+    stream = stream.keyed(spec.name, policy, key=spec.key)
+    node = stream.builder.add_processor(
+        name, make, [stream.node], [spec.name], policy=policy, given=stream.serdes(), results=results
+    )
     return replace(stream, node=node), node
 
 

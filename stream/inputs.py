@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 
 from standfast.replication.log import Record as LogRecord
 from standfast.store.cut import source_key
-from standfast.store.errors import InvalidRequest, StandfastError
+from standfast.store.errors import InvalidRequest
 from standfast.stream.control import is_control
 from standfast.stream.nodes import SourceNode
+from standfast.stream.policy import ErrorPolicy
 from standfast.stream.processor import Forward
 from standfast.stream.record import Record
 from standfast.stream.sources import ARRIVAL_TIME
@@ -42,12 +43,18 @@ class Input:
 
     __slots__ = (
         "_deserialize_key", "_deserialize_value", "at_end", "consumed", "fetched", "head", "idle", "key", "largest_ms",
-        "partition", "process", "protected", "queue", "raw", "settings", "source", "timestamp", "topic", "wall_ms",
-        "watermarks",
+        "partition", "policy", "process", "protected", "queue", "raw", "settings", "source", "timestamp", "topic",
+        "wall_ms", "watermarks",
     )  # fmt: skip
 
     def __init__(
-        self, source: SourceNode, partition: int, position: int, process: Forward, wall_ms: Callable[[], int]
+        self,
+        source: SourceNode,
+        partition: int,
+        position: int,
+        process: Forward,
+        wall_ms: Callable[[], int],
+        policy: ErrorPolicy,
     ) -> None:
         self.source = source
         self.settings = source.settings
@@ -63,7 +70,8 @@ class Input:
         self.fetched = position
         self.idle = False  # silent for so long that it holds back no stream time
         self.largest_ms = -1
-        self.protected = source.settings.on_error != "fail"
+        self.policy = policy  # of an internal topic: that of what is written to it
+        self.protected = policy.protects
         self.timestamp = source.settings.timestamp
         self.watermarks: SourceWatermarks | None = None
         self.wall_ms = wall_ms
@@ -153,8 +161,3 @@ class Input:
             'extractor, or invalid_timestamp="skip" or "partition_time"',
             "invalid_timestamp",
         )
-
-
-def can_skip(error: Exception) -> bool:
-    """Whether leaving the record out may help: what the task or the log suffers from is not the record's doing."""
-    return isinstance(error, InvalidRequest) or not isinstance(error, StandfastError)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
-from standfast.store.errors import Unavailable
+from standfast.store.errors import Corruption, Unavailable
 from standfast.store.log import logger
 
 CARE_INTERVAL_S = 30.0
@@ -26,3 +26,5 @@ def run_care(log: Log, clock: Clock, stop: threading.Event, is_mine: Callable[[]
             log.care(clock.wall_ms())
         except Unavailable as error:
             logger.warning("log care failed, trying again: %s", error)
+        except Corruption as error:  # of what is cared for, not of what the session reads: its readers find that out
+            logger.error("log care left out what is damaged: %s", error)

@@ -2,7 +2,8 @@
 
     tasks that run here ──> fetch ──> turn of each task: records, clocks, commit ──> next round
                                            │ an exception
-                                           └──> the task fails; the restart strategy says when it is opened again
+                                           └──> the task fails; the restart strategy says when it is opened again,
+                                                or that it never is: the others commit, and the loop ends with the error
 
 Rules of this file: one thread, driven by `poll_once`. It stands on the session: restore, standbys and take-over are
 the session's; while the gate is shut every source is paused and polled, and every position stays. What one task
@@ -16,11 +17,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from standfast.replication.lease_progress import LOOP
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
-from standfast.store.errors import Corruption, Fenced, Held, InvalidRequest, StandfastError, StateLost, Unavailable
+from standfast.store.errors import (
+    BadConfig,
+    Corruption,
+    Fenced,
+    Held,
+    InvalidRequest,
+    StandfastError,
+    StateLost,
+    Unavailable,
+)
 from standfast.store.log import logger
+from standfast.stream.guard import can_skip
 from standfast.stream.restart import RestartHistory, RestartStrategy
 from standfast.stream.runner import RunnerSettings, TaskRunner
 from standfast.stream.session import SOURCE_READER, Session
@@ -36,6 +48,7 @@ LINGER_MS = 100  # Kafka Streams' default for its producers
 SHUT_WAIT_MS = 5
 RETRY_WAIT_MS = 200
 PURGE_INTERVAL_MS = 30_000  # Kafka Streams' repartition.purge.interval.ms
+HINT = '; to go on without such records give the source, or the step, on_error="skip" or "dead_letter"'
 
 
 @dataclass(slots=True)
@@ -70,6 +83,7 @@ class Loop:
         self._topology = topology
         self._groups = {topic: group.group for group in topology.groups for topic in group.topics}
         self._runners = runners
+        self._progress = runners.progress = session.progress
         self._commit_interval_ms = commit_interval_ms
         self._restart = restart
         self._batch_bytes = batch_bytes
@@ -83,6 +97,7 @@ class Loop:
         self._failures: dict[TaskId, RestartHistory] = {}
         self._reopen_at: dict[TaskId, int] = {}
         self._fatal: Exception | None = None  # of a task that may not be opened again
+        self._ended = False  # whether the others had their last commit
         self._next_purge_ms = clock.monotonic_ms() + PURGE_INTERVAL_MS
 
     def poll_once(self, timeout_ms: int = 0) -> int:
@@ -92,6 +107,7 @@ class Loop:
         return processed
 
     def _round(self, timeout_ms: int) -> int:
+        self._progress.step(LOOP)
         self._reopen_due()
         if self._discovery is not None and self._discovery.poll():
             for task_id, one in list(self._running.items()):
@@ -122,6 +138,7 @@ class Loop:
         """Commit every task now."""
         for task_id, running in list(self._running.items()):
             self._guarded(task_id, running, partial(self._commit, running))
+            self._progress.step(LOOP)
         self._raise_fatal()
 
     def close(self) -> None:
@@ -136,6 +153,7 @@ class Loop:
             except Exception as error:  # noqa: BLE001 - raised below
                 errors.append(error)
         self._reader.close()
+        self._progress.end(LOOP)
         if errors:
             raise errors[0]
 
@@ -173,6 +191,7 @@ class Loop:
         task.on_outputs = self._hand_over
         self._running[task_id] = running
         self._turns.append(task_id)
+        logger.info("task %s runs here, from %s", task_id, _offsets(positions))
         self._guarded(task_id, running, runner.start)
 
     def _end(self, task_id: TaskId) -> None:
@@ -203,28 +222,40 @@ class Loop:
         gone = task.state is not TaskState.RUNNING and task.error is not error
         if not gone:
             task.fail(error)
-        if task_id in self._running:
+        running = self._running.get(task_id)
+        at = None if running is None else running.runner.failed_at
+        if running is not None:
             self._leave(task_id)
         if gone or isinstance(error, (Corruption, Fenced, StateLost)):
             logger.warning("task %s stops: %s", task_id, error)
             return
         self._session.counters.task_failures += 1
-        self._open_later(task_id, error)
+        self._open_later(task_id, error, at, _committed(task))
 
-    def _open_later(self, task_id: TaskId, error: Exception) -> None:
+    def _open_later(self, task_id: TaskId, error: Exception, at: str | None, committed: str) -> None:
+        """`at` is the source offset of the record that failed, None where it was none; `committed` the task's last."""
         now_ms = self._clock.monotonic_ms()
         if isinstance(error, Unavailable):
+            if task_id in self._failures:
+                self._failures[task_id].interrupted()
             # Not the task's fault: it waits for the log as long as that takes, and goes on as soon as it is back.
             logger.warning("task %s is opened again when the log answers: %s", task_id, error)
             self._reopen_at[task_id] = now_ms + RETRY_WAIT_MS
             return
-        history = self._failures.setdefault(task_id, RestartHistory(self._restart))
-        delay_ms = history.failed(now_ms)
-        if delay_ms is None:
+        if isinstance(error, BadConfig):
+            # Such as a permission that was taken away: it stays wrong until a person puts it right.
             self._fatal = self._fatal or error
             return
-        logger.error("task %s failed (%d so far), opened again in %d ms", task_id, history.failures, delay_ms,
-                     exc_info=error)  # fmt: skip
+        history = self._failures.setdefault(task_id, RestartHistory(self._restart))
+        delay_ms = history.failed(now_ms, at or committed)
+        hint = "" if at is None or not can_skip(error) else HINT
+        if delay_ms is None:
+            error.add_note(f"task {task_id} is given up: {history.reason}{hint}")
+            logger.error("task %s is given up: %s%s", task_id, history.reason, hint, exc_info=error)
+            self._fatal = self._fatal or error
+            return
+        logger.error("task %s failed (%d so far) %s, opened again in %d ms%s", task_id, history.failures,
+                     f"at {at}" if at else f"committed to {committed}", delay_ms, hint, exc_info=error)  # fmt: skip
         self._reopen_at[task_id] = now_ms + delay_ms
 
     def _reopen_due(self) -> None:
@@ -238,14 +269,20 @@ class Loop:
                 continue
             try:
                 self._session.reopen(task_id)
-            except Held as held:
-                logger.warning("task %s is not opened again: %s", task_id, held)
+            except (Held, Fenced) as other:
+                logger.warning("task %s is not opened again: %s", task_id, other)
             except StandfastError as again:
-                self._open_later(task_id, again)
+                self._open_later(task_id, again, None, _committed(task))
 
     def _raise_fatal(self) -> None:
-        if self._fatal is not None:
-            raise self._fatal
+        """Raise the error of a task that is given up, once the others have committed what they did."""
+        if self._fatal is None:
+            return
+        if not self._ended:
+            self._ended = True
+            for task_id, running in list(self._running.items()):
+                self._guarded(task_id, running, partial(self._commit, running))
+        raise self._fatal
 
     # --- one round ---
 
@@ -287,6 +324,8 @@ class Loop:
 
     def _wait_for_log(self, error: Unavailable) -> None:
         logger.warning("the log does not answer, trying again: %s", error)
+        for history in self._failures.values():
+            history.interrupted()
         self._clock.sleep_ms(RETRY_WAIT_MS)
 
     def _out_of_reach(self, lost: StateLost) -> None:
@@ -348,7 +387,9 @@ class Loop:
                 self._commit(running)
             runner.tick()
             task.write_outputs(batch_bytes=self._batch_bytes, linger_ms=self._linger_ms)
-            if runner.punctuated or task.commit_requested or self._clock.monotonic_ms() >= running.next_commit_ms:
+            # A punctuation waits for the interval like a record; what it wrote may have filled the buffer, though.
+            asked = task.commit_requested or task.stores.buffer.full
+            if asked or self._clock.monotonic_ms() >= running.next_commit_ms:
                 self._commit(running)
         except Exception as error:  # noqa: BLE001 - decided there
             self._failed(task_id, task, error)
@@ -371,7 +412,12 @@ class Loop:
 
     def _commit(self, running: RunningTask) -> None:
         running.next_commit_ms = self._clock.monotonic_ms() + self._commit_interval_ms
+        counters = self._session.counters
+        before = counters.commits["committed"]
         running.runner.commit()
+        history = self._failures.get(running.task.id)
+        if history is not None and counters.commits["committed"] > before:
+            history.committed()
 
     def _purge_due(self) -> None:
         """Records of internal topics that were processed are of no use to anybody."""
@@ -393,3 +439,13 @@ class Loop:
             self._session.log.admin.delete_records(done)
         except Unavailable as error:
             self._wait_for_log(error)
+
+
+def _committed(task: Task) -> str:
+    """Where a task stands, also one that failed: the source offsets of its last commit."""
+    offsets = sorted(task.stores.cut.sources.items())
+    return ", ".join(f"{source} at offset {offset}" for source, offset in offsets) or "nothing"
+
+
+def _offsets(positions: Mapping[TopicPartition, int]) -> str:
+    return ", ".join(f"{at} at offset {offset}" for at, offset in sorted(positions.items()))

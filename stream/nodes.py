@@ -6,16 +6,18 @@ Rules of this file: plain frozen data. Who puts them together, and what is refus
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from standfast.store.serde import Serde
 from standfast.store.specs import StoreSpec
+from standfast.stream.policy import FAIL, ErrorPolicy
 from standfast.stream.processor import Processor
 from standfast.stream.sources import SourceSettings
 
 InternalKind = Literal["repartition", "broadcast"]
 Partitioner = Callable[[Any, Any, int], int]
+Serdes = tuple[Serde[Any], Serde[Any]]  # of key and value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,13 +32,21 @@ class SourceNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessorNode:
-    """Calls a processor, made anew for each task. `stores` None: every store that no other node names."""
+    """Calls a processor, made anew for each task. `stores` None: every store that no other node names.
+
+    `null_keys`: records without a key are something to it, so that a repartition before it lets them through.
+    `policy`: its own on_error. `given`, `results`: serdes of what comes to it, and of its results, for dead letters.
+    """
 
     name: str
     make: Callable[[], Processor]
     parents: tuple[str, ...]
     stores: tuple[str, ...] | None = ()
     timer_key: Serde[Any] | None = None
+    null_keys: bool = False
+    policy: ErrorPolicy | None = None
+    given: Serdes | None = None
+    results: Serdes | None = None
 
     @property
     def timer_store(self) -> str | None:
@@ -46,7 +56,10 @@ class ProcessorNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SinkNode:
-    """Writes to a topic; `partitioner` chooses from key, value and number of partitions (default: hash of the key)."""
+    """Writes to a topic; `partitioner` chooses from key, value and number of partitions (default: hash of the key).
+
+    `null_keys`: whether a repartition passes on records without a key; the topology finds out.
+    """
 
     name: str
     topic: str
@@ -55,6 +68,13 @@ class SinkNode:
     value: Serde[Any]
     partitioner: Partitioner | None = None
     internal: InternalKind | None = None
+    null_keys: bool = False
+    policy: ErrorPolicy | None = None
+
+    @property
+    def given(self) -> Serdes:
+        """Serdes of what comes to it."""
+        return self.key, self.value
 
 
 Node = SourceNode | ProcessorNode | SinkNode
@@ -78,6 +98,18 @@ class SubTopology:
     specs: tuple[StoreSpec, ...]
     connected: Mapping[str, tuple[str, ...]]  # processor -> its stores
     partitions: int = 0
+    policies: Mapping[str, ErrorPolicy] = field(default_factory=dict)  # what holds at each node; absent: "fail"
+
+    def policy_at(self, node: str) -> ErrorPolicy:
+        """The policy of what a node causes without a record in hand."""
+        return self.policies.get(node, FAIL)
+
+    @property
+    def dead_letters(self) -> tuple[tuple[str, str], ...]:
+        """Nodes that set records aside by a policy of their own, with the topic for those."""
+        nodes: tuple[ProcessorNode | SinkNode, ...] = (*self.processors, *self.sinks)
+        own = ((node.name, node.policy) for node in nodes if node.policy is not None)
+        return tuple((name, policy.dead_letter) for name, policy in own if policy.dead_letter is not None)
 
     @property
     def sources(self) -> tuple[SourceNode, ...]:

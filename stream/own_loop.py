@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 from standfast.replication.log import Committed, Group
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -25,6 +25,8 @@ from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, InvalidRequest, NotReady, Unavailable
 from standfast.store.log import logger
 from standfast.stream.source_gate import OpenTask, SourceGate
+from standfast.stream.source_offsets import checked_shape
+from standfast.stream.task import Task
 
 OPEN_WAIT_S = 0.5  # how long an assignment waits for the gate: a warm standby opens within it
 LOOK_MS = 250
@@ -46,6 +48,7 @@ class Host:
     """
 
     app: str
+    address: str
     clock: Clock
     group: Group
     task_of: Callable[[Any], TaskId]
@@ -53,6 +56,14 @@ class Host:
     give_up: Callable[[frozenset[TaskId]], None]
     opened: Callable[[], dict[TaskId, OpenTask]]
     wait_ready: Callable[[float], None]
+
+
+class Given(Protocol):
+    """A message of the Kafka client: a record, or an error."""
+
+    def error(self) -> Any: ...
+    def topic(self) -> str | None: ...
+    def partition(self) -> int | None: ...
 
 
 class OwnLoop:
@@ -69,6 +80,8 @@ class OwnLoop:
         self._next_watch_ms = 0
         self._first_seen: dict[TopicPartition, Committed | None] = {}
         self._settings_given = False  # the consumer's settings are likely ours
+        self._eager: bool | None = None  # by those settings
+        self._from_begin = False
 
     @property
     def consumer(self) -> Any:
@@ -85,14 +98,38 @@ class OwnLoop:
         with self._mutex:
             return self._gate.is_read(task)
 
+    def partition_of(self, named: int | TaskId | Given) -> TaskId:
+        """A task by its partition, its id, or a message of a partition that it reads. Raises what an error says."""
+        if not callable(getattr(named, "error", None)):
+            return named if isinstance(named, TaskId) else TaskId(0, cast(int, named))
+        message = cast(Given, named)
+        if message.error() is not None:
+            from standfast.replication.kafka_consumer import error_given
+
+            raise error_given(message, self._host.address)
+        return self._host.task_of(TopicPartition(message.topic() or "", message.partition() or 0))
+
+    def check_read(self, task: Task, *, reopens: bool) -> None:
+        """Raise Unavailable for a task that the consumer does not read for: what it gave is of an earlier opening."""
+        with self._mutex:
+            waits = self._gate.goes_back(task.id, task)
+        failed = reopens and isinstance(task.error, Unavailable)
+        if failed or (waits and task.error is None):
+            why = f" ({task.error})" if failed else ""
+            raise Unavailable(
+                f"task {task.id} is opened again{why}: go on polling, and call commit after each poll; records of it "
+                "that were not committed come again"
+            )
+
     def settings(self, address: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of a consumer for this application. Raises BadConfig."""
         if not address.startswith("kafka://"):
             raise BadConfig([f"log {address} has no consumers of Kafka: use a log at kafka://host:9092"])
-        from standfast.replication.kafka_consumer import consumer_settings
+        from standfast.replication.kafka_consumer import begins_early, consumer_settings, is_eager
 
         settings = consumer_settings(address, self._host.app, given)
-        self._settings_given = True
+        self._settings_given, self._eager = True, is_eager(settings)
+        self._from_begin = begins_early(settings)
         return settings
 
     def on_assign(self, consumer: Any, partitions: list[Any]) -> None:
@@ -125,7 +162,7 @@ class OwnLoop:
         from standfast.replication.kafka_consumer import ConsumerSteps
 
         if self.consumer is not consumer:
-            self._steps = ConsumerSteps(consumer)
+            self._steps = ConsumerSteps(consumer, eager=self._eager)
             if not self._settings_given:
                 logger.warning(
                     "application %s: make sure that its consumer has enable.auto.commit=false, which is not the "
@@ -152,25 +189,34 @@ class OwnLoop:
         yield from self.moves()
 
     def moves(self) -> Any:
-        """Steps that bring the consumer in line with the restore gate."""
+        """Steps that bring the consumer in line with the restore gate; gives the partitions that go back."""
         tasks = self._host.opened()
         with self._mutex:
             moves = self._gate.moves(tasks)
         self._ready_since_ms = -1
         if moves.none:
-            return
+            return frozenset()
         if moves.pause:
             yield from self._steps.pause(moves.pause)
             with self._mutex:
                 self._gate.paused(moves.pause)
         ready = set(moves.resume)
         for at, offset in moves.seek:
+            if offset is None and not self._from_begin:
+                # The client cannot seek to where it began, and nobody else knows.
+                logger.error(
+                    "%s has no committed offset, and its task was opened again: records that were given before are "
+                    "not given again; take auto.offset.reset=earliest, by session.consumer_settings()",
+                    at,
+                )
+                continue
             if not (yield from self._steps.seek(at, offset)):
                 ready.remove(at)  # the consumer has not begun with it yet: the next round asks again
         if ready:
             yield from self._steps.resume(sorted(ready))
             with self._mutex:
                 self._gate.resumed(ready, tasks)
+        return frozenset(at for at, _ in moves.seek)
 
     def committing(self, offsets: Offsets) -> Any:
         """Steps before a commit; gives the offsets that are news.
@@ -178,9 +224,11 @@ class OwnLoop:
         Raises InvalidRequest for an offset beyond what the consumer gave: it is left from before the partition went
         away and came back, and committing it would skip records.
         """
-        yield from self.moves()
+        back = yield from self.moves()
+        given = checked_shape(offsets)
+        for at in back & given.keys():  # processed in an opening that is over, and given again from here on
+            logger.info("offset %d of %s is not committed, its records come again", given.pop(at), at)
         tasks = self._host.opened()
-        given = {TopicPartition(*at): offset for at, offset in offsets.items()}
         with self._mutex:
             owners = {at: tasks.get(self._host.task_of(at)) for at in self._gate.partitions & given.keys()}
             stale = {at for at, task in owners.items() if task and not self._gate.given_for(at, task.opening)}

@@ -36,7 +36,7 @@ class InHand:
 
 
 class Services(Protocol):
-    """What a runner does for the contexts of its processors."""
+    """What a runner does for the contexts of its processors, and around them."""
 
     task: Task
     in_hand: InHand
@@ -55,9 +55,11 @@ class Services(Protocol):
 
     def wall_ms(self) -> int: ...
 
-    def drop(self, context: Context, reason: str, detail: str) -> None: ...
+    def drop(self, node: str, reason: str, detail: str) -> None: ...
 
     def on_flush(self, flush: Callable[[], None]) -> None: ...
+
+    def giver(self, node: str, forward: Forward) -> Forward: ...
 
 
 class Context:
@@ -70,6 +72,9 @@ class Context:
         self.name = name
         self.closed = False
         self.downstream: Forward = to_all(tuple(children.values()))
+        # For results: of one that fails further on, only that is taken back which it caused there, as on_error says.
+        self.give: Forward = services.giver(name, self.downstream)
+        self._giving = False  # in a flush there is no record in hand: each one forwarded is a result
         self._services = services
         self._task = services.task
         self._in_hand = services.in_hand
@@ -148,13 +153,13 @@ class Context:
                 f"processor {self.name!r} forwards a record with timestamp {stamp!r}: give whole milliseconds from 0"
             )
         if to is None:
-            self.downstream(record)
+            (self.give if self._giving else self.downstream)(record)
             return
         child = self._children.get(to)
         if child is None:
             known = ", ".join(self._children) or "none"
             raise InvalidRequest(f"processor {self.name!r} has no child {to!r} (it has: {known})")
-        child(record)
+        (self._services.giver(self.name, child) if self._giving else child)(record)
 
     def send(
         self,
@@ -205,11 +210,22 @@ class Context:
 
     def drop(self, reason: str, detail: str) -> None:
         """Count something that is left out, and log it at a limited rate."""
-        self._services.drop(self, reason, detail)
+        self._services.drop(self.name, reason, detail)
 
     def on_flush(self, flush: Callable[[], None]) -> None:
-        """Have `flush` called at every commit, before anything is written: what is held back goes downstream now."""
-        self._services.on_flush(flush)
+        """Have `flush` called at every commit, before anything is written: what is held back goes downstream now.
+
+        A record that it forwards is left out by itself if it fails further on, where `on_error` says so.
+        """
+
+        def give_all() -> None:
+            self._giving = True
+            try:
+                flush()
+            finally:
+                self._giving = False
+
+        self._services.on_flush(give_all)
 
     @property
     def progress(self) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
     queue = PunctuationQueue()                                   one per task and kind of time
     handle = queue.schedule(first_due(STREAM_TIME, None, 5_000), 5_000, callback)
-    queue.may_punctuate(now_ms)                                  0: nothing fired; else the task asks for a commit
+    queue.may_punctuate(now_ms)                                  how many fired; the next commit holds what they did
     handle.cancel()
 
 While the head of the queue is due it is taken out, put back at its next time and fired once, with *now*. However many
@@ -19,7 +19,8 @@ Decided here, where a reader may wonder:
 - A call from inside a callback fires what else is due, never the schedule that is firing.
 
 Rules of this file: pure; no clock, thread, store, task or record. It does not know which of the two times it is given:
-stream time before wall clock, none on a standby, the callback's context and the commit are the shell's business.
+stream time before wall clock, none on a standby, the callback's context and the commit are the shell's business. A
+firing asks for no commit: what it wrote waits for the commit interval, as what a record wrote does.
 `Cancellable.cancel` is one assignment and may come from any thread; all else belongs to the task's own.
 """
 
@@ -53,8 +54,8 @@ def first_due(kind: PunctuationType, now_ms: int | None, interval_ms: int, start
     """When a new schedule is due for the first time, in milliseconds of the time of its kind.
 
     STREAM_TIME: `start_ms`, or 0: the first record that makes stream time known fires it. `now_ms` is not looked at.
-    WALL_CLOCK_TIME: one interval after `now_ms`. With `start_ms` the schedule is anchored: the first of `start_ms`,
-    `start_ms + interval_ms`, ... that is at or after `now_ms`; exactly now counts, before the start nothing is due.
+    WALL_CLOCK_TIME: one interval after `now_ms`. With `start_ms` the schedule is anchored: `start_ms` itself if it is
+    not past (exactly now counts), otherwise the first of `start_ms + n * interval_ms` after `now_ms`.
 
     InvalidRequest: interval below 1 ms, a negative or non-integer time, an unknown kind, a wall clock without now.
     """
@@ -70,8 +71,8 @@ def first_due(kind: PunctuationType, now_ms: int | None, interval_ms: int, start
     _check_time("now_ms", now_ms)
     if start_ms is None:
         return now_ms + interval_ms
-    # One millisecond earlier, because a time that is exactly now has not been missed.
-    return start_ms if start_ms >= now_ms else next_due(start_ms, interval_ms, now_ms - 1)
+    # A start in the past is as a schedule that fired just now: of its grid, only a time after now is due.
+    return start_ms if start_ms >= now_ms else next_due(start_ms, interval_ms, now_ms)
 
 
 def next_due(due_ms: int, interval_ms: int, now_ms: int) -> int:

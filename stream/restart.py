@@ -1,12 +1,17 @@
 """Restart strategies: whether a task that failed is opened again, and when.
 
     FixedDelay         the same delay each time, so often in the task's whole life
-    ExponentialDelay   1 s, 2 s, 4 s ... up to a bound; begins anew after a time without failures
+    ExponentialDelay   1 s, 2 s, 4 s ... up to a bound; begins anew after a time without failures. The default. It gives
+                       up on a task that does not come on: five failures in a row at one source offset, or ten minutes
+                       of failures without a commit
     FailureRate        the same delay each time, unless failures come too thick
     NoRestart          never
 
     history = RestartHistory(FixedDelay(attempts=2, delay_ms=500))     one per task
-    history.failed(now_ms)          500, 500, then None: the task stays failed
+    history.failed(now_ms)          500, 500, then None: the task stays failed, and `reason` says why
+    history.failed(now_ms, "in-0 at offset 7")      the same, and where; without it a failure is at no offset
+    history.committed()                             the task came on
+    history.interrupted()                           the log was away: time without a commit is not the task's doing
 
 Semantics and boundaries are Flink's. Where Flink merges failures that come before the restart, because many tasks
 share one strategy, each one counts here: one task fails once between two restarts.
@@ -48,7 +53,9 @@ class ExponentialDelay:
     """The n-th restart in a row comes `initial_ms * multiplier ** (n - 1)` after the failure, at most `max_ms`.
 
     When the task has run for `reset_after_ms` since its restart was due, the row begins anew. `attempts` bounds the
-    restarts of one row; None: no bound.
+    restarts of one row; None: no bound. `same_offset`: with so many failures in a row at one source offset there is no
+    restart any more. `without_commit_ms`: nor with a failure so long after the first one since the task's last commit.
+    None: for ever.
     """
 
     initial_ms: int = 1_000
@@ -56,6 +63,8 @@ class ExponentialDelay:
     multiplier: float = 2.0
     reset_after_ms: int = 3_600_000
     attempts: int | None = None
+    same_offset: int | None = 5
+    without_commit_ms: int | None = 600_000
 
     def __post_init__(self) -> None:
         problems = [
@@ -69,8 +78,10 @@ class ExponentialDelay:
                 f"multiplier must be a number above 1, not {self.multiplier!r} (FixedDelay has delays that do not grow)"
             )
         problems += _whole("reset_after_ms", self.reset_after_ms, 1, DELAY_MAX_MS)
-        if self.attempts is not None:
-            problems += _whole("attempts", self.attempts, 1, COUNT_MAX)
+        for name, most in (("attempts", COUNT_MAX), ("same_offset", COUNT_MAX), ("without_commit_ms", DELAY_MAX_MS)):
+            value = getattr(self, name)
+            if value is not None:
+                problems += _whole(name, value, 1, most)
         _refuse(self, *problems)
 
     def delay_of(self, attempt: int) -> int:
@@ -125,14 +136,20 @@ class RestartHistory:
         self._in_row = 0  # exponential: failures since the backoff began anew
         self._restart_ms = 0  # exponential: when the last restart was due
         self._recent: deque[int] = deque()  # failure rate: the last failures + 1 times
+        self._at: str | None = None  # where the last failure was
+        self._at_same = 0  # failures in a row there
+        self._since_ms: int | None = None  # of the first failure since the last commit
+        self.reason = ""  # why there is no restart any more
 
     @property
     def failures(self) -> int:
         """How often the task failed."""
         return self._failures
 
-    def failed(self, now_ms: int) -> int | None:
-        """Note a failure; the delay until the restart in milliseconds, or None: no restart any more.
+    def failed(self, now_ms: int, at: str | None = None) -> int | None:
+        """Note a failure; the delay until the restart in milliseconds, or None: no restart any more, see `reason`.
+
+        `at` is the source offset that was in hand, or that the task was committed to, as a text.
 
         Raises InvalidRequest for a time that is no whole number or lies before the last failure; nothing is noted.
         """
@@ -143,9 +160,36 @@ class RestartHistory:
             )
         self._failures += 1
         self._last_ms = now_ms
-        delay_ms = None if self._given_up else self._delay(now_ms)
+        self._at_same = self._at_same + 1 if at is not None and at == self._at else 1
+        self._at = at
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        delay_ms = None if self._given_up or self._stuck(now_ms) else self._delay(now_ms)
         self._given_up = delay_ms is None
+        if self._given_up and not self.reason:
+            self.reason = f"{self._failures} failures are more than {self.strategy} allows"
         return delay_ms
+
+    def committed(self) -> None:
+        """The task committed something."""
+        self._since_ms = None
+
+    def interrupted(self) -> None:
+        """The log was unavailable: what time went by without a commit does not count."""
+        self._since_ms = None
+
+    def _stuck(self, now_ms: int) -> bool:
+        """Whether the task does not come on, however often it is opened again."""
+        strategy, at = self.strategy, self._at
+        if not isinstance(strategy, ExponentialDelay) or at is None:
+            return False
+        if strategy.same_offset is not None and self._at_same >= strategy.same_offset:
+            self.reason = f"it failed {self._at_same} times in a row at the same source offset: {at}"
+        elif strategy.without_commit_ms is not None:
+            stuck_ms = now_ms - (now_ms if self._since_ms is None else self._since_ms)
+            if stuck_ms >= strategy.without_commit_ms:
+                self.reason = f"it failed for {stuck_ms / 1_000:.0f} s without a commit, the last time at {at}"
+        return bool(self.reason)
 
     def _delay(self, now_ms: int) -> int | None:
         strategy = self.strategy

@@ -20,18 +20,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from standfast.replication.lease_progress import LOOP, LeaseProgress
 from standfast.replication.log import Record as LogRecord
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import InvalidRequest
 from standfast.store.failpoint import reach
+from standfast.store.timestamps import writable
 from standfast.stream.control import control_headers, is_control
 from standfast.stream.drops import Drops
 from standfast.stream.event_time import EventTime
-from standfast.stream.inputs import Input, can_skip
+from standfast.stream.guard import Guard, failing
+from standfast.stream.inputs import Input
 from standfast.stream.left_out import LeftOut
-from standfast.stream.nodes import SubTopology
-from standfast.stream.processor import Context, InHand, Processor
+from standfast.stream.nodes import ProcessorNode, SinkNode, SubTopology
+from standfast.stream.policy import ErrorPolicy
+from standfast.stream.processor import Context, Forward, InHand, Processor
 from standfast.stream.punctuation import (
     STREAM_TIME,
     Callback,
@@ -63,6 +67,7 @@ class RunnerSettings:
     partitions_of: Mapping[str, int] = field(default_factory=dict)
     upstream: Mapping[str, Sequence[str]] = field(default_factory=dict)  # internal topic -> tasks with watermarks
     event_time: frozenset[int] = frozenset()  # groups that know watermarks
+    progress: LeaseProgress = field(default_factory=LeaseProgress)  # each record and callback is a step of the loop
 
 
 class TaskRunner:
@@ -76,14 +81,18 @@ class TaskRunner:
         self._name = str(task.id)
         self.topology = topology
         self.in_hand = InHand()
-        self.punctuated = False
+        self.failed_at: str | None = None  # the source offset of the record that could not be processed
         self._settings = settings
         self._clock = settings.clock
         self._wall_offset_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
         self._thread = threading.get_ident()
         self._inside = False  # whether a processor is at work
         self._begun = 0  # processors whose init was called
-        self._left_out = LeftOut(task, settings.drops, settings.partitions_of)
+        self._guard = Guard(task, settings.drops)
+        self._left_out = LeftOut(task, self._guard, self.in_hand, settings.partitions_of)
+        self._step_policies = {
+            node.name: node.policy for node in topology.processors if node.policy is not None and node.policy.protects
+        }
         self._flushes: list[Callable[[], None]] = []
         self._stream_queue = PunctuationQueue()
         self._wall_queue = PunctuationQueue()
@@ -149,12 +158,13 @@ class TaskRunner:
         if records:
             self._heard_ms[topic] = self._clock.monotonic_ms()
         if one.head is None:
-            one.advance(self._left_out.failed)
+            self._advance(one)
         return one.waiting
 
     def run(self, limit: int) -> int:
         """Process up to `limit` records, until none may be or a commit is due; returns how many."""
         task, buffer, single = self.task, self.task.stores.buffer, self._single
+        words = self._settings.progress.words
         count = 0
         self._inside = True
         try:
@@ -163,6 +173,7 @@ class TaskRunner:
                 if one is None or one.head is None:
                     break
                 self._process(one, one.head)
+                words[LOOP] += 1
                 count += 1
                 if task.commit_requested or buffer.full:
                     break
@@ -194,7 +205,7 @@ class TaskRunner:
                 self._event_time.tick(now_ms)
             wall_ms = self.wall_ms()
             if self._wall_queue.can_punctuate(wall_ms):
-                self.punctuated |= self._wall_queue.may_punctuate(wall_ms) > 0
+                self._wall_queue.may_punctuate(wall_ms)
             self._fire_timers(PROCESSING_TIME, wall_ms)
 
     def follow_upstream(self) -> None:
@@ -208,6 +219,7 @@ class TaskRunner:
         with self._at_work():
             for flush in self._flushes:
                 flush()
+                self._settings.progress.step(LOOP)
 
     def commit(self) -> None:
         """Let go what is held back, then make state, outputs and offsets durable as one cut."""
@@ -218,7 +230,6 @@ class TaskRunner:
         if self._event_time is not None:
             task.progress.update(self._event_time.progress())
         task.commit({(one.topic, one.partition): one.consumed for one in self._moved()})
-        self.punctuated = False
 
     def _moved(self) -> Iterator[Input]:
         known = self.task.source_offsets()
@@ -253,7 +264,7 @@ class TaskRunner:
         if not callable(callback):
             raise InvalidRequest(f"processor {context.name!r}: callback {callback!r} cannot be called")
         queue = self._stream_queue if kind is STREAM_TIME else self._wall_queue
-        handle = queue.schedule(due_ms, interval_ms, partial(self._fire, kind, queue, callback))
+        handle = queue.schedule(due_ms, interval_ms, partial(self._fire, context.name, kind, queue, callback))
         if kind is STREAM_TIME:
             self._stream_due_ms = min(self._stream_due_ms, due_ms)
         return handle
@@ -289,26 +300,54 @@ class TaskRunner:
         """The wall clock of the task's beginning, moved on by the monotonic clock: it never goes back."""
         return self._wall_offset_ms + self._clock.monotonic_ms()
 
-    def drop(self, context: Context, reason: str, detail: str) -> None:
-        self._settings.drops.drop(reason, f"task {self.task.id}, {context.name}", detail)
+    def drop(self, node: str, reason: str, detail: str) -> None:
+        self._guard.drop(node, reason, detail)
 
     def on_flush(self, flush: Callable[[], None]) -> None:
         self._flushes.append(flush)
 
+    def giver(self, node: str, forward: Forward) -> Forward:
+        policy = self.topology.policy_at(node)
+        if not policy.protects:
+            return forward
+        serdes = next(one.results for one in self.topology.processors if one.name == node)
+
+        def give(record: Record) -> None:
+            error = self._guard.attempt(forward, record)
+            if error is not None:
+                self._left_out.failed_at(policy, node, serdes, record, error)
+
+        return give
+
     # --- inside ---
 
+    def _own_policy(self, node: ProcessorNode | SinkNode, forward: Forward) -> Forward:
+        policy = node.policy
+        if policy is None or not policy.protects:
+            return failing(forward)
+        return partial(self._attempt_step, node, policy, forward)
+
+    def _attempt_step(
+        self, node: ProcessorNode | SinkNode, policy: ErrorPolicy, forward: Forward, record: Record
+    ) -> None:
+        error = self._guard.attempt(forward, record)
+        if error is not None:
+            self._left_out.failed_at(policy, node.name, node.given, record, error)
+
     def _build(self, positions: Mapping[TopicPartition, int]) -> None:
-        wired = wire(self.topology, self, self._settings.partitions_of)
+        wired = wire(self.topology, self, self._settings.partitions_of, self._own_policy)
         for node, processor, context in wired.processors:
             self._processors.append(processor)
             self._contexts.append(context)
             if node.timer_store is not None and node.timer_key is not None:
                 where = f"processor {node.name!r} of task {self.task.id}"
                 store = self.task.store(node.timer_store)
-                self._timers[node.name] = Timers(store, node.timer_key, partial(self._fire_timer, processor), where)
+                fire = partial(self._fire_timer, node, processor)
+                self._timers[node.name] = Timers(store, node.timer_key, fire, where)
         for source in self.topology.sources:
             at = TopicPartition(source.topic, self.task.id.partition)
-            one = Input(source, at.partition, positions[at], wired.entries[source.name], self.wall_ms)
+            policy = self.topology.policy_at(source.name)
+            one = Input(source, at.partition, positions[at], wired.entries[source.name], self.wall_ms, policy)
             self.inputs[source.topic] = one
             self._time.add(one.key)
 
@@ -354,29 +393,34 @@ class TaskRunner:
                     one.process(record)
             except Exception as error:
                 error.add_note(f"while task {task.id} processed the {one.at(raw)}")
+                self.failed_at = f"{one.topic}-{one.partition} at offset {raw.offset}"
                 raise
         one.consumed = raw.offset + 1
-        one.advance(self._left_out.failed)
+        self._advance(one)
         now_ms = self._time.now_ms
         if now_ms is not None and now_ms >= self._stream_due_ms:
             self._punctuate_stream()
 
-    def _process_protected(self, one: Input, record: Record, raw: LogRecord) -> Sequence[Signal]:
-        task, event_time = self.task, self._event_time
-        signals: Sequence[Signal] = ()
-        task.savepoint()
+    def _advance(self, one: Input) -> None:
         try:
-            if event_time is None:
-                one.process(record)
-            else:
-                signals = self._process_unless_late(one, record, raw, event_time)
-        except Exception as error:
-            task.rollback()
-            if not can_skip(error):
-                raise
+            one.advance(self._left_out.failed)
+        except Exception:
+            self.failed_at = f"{one.topic}-{one.partition} at offset {one.consumed}"
+            raise
+
+    def _process_protected(self, one: Input, record: Record, raw: LogRecord) -> Sequence[Signal]:
+        event_time = self._event_time
+        signals: list[Signal] = []
+        if event_time is None:
+            error = self._guard.attempt(one.process, record)
+        else:
+
+            def process(record: Record) -> None:
+                signals.extend(self._process_unless_late(one, record, raw, event_time))
+
+            error = self._guard.attempt(process, record)
+        if error is not None:
             self._left_out.failed(one, raw, error, "process")
-            return ()
-        task.release()
         return signals
 
     def _process_in_event_time(self, one: Input, record: Record, raw: LogRecord, event_time: EventTime) -> None:
@@ -416,25 +460,38 @@ class TaskRunner:
         now_ms = self._time.now_ms
         if now_ms is None or now_ms < self._stream_due_ms:
             return
-        self.punctuated |= self._stream_queue.may_punctuate(now_ms) > 0
+        self._stream_queue.may_punctuate(now_ms)
         due_ms = self._stream_queue.next_due_ms
         self._stream_due_ms = NEVER if due_ms is None else due_ms
 
-    def _fire(self, kind: PunctuationType, queue: PunctuationQueue, callback: Callback, now_ms: int) -> None:
+    def _fire(self, node: str, kind: PunctuationType, queue: PunctuationQueue, callback: Callback, now_ms: int) -> None:
         self.task.counters.punctuation_delay_seconds[(kind.value,)].observe(queue.late_ms / 1_000)
         with_record = self._set_aside(now_ms)
         outcome = "failed"
+        policy = self._step_policies.get(node)
         try:
-            callback(now_ms)
-            outcome = "fired"
+            # No record has caused it, so that only the step itself can say what becomes of it.
+            error = None if policy is None else self._guard.attempt(callback, now_ms)
+            if policy is None:
+                callback(now_ms)
+            elif error is not None:
+                self._left_out.callback_failed(policy, node, f"punctuation ({kind.value}) at {now_ms}", node, error)
+            outcome = "fired" if error is None else "failed"
         finally:
             self.task.counters.punctuations[kind.value, outcome] += 1
             self._take_up(with_record)
 
-    def _fire_timer(self, processor: Processor, timer: Timer) -> None:
+    def _fire_timer(self, node: ProcessorNode, processor: Processor, timer: Timer) -> None:
+        policy = self.topology.policy_at(node.name)
         with_record = self._set_aside(timer.time if timer.kind is EVENT_TIME else self.wall_ms())
         try:
-            processor.on_timer(timer)
+            if not policy.protects:
+                processor.on_timer(timer)
+                return
+            error = self._guard.attempt(processor.on_timer, timer)
+            if error is not None:  # the timer stays fired: it would fail again, and hold up those behind it
+                what = f"timer of key {timer.key!r} at {timer.time} ({timer.kind.value})"
+                self._left_out.callback_failed(policy, node.name, what, "timer", error)
         finally:
             self._take_up(with_record)
 
@@ -443,6 +500,7 @@ class TaskRunner:
             timers.fire(kind, until_ms)
 
     def _set_aside(self, now_ms: int) -> tuple[Any, ...]:
+        self._settings.progress.step(LOOP)
         hand = self.in_hand
         kept = (hand.topic, hand.partition, hand.offset, hand.headers, self.task.record_timestamp)
         hand.clear()
@@ -456,11 +514,11 @@ class TaskRunner:
     def _send_signal(self, signal: Signal) -> None:
         stamp = signal.watermark_ms if isinstance(signal, Watermark) else (self.watermark_ms() or 0)
         headers = control_headers(str(self.task.id), signal)
-        # Kafka's client would write timestamp 0 as the present time.
+        written = writable(stamp, self.task.stores.limits.least_timestamp_ms)  # the header has the watermark itself
         for sink in self.topology.sinks:
             if sink.internal is not None:
                 for partition in range(self._settings.partitions_of[sink.topic]):
-                    self.task.send(sink.topic, None, None, max(stamp, 1), partition=partition, headers=headers)
+                    self.task.send(sink.topic, None, None, written, partition=partition, headers=headers)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

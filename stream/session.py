@@ -20,12 +20,13 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from standfast.replication.fetch_pipeline import FetchPipeline
+from standfast.replication.lease_progress import WORK
 from standfast.replication.listeners import Listener, Listeners
 from standfast.replication.log import Log, LogReader
-from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.offsets import TaskId
 from standfast.replication.open_log import open_log
 from standfast.store.clock import Clock, SystemClock
-from standfast.store.errors import BadConfig, Closed, NotReady, Unavailable
+from standfast.store.errors import Closed, NotReady, Unavailable
 from standfast.store.log import logger
 from standfast.store.rocks import RocksShared
 from standfast.store.rows import RowLimits
@@ -33,9 +34,10 @@ from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
 from standfast.stream.groups import TaskGroup, all_specs, all_task_ids
 from standfast.stream.instance import Instance
+from standfast.stream.lease import LeaseKeeper
 from standfast.stream.log_care import run_care
 from standfast.stream.opener import TaskOpener
-from standfast.stream.own_loop import Host, OwnLoop
+from standfast.stream.own_loop import Given, Host, OwnLoop
 from standfast.stream.session_tasks import (
     ReadView,
     checked_tasks,
@@ -45,6 +47,7 @@ from standfast.stream.session_tasks import (
     known_partitions,
     missing_lines,
     opened_tasks,
+    planned_commit,
     records_behind,
     task_id_of,
     task_of_source,
@@ -60,6 +63,7 @@ IDLE_WAIT_S = 0.01
 RETRY_WAIT_S = 0.2
 SOURCE_READER = "source"
 SOURCE_LOOK_MS = 20
+LEASE_THREAD = "standfast-lease"
 
 
 class Session:
@@ -99,11 +103,18 @@ class Session:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._fatal: BaseException | None = None
+        self._fatal_trace: TracebackType | None = None
         self._closed = False
+        self._unreached: Mapping[TaskId, tuple[Task, Mapping[tuple[str, int], int]]] = {}
         self._threads: list[threading.Thread] = []
         self._pipeline: FetchPipeline | None = None
+        self._keeper = LeaseKeeper(self._settings.lease_ms, self._settings.max_stall_ms, self.clock, self.counters)
+        self.progress = self._keeper.progress
         self._state = state_dir if isinstance(state_dir, StateDir) else StateDir(state_dir, app)
         try:
+            leased = background and not self.read_only
+            if leased:
+                self._keep_lease(log)
             self.log = self._open_log(log)
             self._group = self.log.group(app)
             self._lease_group = self.log.group(app)
@@ -112,9 +123,12 @@ class Session:
                 self._pipeline = FetchPipeline(self.log, wake=self._wake.set)
             self._instance = self._make_instance()
             self._instance.join()
+            if leased:
+                self._keeper.begin(self._instance, app, self._lease_group)
             tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
-            self.own_loop = OwnLoop(Host(app, self.clock, self._group, *tasks))
+            self.own_loop = OwnLoop(Host(app, self.log.address, self.clock, self._group, *tasks))
         except BaseException:
+            self._stop_threads()
             if self._pipeline is not None:
                 self._pipeline.close()
             self._state.close()
@@ -130,7 +144,6 @@ class Session:
         """What runs in threads of the session's own, by their names."""
         return {
             "standfast-replication": self._run,
-            "standfast-lease": self._run_lease,
             "standfast-care": lambda: run_care(self.log, self.clock, self._stop, self._log_is_mine),
         }
 
@@ -149,11 +162,13 @@ class Session:
             clock=self.clock,
             listener=self.listeners,
             guarantee=settings.guarantee,
-            limits=RowLimits(value_bytes=settings.value_max_bytes),
+            limits=RowLimits(value_bytes=settings.value_max_bytes, least_timestamp_ms=self.log.least_timestamp_ms),
             accept_empty_log=settings.accept_empty_log,
             accept_missing_history=settings.accept_missing_history,
+            accept_unreadable_rows=settings.accept_unreadable_rows,
             buffer_bytes=self._buffer_bytes,
             foreign=self.read_only,
+            progress=self.progress,
         )
         if all(group.partitions for group in self._groups.values()):
             opener.ensure_topics(follow=self._grouped and settings.discovery_interval_ms is not None)
@@ -168,6 +183,7 @@ class Session:
             counters=self.counters,
             gate_policy=settings.gate,
             lease_ms=settings.lease_ms,
+            lease=self._keeper,
             take_over=settings.take_over,
             standby_replicas=settings.standby_replicas,
             all_tasks=all_task_ids(self._groups) if shared else None,
@@ -200,13 +216,21 @@ class Session:
         Active tasks take the task from whoever had it (an older owner is fenced) and restore behind the gate;
         standbys begin once every active task is restored.
         """
+        self._assign(active, standby, None)
+
+    def _assign(
+        self,
+        active: Iterable[int | TaskId],
+        standby: Iterable[int | TaskId],
+        take_back: frozenset[TaskId] | None,
+    ) -> None:
         wanted, stand_by = self._checked(active), self._checked(standby)
         with self._usable():
             self._learn_partitions()
             if not self._partitions_given:
                 largest = max((task_id.partition for task_id in [*wanted, *stand_by]), default=-1)
                 self._groups[0] = replace(self._groups[0], partitions=max(largest + 1, self._groups[0].partitions))
-            self._instance.assign(wanted, stand_by)
+            self._instance.assign(wanted, stand_by, take_back=take_back)
         self._wake.set()
 
     def grow(self, partitions: Mapping[int, int]) -> None:
@@ -235,12 +259,17 @@ class Session:
         return self.own_loop.settings(self.log.address, given or {})
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Block until the restore gate is open; NotReady says who is missing and how far it is."""
+        """Block until the restore gate is open; NotReady says who is missing and how far it is.
+
+        Fenced if an assigned task was taken over, and nothing but the caller can bring it back.
+        """
         deadline_ms = None if timeout_s is None else self.clock.monotonic_ms() + timeout_s * 1_000
         while True:
             driven = 0 if self._threads else self.poll_once()
             with self._usable():
                 missing = self._waits()
+                if missing:
+                    self._instance.check_lost()
             if not missing:
                 return
             if deadline_ms is not None and self.clock.monotonic_ms() >= deadline_ms:
@@ -255,21 +284,24 @@ class Session:
 
     @property
     def ready(self) -> bool:
-        """Whether the restore gate is open (no assignment is ready)."""
+        """Whether the restore gate is open and every assigned active task is here (no assignment is ready)."""
         with self._usable():
             return not self._waits()
 
     def _waits(self) -> bool:
         """Whether something must still become whole before the session is ready."""
-        return bool(self._instance.gate.missing())
+        return bool(self._instance.gate.missing() or self._instance.absent())
 
-    def task(self, partition: int | TaskId) -> Task:
-        """The active task of a partition of group 0, or of a task id; NotReady while the gate is shut.
+    def task(self, partition: int | TaskId | Given) -> Task:
+        """The active task of a partition of group 0, of a task id, or of a message that the own consumer gave.
 
-        InvalidRequest if it is not held here.
+        NotReady while the gate is shut, Fenced if another instance took it over, InvalidRequest if it was never
+        assigned here. Under a consumer of one's own Unavailable for a task that is opened again by itself: what the
+        consumer gave of it before that comes again. A message that is an error is raised, by what is to be done.
         """
         with self._usable():
-            task = self._held(task_id_of(partition))
+            task = self._held(self.own_loop.partition_of(partition))
+            self.own_loop.check_read(task, reopens=self._instance.follower is not None)
             if task.error is not None or task.role == "standby":
                 task.store("")  # raises what the task's state calls for
             if not self._instance.gate.is_open(task.id) and not self.own_loop.is_read(task):
@@ -318,27 +350,68 @@ class Session:
             return ReadView(view, task.role, lag)
 
     def reopen(self, partition: int | TaskId) -> None:
-        """Open a failed task (of group 0, or by its id) again: it restores the tail of the log and runs."""
+        """Open a task (of group 0, or by its id) again that failed or was taken over: it restores the tail of the log
+        and runs. What was not committed is gone: go on from its `source_offsets()`.
+
+        Taken over means taken back, except with placement `shared`: Held names the owner then.
+        """
         with self._usable():
-            self._instance.reopen(self._held(task_id_of(partition)).id)
+            task_id = task_id_of(partition)
+            if self._instance.ownership.why_lost(task_id) is None:
+                self._held(task_id)
+            self._instance.reopen(task_id)
         self._wake.set()
 
     def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
         """Commit every active task of group 0, and those of other groups that are given offsets, each with its own.
 
-        Stops at the first that fails. Offsets of partitions that are not held here are left out. Under a consumer of
-        one's own, partitions that are restored by now are read from here on: call it after every poll.
+        Stops at the first that fails; the offsets of those behind it go with the next commit, as their rows do.
+        Raises Fenced, after the other tasks are committed, if another instance took a task over and no revocation
+        said so: from then on, also with nothing to commit, until `assign`, `on_assign`, `on_revoke` or `reopen` names
+        its partition. Raises InvalidRequest for offsets of a task that is not assigned here, NotReady for one that
+        restores, before anything is committed. Offsets of a partition that was revoked (`on_revoke`, `on_lost`) are
+        left out: its new owner processes those records.
+        Under a consumer of one's own, partitions that are restored by now are read from here on: call it after
+        every poll. Offsets of one that restores are left out then, because its records are given again.
         """
         tasks = self.all_tasks()
         self.commit_tasks(tasks, self.own_loop.before_commit(source_offsets))
 
     def commit_tasks(self, tasks: Mapping[TaskId, Task], source_offsets: Mapping[tuple[str, int], int]) -> None:
         """What `commit` does without a look at the consumer, which another thread may be using."""
-        for task_id, task in sorted(tasks.items()):
-            own = {at: offset for at, offset in source_offsets.items() if self._task_of(TopicPartition(*at)) == task_id}
-            due = own or (task_id.group == 0 and task.state is TaskState.RUNNING)
-            if due and task.state in (TaskState.RUNNING, TaskState.FAILED):
+        with self._usable():
+            plan = planned_commit(
+                source_offsets,
+                tasks,
+                self._groups,
+                self._instance,
+                read=self.own_loop.is_read,
+                replayed=self.own_loop.in_use,
+            )
+        if plan.left_out:
+            logger.info("not committed, as the records are processed again from the last commit: %s", plan.left_out)
+        self._commit_each({task_id: (tasks[task_id], own) for task_id, own in plan.due.items()})
+        if plan.fenced is not None:
+            raise plan.fenced
+
+    def _commit_each(self, due: Mapping[TaskId, tuple[Task, Mapping[tuple[str, int], int]]]) -> None:
+        """Commit tasks one after the other. What one that fails leaves behind it must not be lost: rows without their
+        offsets would be committed alone, and the records processed twice after a crash."""
+        left = {task_id: (task, {**self._uncommitted(task), **own}) for task_id, (task, own) in due.items()}
+        self._unreached = {}
+        for task_id in list(left):
+            task, own = left.pop(task_id)
+            try:
                 task.commit(own)
+            except BaseException as error:
+                self._unreached = left
+                logger.warning("task %s was not committed: %s", task_id, error)
+                raise
+
+    def _uncommitted(self, task: Task) -> Mapping[tuple[str, int], int]:
+        """Offsets that a commit did not come to; those of an earlier opening went with its rows."""
+        opening, own = self._unreached.get(task.id, (None, {}))
+        return own if opening is task else {}
 
     def poll_once(self) -> int:
         """One round of background work, for callers that run without the background thread."""
@@ -372,17 +445,24 @@ class Session:
             if self._closed:
                 return
             self._closed = True
-        self._stop.set()
-        self._wake.set()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        self._stop_threads()
         with self._lock, ExitStack() as last:
             last.callback(self._state.close)
             last.callback(self._close_log)
             last.callback(self._instance.close)
             if self._pipeline is not None:
                 last.callback(self._pipeline.close)
+
+    def _stop_threads(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        # The lease last: a round that still runs would join again once it had run out.
+        lease = [thread for thread in self._threads if thread.name == LEASE_THREAD]
+        for thread in (*(one for one in self._threads if one not in lease), *lease):
+            if thread in lease:
+                self._keeper.stop()
+            if thread is not threading.current_thread():
+                thread.join()
 
     def _close_log(self) -> None:
         if self._pipeline is not None and self._pipeline.running:
@@ -405,10 +485,13 @@ class Session:
         if self._closed:
             raise Closed(f"session of application {self.app!r} is closed")
         if self._fatal is not None:
-            if isinstance(self._fatal, BadConfig):
-                raise self._fatal
-            raise Unavailable(f"background work of {self.app!r} stopped: {self._fatal}") from self._fatal
+            # With the traceback of that moment: raised again and again, it would grow by each of these calls.
+            raise self._stopped(self._fatal).with_traceback(self._fatal_trace)
         return self._lock
+
+    def _stopped(self, fatal: BaseException) -> BaseException:
+        """What calls raise once background work stopped: the error itself, since trying again would change nothing."""
+        return fatal
 
     def _start(self, name: str, run: Callable[[], None]) -> None:
         def guarded() -> None:
@@ -416,6 +499,7 @@ class Session:
                 run()
             except BaseException as error:  # noqa: BLE001 - raised again at the next call
                 logger.exception("%s stopped", name)
+                self._fatal_trace = error.__traceback__
                 self._fatal = error
 
         thread = threading.Thread(target=guarded, name=name, daemon=True)
@@ -426,6 +510,7 @@ class Session:
         while not self._stop.is_set():
             wait_s = IDLE_WAIT_S
             try:
+                self.progress.step(WORK)
                 with self._lock:
                     if self._instance.poll_once():
                         wait_s = 0.0
@@ -437,14 +522,12 @@ class Session:
                 self._wake.wait(wait_s)
                 self._wake.clear()
 
-    def _run_lease(self) -> None:
-        # A thread of its own, so that a long batch of the other one never costs the membership.
-        interval_s = self._settings.lease_ms / 1_000 / 5
-        while not self._stop.wait(interval_s):
-            try:
-                self._instance.heartbeat(self._lease_group)
-            except Unavailable as error:
-                logger.warning("heartbeat failed, trying again: %s", error)
+    def _keep_lease(self, address: str) -> None:
+        """Start what renews the lease: it connects while the session opens."""
+        if self._settings.take_over:  # else no other member takes anything over when the lease runs out
+            self._keeper.use_process(address)
+            self.progress = self._keeper.progress
+        self._start(LEASE_THREAD, self._keeper.run)
 
     def _cares_for(self, leader: str) -> bool:
         """Whether the log is in this session's care while that member leads: one is enough."""

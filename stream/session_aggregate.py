@@ -4,6 +4,11 @@
     record joins one or two          they are removed, merged, and the record added; downstream sees each go before the
                                      new one comes, also where the bounds did not change (cached: only what is different
                                      at the flush)
+    on close                         a session that was given is not joined any more: it stays in the store as given
+
+So each record is in one final result, however long the store keeps its sessions. Kafka Streams joins such a session as
+long as it is kept and gives it again, with what it had and more; with the least retention, its DSL's default, it
+cannot, and the results are these.
 
 Rules of this file: what a record joins is `SessionWindows.merge`; here it is carried out. A result's timestamp is the
 end of its session. Semantics of Kafka Streams' KStreamSessionWindowAggregate.
@@ -33,6 +38,8 @@ class SessionAggregate(ClosingAggregation[SessionWindows]):
         raw_key = self.encode_key(key)
         through = self.observe(stamp, headers)
         earliest_end, latest_start = self.windows.search_bounds(stamp)
+        if self.finals is not None and earliest_end <= through:
+            earliest_end = through + 1
         rows = {Window(start, end): row for start, end, row in self.state.rows_of(raw_key, earliest_end, latest_start)}
         session, absorbed, removed = self.windows.merge(rows, stamp)
         if session.end <= through:
@@ -72,7 +79,7 @@ class SessionAggregate(ClosingAggregation[SessionWindows]):
             return
         new = None if row is None else self.decode_value(row)
         old = None if old_row is None else self.decode_value(old_row)
-        self.forward(Record(Windowed(self.decode_key(raw_key), start, end), new, timestamp, headers, old))
+        self.give(Record(Windowed(self.decode_key(raw_key), start, end), new, timestamp, headers, old))
 
     def read_final(self, end: int, rest: Any, headers: Headers) -> Record | None:
         start, raw_key = rest

@@ -5,18 +5,20 @@ Rules of this file: looks things up in the groups of a session and says what is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from standfast.replication.log import Group, LogAdmin, LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.store.errors import InternalError, InvalidRequest, StandfastError, UnknownStore
+from standfast.store.errors import Fenced, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.specs import StoreSpec
 from standfast.stream.groups import TaskGroup, all_specs, all_task_ids
-from standfast.stream.instance import Instance
+from standfast.stream.instance import GONE, Instance
+from standfast.stream.ownership import CommitPlan, lost_task, plan_commit
 from standfast.stream.source_gate import OpenTask
-from standfast.stream.task import Task
+from standfast.stream.source_offsets import checked_shape
+from standfast.stream.task import Task, TaskState
 
 
 class ReadView(NamedTuple):
@@ -66,19 +68,49 @@ def checked_tasks(tasks: Iterable[int | TaskId], groups: Mapping[int, TaskGroup]
 
 
 def held_task(task_id: TaskId, instance: Instance, *, named_by_id: bool) -> Task:
-    """A task of this instance. Raises InvalidRequest that names those it holds."""
+    """A task of this instance. Raises Fenced if it was taken over, InvalidRequest that names those it holds."""
     task = instance.tasks.get(task_id)
     if task is None:
+        why = instance.ownership.why_lost(task_id)
+        if why is not None:
+            raise lost_task(task_id, why)
         what = f"task {task_id}" if named_by_id else f"partition {task_id.partition}"
         held = ", ".join(str(one) if named_by_id else str(one.partition) for one in sorted(instance.tasks)) or "none"
         raise InvalidRequest(f"{what} is not assigned to this instance (it holds: {held})")
     return task
 
 
+def planned_commit(
+    offsets: Mapping[tuple[str, int], int],
+    tasks: Mapping[TaskId, Task],
+    groups: Mapping[int, TaskGroup],
+    instance: Instance,
+    *,
+    read: Callable[[Task], bool],
+    replayed: bool,
+) -> CommitPlan:
+    """What one commit of a session does; see `plan_commit`. `read`: a consumer gives the records of this opening."""
+    given: dict[TaskId, dict[tuple[str, int], int]] = {}
+    for at, offset in checked_shape(offsets).items():
+        given.setdefault(task_of_source(at, groups), {})[at] = offset
+    for task_id, task in tasks.items():
+        if isinstance(task.error, Fenced):  # the instance sees it at its next look
+            instance.ownership.lose(task_id, str(task.error))
+    due = [
+        task_id
+        for task_id, task in tasks.items()
+        if (task.state is TaskState.RUNNING and task_id.group == 0)
+        or (task.state in (TaskState.RUNNING, *GONE) and task_id in given)
+    ]
+    waiting = {task_id: task.state.value for task_id, task in tasks.items() if task_id not in due}
+    again = [task_id for task_id in due if read(tasks[task_id])]
+    return plan_commit(given, due, waiting, instance.ownership, again=again, replayed=replayed)
+
+
 def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:
     """Who keeps the restore gate shut, and how far it is."""
     progress = {at.task: (one, at) for one, at in instance.restorer.progress(now_ms) if not at.done}
-    lines = []
+    lines = [f"task {task_id}: {why}" for task_id, why in sorted(instance.absent().items())]
     for task_id in instance.gate.missing():
         task = instance.tasks.get(task_id)
         far = progress.get(task_id)

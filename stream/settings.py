@@ -26,8 +26,10 @@ MEMORY_MIN_BYTES = 1 << 20
 MEMORY_DEFAULT_BYTES = 256 << 20
 CACHE_DEFAULT_BYTES = 10 << 20
 CACHE_MIN_BYTES = 64 << 10
-LEASE_DEFAULT_MS = 3_000
+# Half of the time from a kill to the first record of the standby is within a record of it; ARCHITECTURE.md has figures.
+LEASE_DEFAULT_MS = 1_500
 LEASE_MIN_MS = 100
+MAX_STALL_DEFAULT_MS = 30_000
 DISCOVERY_DEFAULT_MS = 60_000
 RESTORE_WORKERS_MAX = 4
 # Measured: 500,000 rows of 112 bytes in two workers fit; with half of it they took four files instead of two, and the
@@ -48,9 +50,11 @@ class SessionOptions(TypedDict, total=False):
     cache_max_bytes: int
     value_max_bytes: int
     lease_ms: int
+    max_stall_ms: int
     take_over: bool
     accept_empty_log: bool
     accept_missing_history: bool
+    accept_unreadable_rows: bool
     discovery_interval_ms: int | None
     restore_workers: int | None
     restore_memory_bytes: int
@@ -71,9 +75,13 @@ class SessionSettings:
     cache_max_bytes         record caches of all tasks together; 0: every put is logged
     value_max_bytes         largest value a store accepts
     lease_ms                how long a member may be silent before others take its tasks
+    max_stall_ms            how long the background work or the application's loop may make no progress before the lease
+                            is not renewed any more: longer than one record, one callback or one commit ever takes
     take_over               whether a standby takes its task when the owner is gone
     accept_empty_log        an operator's word that local rows beside an empty log may go
     accept_missing_history  an operator's word that a log without its head is enough
+    accept_unreadable_rows  an operator's word that damaged rows of a store without a changelog may go; those that can
+                            be read stay
     discovery_interval_ms   an application looks so often whether its source topics got partitions, which get tasks, and
                             their changelogs partitions, without a restart; None: never, and a changelog with fewer
                             partitions than its source is an error
@@ -93,9 +101,11 @@ class SessionSettings:
     cache_max_bytes: int = CACHE_DEFAULT_BYTES
     value_max_bytes: int = VALUE_MAX_BYTES
     lease_ms: int = LEASE_DEFAULT_MS
+    max_stall_ms: int = MAX_STALL_DEFAULT_MS
     take_over: bool = True
     accept_empty_log: bool = False
     accept_missing_history: bool = False
+    accept_unreadable_rows: bool = False
     discovery_interval_ms: int | None = DISCOVERY_DEFAULT_MS
     restore_workers: int | None = None
     restore_memory_bytes: int = RESTORE_MEMORY_DEFAULT_BYTES
@@ -146,6 +156,7 @@ class SessionSettings:
             ("cache_max_bytes", self.cache_max_bytes, 0),
             ("value_max_bytes", self.value_max_bytes, 1),
             ("lease_ms", self.lease_ms, LEASE_MIN_MS),
+            ("max_stall_ms", self.max_stall_ms, LEASE_MIN_MS),
             ("restore_workers", self.restore_workers or 0, 0),
             ("restore_memory_bytes", self.restore_memory_bytes, RESTORE_MEMORY_MIN_BYTES),
             ("bulk_restore_records", self.bulk_restore_records, 1),

@@ -2,13 +2,14 @@
 
 Rules of this file: a record goes to the partition of its key, to the one that a partitioner names, or to all of a
 broadcast. The default is librdkafka's `consistent` partitioner (CRC-32 of the serialised key); a windowed key goes
-where its plain key would go; a record without a key stays with the task's own number.
+where its plain key would go; a record without a key stays with the task's own number. One without a key is dropped and
+counted before a repartition, unless a left join behind it takes such records: as Kafka Streams drops them, uncounted.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from standfast.store.errors import InvalidRequest
@@ -19,16 +20,22 @@ from standfast.stream.processor import Forward
 from standfast.stream.record import Record
 from standfast.stream.task import Task
 
+Drop = Callable[[str, str, str], None]  # node, reason, detail
 
-def make_sink(node: SinkNode, task: Task, partitions_of: Mapping[str, int]) -> Forward:
+
+def make_sink(node: SinkNode, task: Task, partitions_of: Mapping[str, int], drop: Drop) -> Forward:
     """What a sink does with a record."""
     topic, partitions = node.topic, partitions_of[node.topic]
     own = task.id.partition % partitions
     suffix = _window_bytes(node.key)
     everywhere = tuple(range(partitions)) if node.internal == "broadcast" else ()
+    needs_key = node.internal == "repartition" and not node.null_keys
 
     def write(record: Record) -> None:
         key, value = record.key, record.value
+        if key is None and needs_key:
+            drop(node.name, "null_key", f"a record at {record.timestamp} has no key to be sent by to {topic}")
+            return
         raw_key = None if key is None else _encode(node.key, key, node, "key")
         raw_value = None if value is None else _encode(node.value, value, node, "value")
         if everywhere:

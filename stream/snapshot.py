@@ -33,6 +33,7 @@ def session_statistics(
         restores=restores_of(instance, clock.monotonic_ms()),
         counters=instance.counters.copy(),
         bulk=instance.restorer.bulk_statistics(),
+        log_lock=instance.log.lock_holder(),
     )
 
 

@@ -33,10 +33,13 @@ class OpenTask:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What the consumer must do, in this order. A partition in `seek` is also in `resume`."""
+    """What the consumer must do, in this order. A partition in `seek` is also in `resume`.
+
+    An offset of None is where the group stands: nothing was committed yet, and what was given before comes again.
+    """
 
     pause: tuple[TopicPartition, ...] = ()
-    seek: tuple[tuple[TopicPartition, int], ...] = ()
+    seek: tuple[tuple[TopicPartition, int | None], ...] = ()
     resume: tuple[TopicPartition, ...] = ()
 
     @property
@@ -89,13 +92,19 @@ class SourceGate:
                     pause.append(at)
             elif not source.read or source.opening is not task.opening:
                 resume.append(at)
-                if source.opening is not task.opening and at in task.positions:
-                    seek.append((at, task.positions[at]))
+                again = source.opening is not None and source.opening is not task.opening
+                if source.opening is not task.opening and (at in task.positions or again):
+                    seek.append((at, task.positions.get(at)))
         return Moves(tuple(pause), tuple(seek), tuple(resume))
 
     def is_read(self, opening: object) -> bool:
         """Whether some partition is, or was since its last seek, read for this opening."""
         return any(source.opening is opening for source in self._sources.values())
+
+    def goes_back(self, task: TaskId, opening: object) -> bool:
+        """Whether a partition of the task was read for an earlier opening, and is not yet for this one."""
+        openings = [source.opening for source in self._sources.values() if source.task == task]
+        return any(one is not None and one is not opening for one in openings)
 
     def given_for(self, partition: TopicPartition, opening: object) -> bool:
         """Whether what the consumer gave of a partition was given for this opening of its task."""

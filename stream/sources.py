@@ -14,11 +14,11 @@ from typing import Any, Literal, TypedDict, get_args
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_topic
 from standfast.store.serde import Serde
+from standfast.stream.policy import OnError, on_error_problems
 from standfast.stream.record import Record
 from standfast.stream.watermarks import WatermarkAssigner
 
 InvalidTimestamp = Literal["fail", "skip", "partition_time"]
-OnError = Literal["fail", "skip", "dead_letter"]
 
 
 class TimestampSource(Enum):
@@ -33,13 +33,18 @@ Timestamps = Callable[[Record], int] | TimestampSource
 Assigners = WatermarkAssigner | Callable[[], WatermarkAssigner]
 
 
-class SourceOptions(TypedDict, total=False):
-    """The keyword arguments of a source that have defaults; see SourceSettings."""
+class TableOptions(TypedDict, total=False):
+    """The keyword arguments of a source that a table has too; see SourceSettings."""
 
     timestamp: Timestamps | None
     invalid_timestamp: InvalidTimestamp
     on_error: OnError
     dead_letter: str | None
+
+
+class SourceOptions(TableOptions, total=False):
+    """The keyword arguments of a source that have defaults; see SourceSettings."""
+
     watermarks: Assigners | None
     late: str | None
     idle_after_ms: int | None
@@ -57,7 +62,8 @@ class SourceSettings:
     late               topic for records at or before the watermark; without it they are dropped and counted
     idle_after_ms      a partition without records for longer holds back neither stream time nor watermark
 
-    A record that fails in a processor leaves no trace in stores and outputs if it is skipped or set aside.
+    A record that fails in a processor leaves no trace in stores and outputs if it is skipped or set aside. `on_error`
+    covers everything that the source's records cause, as `standfast.stream.policy` says.
     """
 
     key: Serde[Any]
@@ -76,14 +82,19 @@ class SourceSettings:
         for part in ("key", "value"):
             if not isinstance(getattr(self, part), Serde):
                 problems.append(f"{part} must be a serde such as standfast.serde.string, not {getattr(self, part)!r}")
-        for name, allowed in (("invalid_timestamp", InvalidTimestamp), ("on_error", OnError)):
-            if getattr(self, name) not in get_args(allowed):
-                problems.append(f"{name} must be one of {', '.join(get_args(allowed))}, not {getattr(self, name)!r}")
+        if self.invalid_timestamp not in get_args(InvalidTimestamp):
+            problems.append(
+                f"invalid_timestamp must be one of {', '.join(get_args(InvalidTimestamp))}, "
+                f"not {self.invalid_timestamp!r}"
+            )
         if self.timestamp is not None and not callable(self.timestamp) and self.timestamp is not ARRIVAL_TIME:
             problems.append(f"timestamp must be a function of the record or ARRIVAL_TIME, not {self.timestamp!r}")
-        problems += _topic_problems(dead_letter=self.dead_letter, late=self.late)
-        if (self.on_error == "dead_letter") != (self.dead_letter is not None):
-            problems.append('on_error="dead_letter" and dead_letter="<topic>" belong together: give both or neither')
+        problems += on_error_problems(self.on_error, self.dead_letter)
+        if self.late is not None:
+            try:
+                check_topic(self.late)
+            except InvalidRequest as error:
+                problems.append(f"late: {error}")
         if self.late is not None and self.watermarks is None:
             problems.append("late needs watermarks: without them no record is late")
         idle = self.idle_after_ms
@@ -103,15 +114,3 @@ class SourceSettings:
         if not (hasattr(made, "on_record") and hasattr(made, "on_periodic")):
             raise BadConfig([f"watermarks made {made!r}: an assigner needs on_record and on_periodic"])
         return made
-
-
-def _topic_problems(**topics: str | None) -> list[str]:
-    problems = []
-    for name, topic in topics.items():
-        if topic is None:
-            continue
-        try:
-            check_topic(topic)
-        except InvalidRequest as error:
-            problems.append(f"{name}: {error}")
-    return problems

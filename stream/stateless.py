@@ -49,14 +49,23 @@ class Map(Step):
 
 
 class MapValues(Step):
-    """`function(value)` gives the new value; of an update of a table the old one is mapped as well."""
+    """`function(value)` gives the new value."""
 
     def process(self, record: Record) -> None:
-        function, old = self.function, record.old_value
-        value = None if record.value is None and old is not None else function(record.value)
-        self.forward(
-            Record(record.key, value, record.timestamp, record.headers, None if old is None else function(old))
-        )
+        self.forward(Record(record.key, self.function(record.value), record.timestamp, record.headers))
+
+
+class MapTableValues(Step):
+    """`function(value)` gives the new value of an update of a table, and its old one; a delete stays a delete.
+
+    Semantics of Kafka Streams' KTableMapValues: the function is never given None.
+    """
+
+    def process(self, record: Record) -> None:
+        function, value, old = self.function, record.value, record.old_value
+        value = None if value is None else function(value)
+        old = None if old is None else function(old)
+        self.forward(Record(record.key, value, record.timestamp, record.headers, old))
 
 
 class FlatMap(Step):
@@ -99,7 +108,11 @@ class PassOn(Processor):
 
 
 class ToTable(Processor):
-    """Keeps the latest value of each key and passes on the change. A record without a key is skipped and counted."""
+    """Keeps the latest value of each key and passes on the change. A record without a key is skipped and counted.
+
+    The row stays if the change fails further on and is left out: the topic, which may be the store's changelog, has it
+    too. Semantics of Kafka Streams' KTableSource: a delete of a key that is not there goes on without a cache only.
+    """
 
     def __init__(self, store: str) -> None:
         self.store_name = store
@@ -113,8 +126,10 @@ class ToTable(Processor):
             self.context.drop("null_key", f"table {self.store_name!r}: a record without a key changes nothing")
             return
         old = self.store.get(record.key)
+        if record.value is None and old is None and self.store.rows.caching:
+            return
         self.store.put(record.key, record.value, record.timestamp)
-        self.context.downstream(record._replace(old_value=old))
+        self.context.give(record._replace(old_value=old))
 
 
 class TableJoin(Processor):

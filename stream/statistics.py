@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from standfast.replication.log import LockHolder
 from standfast.restore.bulk import BulkStatistics
 from standfast.store.errors import Fenced, StateLost, Unavailable
 from standfast.store.histogram import READ_BUCKETS_S, Histogram, Histograms
@@ -19,6 +20,7 @@ ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 DELAY_BUCKETS_S = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
 RESTORE_BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 
+LEASE_LATE, LEASE_STALLED = "late", "stalled"  # why a lease ran out: see SessionCounters.leases_lost
 LOG_ERRORS = ("unavailable", "fenced", "lost", "refused")
 
 
@@ -50,6 +52,8 @@ class SessionCounters:
     restored_records: Counter[tuple[str, int, str]] = field(default_factory=Counter)  # store, partition, reason
     restored_bytes: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     fenced: int = 0
+    leases_lost: Counter[str] = field(default_factory=Counter)  # reason
+    lease_gap_ms: int = 0  # longest time between two renewals
     standby_records: Counter[tuple[str, int]] = field(default_factory=Counter)  # store, partition
     processed_records: Counter[str] = field(default_factory=Counter)  # task
     dropped: Counter[str] = field(default_factory=Counter)  # reason
@@ -156,3 +160,4 @@ class SessionStatistics:
     restores: tuple[RestoreStatistics, ...]
     counters: SessionCounters
     bulk: BulkStatistics
+    log_lock: LockHolder | None = None  # a process that keeps everybody from writing to the log

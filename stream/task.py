@@ -18,7 +18,7 @@ the local state, never behind. A commit that fails leaves the task FAILED until 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeAlias
@@ -43,10 +43,17 @@ from standfast.store.cut import parse_source_key, source_key
 from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, NotReady, StandfastError, StateLost
 from standfast.store.failpoint import reach
 from standfast.store.histogram import SECONDS_PER_NS
+from standfast.store.log import logger
 from standfast.store.names import check_topic
 from standfast.store.task_stores import TaskStores
+from standfast.store.timestamps import TIMESTAMP_MAX_MS
+from standfast.store.tracebacks import let_go
+from standfast.store.typed import TIME_MAX_MS
+from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, headers_bytes
 from standfast.stream.settings import Guarantee
+from standfast.stream.source_offsets import checked_source_offsets
 from standfast.stream.statistics import SessionCounters, log_error
+from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
 
 Outputs = Mapping[TopicPartition, Sequence[Outgoing]]
 
@@ -98,6 +105,7 @@ class Task:
         self.state = TaskState.CREATED
         self.role = "active"  # or "standby"
         self.error: BaseException | None = None
+        self.dropped = ""  # why the caller's uncommitted changes are gone, until it asks where to go on
         self.writer: LogWriter | None = None
         self.record_timestamp: int | None = None
         self.stream_times: dict[str, int] = {}
@@ -115,7 +123,7 @@ class Task:
         self._outputs: dict[TopicPartition, list[Outgoing]] = {}
         self._output_bytes = 0
         self._outputs_since_ms = -1
-        self._mark: tuple[dict[TopicPartition, int], Times, int, bool] = ({}, ({}, {}), 0, False)
+        self._marks: list[tuple[dict[TopicPartition, int], Times, int, bool]] = []  # of each open savepoint
 
     def count_in(self, counters: SessionCounters) -> None:
         """Add to the session's numbers from here on."""
@@ -148,8 +156,14 @@ class Task:
         return self.stores.store(name)
 
     def source_offsets(self) -> dict[TopicPartition, int]:
-        """Where the application must read on: next offset per source partition; absent where nothing was committed."""
+        """Where the application must read on: next offset per source partition; absent where nothing was committed.
+
+        After a loss of uncommitted changes (see `commit`) it discards later writes too: their records come again.
+        """
         self._check_running()
+        if self.dropped:
+            self.discard()
+            self.dropped = ""
         return dict(self._sources)
 
     def send(
@@ -166,17 +180,30 @@ class Task:
         """Add a record to an output topic; it is written with the next commit, in the same transaction if there is one.
 
         Without `partition` the key's CRC-32 over `partitions` chooses it (librdkafka's `consistent` partitioner).
-        InvalidRequest for a key, a value or headers over the session's value_max_bytes; nothing changes then.
+        InvalidRequest for what no log takes (types, timestamp, partition) and for a key, a value or headers over the
+        session's value_max_bytes; nothing changes then.
         """
         self._check_running()
         check_topic(topic)
+        stamp = self.now_ms() if timestamp is None else timestamp
+        least_ms = self.stores.limits.least_timestamp_ms
+        if (
+            headers
+            or type(stamp) is not int
+            or not least_ms <= stamp <= TIMESTAMP_MAX_MS
+            or type(key) not in BYTES_TYPES
+            or type(value) not in BYTES_TYPES
+            or (partition is not None and (type(partition) is not int or not 0 <= partition <= PARTITION_MAX))
+        ):
+            check_output(topic, key, value, stamp, 0 if partition is None else partition, headers, least_ms)
         if partition is None:
+            if not isinstance(partitions, int) or not 0 < partitions <= PARTITION_MAX:
+                raise InvalidRequest(f"topic {topic!r} cannot have {partitions!r:.100} partitions: give 1 or more")
             partition = zlib.crc32(key) % partitions if key else 0
         size = len(key or b"") + len(value or b"")
         if headers or size > self.stores.limits.value_bytes:
             size = self._checked_size(topic, key, value, headers)
         self.stores.buffer.check_room(size)
-        stamp = self.now_ms() if timestamp is None else timestamp
         self._outputs.setdefault(TopicPartition(topic, partition), []).append(
             Outgoing(key, value, stamp, tuple(headers))
         )
@@ -188,6 +215,11 @@ class Task:
     def observe(self, topic: str, partition: int, timestamp_ms: int) -> None:
         """Note the timestamp of a record read; a partition's stream time never goes back."""
         key = source_key(topic, partition)
+        if not isinstance(timestamp_ms, int) or timestamp_ms > TIME_MAX_MS:
+            raise InvalidRequest(
+                f"task {self.id}: timestamp {timestamp_ms!r:.100} of {topic}-{partition} is none: give whole "
+                "milliseconds since the epoch, up to 2**63-1"
+            )
         if timestamp_ms > self.stream_times.get(key, -1):
             self.stream_times[key] = timestamp_ms
 
@@ -196,14 +228,18 @@ class Task:
     ) -> None:
         """Make everything since the last commit durable, in the log and locally, as one cut.
 
-        `source_offsets` maps (topic, partition) to the next offset to process. When this returns, the state survives
+        `source_offsets` maps (topic, partition) to the next offset to process; InvalidRequest for one that is not this
+        task's or goes back: nothing is written then, and the task goes on. When this returns, the state survives
         the kill of any process; when it raises, the task takes no more writes until it is opened again. Stream times
         and progress that moved without a new offset are committed with the known offsets, so that the log has them.
         `member` is the consumer that read the records: if it is that no more, the commit is Fenced. At least once its
         changes are in the log by then, and the offsets are not.
+        StateLost, with nothing written, if the task was opened again by itself and lost uncommitted changes: until
+        `source_offsets` is asked, which says where to go on.
         """
         self._check_running()
-        offsets = self._checked_offsets(source_offsets or {})
+        self._refuse_dropped()
+        offsets = self.checked_offsets(source_offsets or {})
         moved = self.times_moved
         if moved and not offsets:
             offsets = dict(self._sources)
@@ -211,31 +247,61 @@ class Task:
         metadata = CommitMetadata(
             epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
         ).to_text()
-        changes = self.stores.buffer.take_changes()
-        batches: dict[TopicPartition, Sequence[Outgoing]] = dict(self._outputs)
-        for name, store_changes in changes.items():
-            batches[self.applier.changelogs[name]] = store_changes  # type: ignore[assignment]
-        if not batches and not offsets and not moved and not self.stores.buffer.rows:
-            self.commit_requested = False
-            return
-        commit = GroupCommit(self.app, {at: Committed(offset, metadata) for at, offset in offsets.items()}, member)
         started_ms = self._clock.monotonic_ms()
-        try:
-            acknowledged = self._make_durable(batches, commit)
-        except BaseException as error:
-            self.counters.commits["failed"] += 1
-            self.fail(error)
-            raise
-        self.counters.commits["committed"] += 1
+        written, acknowledged = self._committed(offsets, metadata, member, moved)
+        if acknowledged is None:
+            return
         self.counters.commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1_000)
-        self._sources.update(offsets)
-        written, self._outputs, self._output_bytes = self._outputs, {}, 0
-        self._keep_times()
-        self.commit_requested = False
-        self._count(changes)
         self._listener.on_commit(self.id, offsets)
         if written and self.on_outputs is not None:
             self.on_outputs(written, acknowledged)
+
+    def _committed(
+        self, offsets: dict[TopicPartition, int], metadata: str, member: ConsumerMember | None, moved: bool
+    ) -> tuple[Outputs, Mapping[TopicPartition, int] | None]:
+        """Commit, and take up what is committed; None if there was nothing to commit.
+
+        From the first look at the changes to the last word about them an exception fails the task, also one that a
+        signal handler raises anywhere between: a task that is half committed must not go on.
+        """
+        try:
+            changes = self.stores.buffer.take_changes()
+            batches: dict[TopicPartition, Sequence[Outgoing]] = dict(self._outputs)
+            for name, store_changes in changes.items():
+                batches[self.applier.changelogs[name]] = store_changes  # type: ignore[assignment]
+            if not batches and not offsets and not moved and not self.stores.buffer.rows:
+                self.commit_requested = False
+                return {}, None
+            commit = GroupCommit(self.app, {at: Committed(offset, metadata) for at, offset in offsets.items()}, member)
+            acknowledged = self._make_durable(batches, commit)
+            self.counters.commits["committed"] += 1
+            self._sources.update(offsets)
+            written, self._outputs, self._output_bytes = self._outputs, {}, 0
+            self._keep_times()
+            self.commit_requested = False
+            self._count(changes)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        return written, acknowledged
+
+    def _failed(self, error: BaseException) -> None:
+        """A write that may be half done: the task cannot go on."""
+        self.counters.commits["failed"] += 1
+        self.fail(error)
+        let_go(error)  # whoever keeps it must not keep locks with it
+        if isinstance(error, StandfastError):
+            self._raise_fenced(error)  # it was closed in the middle, because another instance took it over
+
+    def checked_offsets(self, source_offsets: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
+        """Source offsets that `commit` would take. Raises InvalidRequest; changes nothing."""
+        return checked_source_offsets(source_offsets, self.id, self._topics, self._sources)
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether rows, changes, outputs or a stream time wait for a commit."""
+        buffer = self.stores.buffer
+        return bool(buffer.rows or buffer.changes or self._outputs or self.times_moved)
 
     @property
     def times_moved(self) -> bool:
@@ -248,21 +314,22 @@ class Task:
         return self._outputs
 
     def savepoint(self) -> None:
-        """Mark the present point: `rollback` comes back to it, `release` forgets it. One at a time."""
+        """Mark the present point: `rollback` comes back to the last one, `release` forgets it. They nest."""
         self.stores.savepoint()
         lengths = {at: len(batch) for at, batch in self._outputs.items()}
-        self._mark = (lengths, self._times(), self._output_bytes, self.commit_requested)
+        self._marks.append((lengths, self._times(), self._output_bytes, self.commit_requested))
 
     def rollback(self) -> None:
         """Undo every write, output, stream time and progress since the savepoint."""
         self.stores.rollback()
-        lengths, times, self._output_bytes, self.commit_requested = self._mark
+        lengths, times, self._output_bytes, self.commit_requested = self._marks.pop()
         self._outputs = {at: batch[: lengths[at]] for at, batch in self._outputs.items() if at in lengths}
         self._put_back(times)
 
     def release(self) -> None:
         """Keep what was done since the savepoint."""
         self.stores.release()
+        self._marks.pop()
 
     def write_outputs(self, *, batch_bytes: int, linger_ms: int) -> None:
         """At least once: write output records before the commit, once they are many or old enough.
@@ -273,20 +340,24 @@ class Task:
             return
         if self._output_bytes < batch_bytes and self._clock.monotonic_ms() - self._outputs_since_ms < linger_ms:
             return
-        written, self._outputs = self._outputs, {}
         try:
+            written, self._outputs = self._outputs, {}
             acknowledged = self.writer.append(written)
+            self.stores.buffer.size_bytes -= self._output_bytes
+            self._output_bytes = 0
         except BaseException as error:
             self.fail(error)
+            let_go(error)
+            if isinstance(error, StandfastError):
+                self._raise_fenced(error)
             raise
-        self.stores.buffer.size_bytes -= self._output_bytes
-        self._output_bytes = 0
         if self.on_outputs is not None:
             self.on_outputs(written, acknowledged)
 
     def discard(self) -> None:
         """Forget everything since the last commit: rows, outputs, stream times and progress."""
         self.stores.discard()
+        self._marks.clear()
         self._outputs, self._output_bytes = {}, 0
         self._put_back(self._committed_times)
 
@@ -299,8 +370,15 @@ class Task:
             now.update(before)
 
     def fail(self, error: BaseException) -> None:
-        """The task cannot go on; it takes no reads or writes until it is opened again."""
+        """The task cannot go on; it takes no reads or writes until it is opened again.
+
+        One that was taken over stays so, whatever else fails on it after that.
+        """
+        if isinstance(self.error, Fenced):
+            return
         self.error = error
+        if isinstance(error, Fenced):
+            self.stores.fence(str(error))
         if self.state not in (TaskState.FAILED, TaskState.CLOSED):
             self.move(TaskState.FAILED)
 
@@ -324,12 +402,23 @@ class Task:
             for at, offset in ((TopicPartition(*parse_source_key(key)), value) for key, value in cut.sources.items())
             if self._owns(at.topic)
         }
+        tags = {TopicPartition(*parse_source_key(key)): tag for key, tag in cut.source_tags.items()}
+        for at in self.applier.diverged(local, tags):
+            logger.warning(
+                "task %s: %s was put back to what it was and written on: offset %d, up to which it was read here, "
+                "counts no more, and reading goes on from the offset that the group committed",
+                self.id,
+                at,
+                local.pop(at),
+            )
         self._sources = {at: found.offset for at, found in committed.items()}
         for at, offset in local.items():
             if local_counts and (at not in committed or self.guarantee == "at_least_once"):
                 self._sources[at] = max(offset, self._sources.get(at, 0))
         self.stream_times = dict(cut.stream_times)
         self.progress = dict(cut.progress)
+        if cut.sources and not local:
+            self._leave_clock(cut.sources)
         for found in committed.values():
             metadata = CommitMetadata.from_text(found.metadata)
             if metadata is not None:
@@ -350,6 +439,18 @@ class Task:
     def _owns(self, topic: str) -> bool:
         return self._topics is None or topic in self._topics
 
+    def _leave_clock(self, sources: Iterable[str]) -> None:
+        """The directory was left by a sub-topology that had this number: its event-time clock is not ours."""
+        before = ", ".join(sorted({parse_source_key(key)[0] for key in sources}))
+        logger.warning(
+            "task %s: this directory was left by a sub-topology that read %s, which these tasks do not read: "
+            "sub-topologies are numbered as the program adds them, so the stores of one whose number changed are "
+            "restored from their changelogs; add new sources after the others to keep the numbers",
+            self.id,
+            before,
+        )
+        self.progress.pop(PROGRESS_PREFIX + CLOCK_KEY, None)
+
     def _take_over_times(self, metadata: CommitMetadata) -> None:
         for key, stamp in metadata.stream_times.items():
             self.stream_times[key] = max(stamp, self.stream_times.get(key, -1))
@@ -364,31 +465,51 @@ class Task:
             raise InternalError(f"task {self.id} runs without a writer")
         acknowledged = self._write_log(writer, batches, commit)
         reach("commit.logged")
-        self._check_log(batches, acknowledged)
-        sources = dict(self.stores.cut.sources)
-        sources.update({source_key(*at): committed.offset for at, committed in commit.offsets.items()})
-        cut = replace(
-            self.stores.cut,
-            positions=self.applier.advanced(
-                acknowledged,
-                {at: committed.offset for at, committed in commit.offsets.items()},
-                marked=self.guarantee == "exactly_once" and writer.marks_transactions,
-            ),
-            sources=sources,
-            stream_times=dict(self.stream_times),
-            progress=dict(self.progress),
-            epoch=writer.epoch,
-        )
-        self.stores.commit(cut)
+        try:
+            self._write_local(batches, commit, acknowledged, writer)
+        except BaseException:
+            self.stores.keep_unwritten()
+            raise
         reach("commit.local")
         if self.guarantee == "at_least_once" and commit.offsets:
             self._group.commit(commit.offsets, commit.member)
         return acknowledged
 
+    def _write_local(
+        self, batches: Batches, commit: GroupCommit, acknowledged: Mapping[TopicPartition, int], writer: LogWriter
+    ) -> None:
+        """What the log has acknowledged, in one batch."""
+        self._check_log(batches, acknowledged)
+        # Those of a sub-topology that had this number before go: by them the next one would take this for its own.
+        known = self.stores.cut.sources
+        sources = {key: offset for key, offset in known.items() if self._owns(parse_source_key(key)[0])}
+        moved = {at: committed.offset for at, committed in commit.offsets.items()}
+        sources.update({source_key(*at): offset for at, offset in moved.items()})
+        tags = self.applier.epoch_tags({**acknowledged, **moved})
+        source_tags = {key: tag for key, tag in self.stores.cut.source_tags.items() if key in sources}
+        source_tags.update({source_key(*at): tags.get(at, "") for at in moved})
+        cut = replace(
+            self.stores.cut,
+            positions=self.applier.advanced(
+                acknowledged,
+                moved,
+                tags,
+                marked=self.guarantee == "exactly_once" and writer.marks_transactions,
+            ),
+            sources=sources,
+            source_tags={key: tag for key, tag in source_tags.items() if tag},
+            stream_times=dict(self.stream_times),
+            progress=dict(self.progress),
+            epoch=writer.epoch,
+        )
+        self.stores.commit(cut)
+
     def _write_log(self, writer: LogWriter, batches: Batches, commit: GroupCommit) -> Mapping[TopicPartition, int]:
         """Hand the records to the log and wait for its acknowledgement; counts how long that took, and failures."""
         exactly_once = self.guarantee == "exactly_once"
         if not batches and not (exactly_once and commit.offsets):
+            if commit.offsets:
+                writer.append({})  # writes nothing, and is refused if a newer owner has the task
             return {}
         self.inflight = (sum(map(len, batches.values())), self.stores.buffer.size_bytes)
         started_ns = measured_ns()
@@ -412,11 +533,13 @@ class Task:
             if changelog is not None and changelog in acknowledged and changelog not in self.applier.limited:
                 first = acknowledged[changelog] - len(batches[changelog])
                 if first < stored.offset:
-                    raise StateLost(
+                    lost = StateLost(
                         f"task {self.id}: {changelog} put these records at offset {first}, though this store has what "
                         f"it held below {stored.offset}: the log lost records, and the state is read from it anew",
                         reason="diverged",
                     )
+                    lost.sources = (changelog,)
+                    raise lost
 
     def _observed(self) -> dict[str, int]:
         return {
@@ -429,29 +552,11 @@ class Task:
             counters.logged_records += len(store_changes)
             counters.logged_bytes += changes_bytes(store_changes)
 
-    def _checked_offsets(self, given: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
-        offsets = {}
-        for (topic, partition), offset in given.items():
-            check_topic(topic)
-            if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-                raise InvalidRequest(
-                    f"task {self.id}: source offset of {topic}-{partition} is {offset!r}: give the next offset to "
-                    "process, a whole number from 0"
-                )
-            if not self._owns(topic):
-                own = ", ".join(sorted(self._topics or ())) or "none"
-                raise InvalidRequest(
-                    f"task {self.id}: topic {topic!r} is no source of its group (which has: {own}): commit the offset "
-                    "with a task of the group that reads it"
-                )
-            offsets[TopicPartition(topic, partition)] = offset
-        return offsets
-
     def _checked_size(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> int:
         """Bytes of an output record, each part within the limit for values."""
         sizes = {"key": len(key or b""), "value": len(value or b"")}
         if headers:
-            sizes["headers"] = sum(len(name.encode()) + len(content or b"") for name, content in headers)
+            sizes["headers"] = headers_bytes(headers)
         limit = self.stores.limits.value_bytes
         for part, size in sizes.items():
             if size > limit:
@@ -461,12 +566,25 @@ class Task:
                 )
         return sum(sizes.values())
 
+    def _raise_fenced(self, cause: StandfastError) -> None:
+        """Raise Fenced if that is why an operation failed."""
+        if isinstance(self.error, Fenced) and self.error is not cause:
+            raise Fenced(f"task {self.id} was taken over by a newer owner: {self.error}") from cause
+
+    def _refuse_dropped(self) -> None:
+        if self.dropped:
+            raise StateLost(
+                f"task {self.id} was opened again ({self.dropped}), and changes that were not committed are gone, so "
+                "offsets of their records cannot be committed: go on from task.source_offsets()",
+                reason="uncommitted-dropped",
+            )
+
     def _check_running(self) -> None:
         if self.state is TaskState.RUNNING:
             return
+        if isinstance(self.error, Fenced):
+            raise Fenced(f"task {self.id} was taken over by a newer owner: {self.error}")
         if self.state is TaskState.FAILED:
-            if isinstance(self.error, Fenced):
-                raise Fenced(f"task {self.id} was taken over by a newer owner: {self.error}")
             kind = type(self.error).__name__ if isinstance(self.error, StandfastError) else repr(type(self.error))
             raise Closed(f"task {self.id} failed ({kind}: {self.error}): it must be opened again")
         if self.state is TaskState.CLOSED:

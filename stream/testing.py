@@ -8,8 +8,8 @@ The parts are the real ones: stores on RocksDB, changelogs and commits in an emb
 removed afterwards. Only fetching is left out: what is piped goes straight to the task, and what a task writes to an
 internal topic straight on to the next one, committed or not.
 
-Rules of this file: nothing runs but inside a call of the test. `pipe` does not commit unless a processor, a punctuation
-or a full buffer asks for it; `commit` lets go what caches hold back. Public as `standfast.testing`.
+Rules of this file: nothing runs but inside a call of the test. `pipe` does not commit unless a processor or a full
+buffer asks for it, nor does a punctuation; `commit` lets go what caches hold back. Public as `standfast.testing`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.serde import Serde
 from standfast.store.serde import bytes as raw_bytes
 from standfast.stream.assembly import Assembled, assemble
-from standfast.stream.nodes import SinkNode, SourceNode
+from standfast.stream.nodes import ProcessorNode, SinkNode, SourceNode
 from standfast.stream.record import Record
 from standfast.stream.runner import TaskRunner
 from standfast.stream.session import Session
@@ -61,6 +61,7 @@ class Driver:
         self._results: dict[str, list[Outgoing]] = defaultdict(list)
         self._routed: dict[tuple[TaskId, TopicPartition], int] = {}
         self._runners: dict[TaskId, TaskRunner] = {}
+        self._commit_asked = False
         self._assembled = self._assemble()
         self._readers = {topic: one.group for one in self._assembled.topology.groups for topic in one.topics}
         self._open()
@@ -232,8 +233,9 @@ class Driver:
         self._route()
         self._run_all()
         for _ in range(ROUNDS_MAX):
-            if not any(_wants_commit(runner) for runner in self._runners.values()):
+            if not self._commit_asked and not any(_wants_commit(runner) for runner in self._runners.values()):
                 return
+            self._commit_asked = False
             self.commit()
         raise InternalError(f"driver: {self.app.name!r} asks for a commit after every commit")
 
@@ -248,7 +250,7 @@ class Driver:
                     self._route()
                     if _wants_commit(runner):
                         runner.task.commit_requested = False
-                        runner.punctuated = True  # asked for: the commit follows once nothing is left to process
+                        self._commit_asked = True  # the commit follows once nothing is left to process
         return any_progress
 
     def _route(self) -> bool:
@@ -277,12 +279,14 @@ class Driver:
 
 
 def _wants_commit(runner: TaskRunner) -> bool:
-    return runner.punctuated or runner.task.commit_requested or runner.task.stores.buffer.full
+    return runner.task.commit_requested or runner.task.stores.buffer.full
 
 
 def _outside_topics(node: object) -> list[str]:
-    if isinstance(node, SinkNode):
-        return [node.topic] if node.internal is None else []
+    if isinstance(node, ProcessorNode | SinkNode):
+        own = [node.topic] if isinstance(node, SinkNode) and node.internal is None else []
+        letters = None if node.policy is None else node.policy.dead_letter
+        return own if letters is None else [*own, letters]
     if isinstance(node, SourceNode) and not node.internal:
         extra = (node.settings.dead_letter, node.settings.late)
         return [node.topic, *(topic for topic in extra if topic is not None)]

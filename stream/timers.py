@@ -21,6 +21,7 @@ from typing import Any
 from standfast.store.errors import InvalidRequest
 from standfast.store.keyvalue import KeyValueState
 from standfast.store.serde import Serde, encode
+from standfast.store.timestamps import writable
 from standfast.stream.timer import Timer, TimerKind
 
 NEVER = 2**63
@@ -47,14 +48,14 @@ class Timers:
 
     def set(self, key: Any, time_ms: int, kind: TimerKind) -> None:
         """Set a timer. InvalidRequest for a key that is None, a negative time, an unknown kind."""
-        self._store.put(self._row_key(key, time_ms, kind), b"")
+        self._put(self._row_key(key, time_ms, kind), b"")
         self._next[kind] = min(self._next[kind], time_ms)
 
     def cancel(self, key: Any, time_ms: int, kind: TimerKind) -> None:
         """Take one back; an absent one is fine."""
         row_key = self._row_key(key, time_ms, kind)
         if self._store.get(row_key) is not None:
-            self._store.put(row_key, None)
+            self._put(row_key, None)
 
     def fire(self, kind: TimerKind, now_ms: int) -> int:
         """Fire what is due at or before `now_ms`; how many fired. What a callback raises goes through."""
@@ -74,10 +75,15 @@ class Timers:
                 return fired
             if self._store.get(row_key) is None:  # a callback cancelled it just now
                 continue
-            self._store.put(row_key, None)
+            self._put(row_key, None)
             self._fire(Timer(self._key.deserialize(row_key[_HEAD.size :]), time_ms, kind))
             fired += 1
         return fired
+
+    def _put(self, row_key: bytes, row: bytes | None) -> None:
+        # Nothing reads the timestamp of a timer's change: it must not fail for that of the record in hand.
+        rows = self._store.rows
+        self._store.put(row_key, row, writable(rows.now_ms(), rows.limits.least_timestamp_ms))
 
     def _due(self, kind: TimerKind, now_ms: int) -> list[bytes]:
         self._next[kind] = NEVER

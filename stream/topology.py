@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from standfast.store import serde
@@ -22,18 +23,22 @@ from standfast.store.errors import BadConfig
 from standfast.store.names import check_name, check_topic
 from standfast.store.serde import Serde
 from standfast.store.specs import KeyValueStore, StoreSpec
+from standfast.stream.inherited import policies_of
 from standfast.stream.nodes import (
     InternalKind,
     InternalTopic,
     Node,
     Partitioner,
     ProcessorNode,
+    Serdes,
     SinkNode,
     SourceNode,
     SubTopology,
 )
+from standfast.stream.policy import ErrorPolicy
 from standfast.stream.processor import Processor
 from standfast.stream.sources import SourceSettings
+from standfast.stream.stateless import ToTable
 from standfast.stream.topology_text import describe, mermaid
 
 
@@ -69,6 +74,7 @@ class Topology:
         names: dict[str, None] = {}
         for group in self.groups:
             names.update((sink.topic, None) for sink in group.sinks if sink.internal is None)
+            names.update((topic, None) for _, topic in group.dead_letters)
             for source in group.sources:
                 extra = (source.settings.dead_letter, source.settings.late)
                 names.update((topic, None) for topic in extra if topic is not None)
@@ -83,6 +89,7 @@ class TopologyBuilder:
         self.specs: dict[str, StoreSpec] = {spec.name: spec for spec in specs}
         self.nodes: dict[str, Node] = {}
         self.internal: dict[str, InternalTopic] = {}
+        self.nameless: list[str] = []  # steps that must be named before the application runs, and why
 
     def add_source(self, topic: str, settings: SourceSettings, *, internal: bool = False) -> str:
         """A source; the same topic with the same settings is the same node. Returns the node's name."""
@@ -104,6 +111,11 @@ class TopologyBuilder:
         parents: Sequence[str],
         stores: Sequence[str] | None = (),
         timer_key: Serde[Any] | None = None,
+        *,
+        null_keys: bool = False,
+        policy: ErrorPolicy | None = None,
+        given: Serdes | None = None,
+        results: Serdes | None = None,
     ) -> str:
         """A processor below `parents`. Returns its name; BadConfig for a name that is taken, an unknown store."""
         check_name("node", name)
@@ -113,7 +125,7 @@ class TopologyBuilder:
             declared = ", ".join(self.specs) or "none"
             raise BadConfig([f"processor {name!r}: store {one!r} is not declared ({declared})" for one in unknown])
         named = None if stores is None else tuple(stores)
-        node = ProcessorNode(name, make, tuple(parents), named, timer_key)
+        node = ProcessorNode(name, make, tuple(parents), named, timer_key, null_keys, policy, given, results)
         if node.timer_store in self.specs:
             raise BadConfig([f"processor {name!r}: its timers need the store name {node.timer_store!r}: rename yours"])
         self.nodes[name] = node
@@ -134,11 +146,13 @@ class TopologyBuilder:
         value: Serde[Any],
         partitioner: Partitioner | None = None,
         internal: InternalKind | None = None,
+        *,
+        policy: ErrorPolicy | None = None,
     ) -> str:
         """A sink below `parents`. Returns its name."""
         check_topic(topic)
         self._check_new(name, parents)
-        self.nodes[name] = SinkNode(name, topic, tuple(parents), key, value, partitioner, internal)
+        self.nodes[name] = SinkNode(name, topic, tuple(parents), key, value, partitioner, internal, policy=policy)
         return name
 
     def add_exchange(
@@ -149,6 +163,7 @@ class TopologyBuilder:
         key: Serde[Any],
         value: Serde[Any],
         partitions: int = 0,
+        policy: ErrorPolicy | None = None,
     ) -> str:
         """A topic of the application's own between `parents` and the source whose name is returned.
 
@@ -167,12 +182,34 @@ class TopologyBuilder:
         new = [parent for parent in parents if parent not in there]
         if new:
             sink = f"{topic}-sink" if found is None else f"{topic}-sink-{len(self.nodes)}"
-            self.add_sink(sink, topic, new, key, value, internal=kind)
+            self.add_sink(sink, topic, new, key, value, internal=kind, policy=policy)
+        elif policy is not None:
+            raise BadConfig([f"{kind} {name!r} is connected already: give on_error where it is named first"])
         return source
 
     def new_name(self, kind: str) -> str:
-        """A name for a node that the user did not name; the same program gives the same names."""
+        """A name for a node that the user did not name; the same program gives the same names.
+
+        Adding a step changes it, so nothing that is kept may be called after it: see `lasting_name`.
+        """
         return f"{kind}-{len(self.nodes)}"
+
+    def lasting_name(self, name: str, what: str) -> str:
+        """A name for a node whose state is kept under it.
+
+        Where it is taken the node gets a number, which is good for one run only: `nameless` says so then.
+        """
+        taken = {*self.nodes, *(topic.removeprefix(f"{self.app}-") for topic in self.internal)}
+        free, number = name, 1
+        while not taken.isdisjoint({free, f"{free}-repartition"}):
+            number += 1
+            free = f"{name}-{number}"
+        if free != name:
+            self.nameless.append(
+                f"{what}: {name!r} is the name of another step, and what a step keeps between runs is found by its "
+                "name: give this one a name of its own, name=..., which stays"
+            )
+        return free
 
     def sub_topologies(self) -> tuple[SubTopology, ...]:
         """The groups, without numbers of partitions."""
@@ -193,11 +230,15 @@ class TopologyBuilder:
             for other in (*parents, *sharing):
                 roots[root(name)] = root(other)
         members: dict[str, list[Node]] = {}
+        keyless = self._read_without_keys()
         for name, node in self.nodes.items():
+            if isinstance(node, SinkNode) and node.topic in keyless:
+                node = replace(node, null_keys=True)
             members.setdefault(root(name), []).append(node)
         unused = tuple(spec for name, spec in self.specs.items() if name not in owner)
+        policies = policies_of(self.nodes)
         return tuple(
-            self._group(number, nodes, connected, unused if number == 0 else ())
+            self._group(number, nodes, connected, unused if number == 0 else (), policies)
             for number, nodes in enumerate(members.values())
         )
 
@@ -207,6 +248,7 @@ class TopologyBuilder:
         `kept`: numbers of partitions of its own topics that are to stay as they are, where none is declared.
         """
         groups = list(self.sub_topologies())
+        self._check_tables()
         known = {topic: count for topic, count in partitions_of.items() if topic not in self.internal}
         sized = {
             topic: replace(one, partitions=one.partitions or (kept or {}).get(topic, 0))
@@ -218,6 +260,37 @@ class TopologyBuilder:
         internal = tuple(replace(one, partitions=known[one.name]) for one in self.internal.values())
         return Topology(self.app, tuple(groups), internal)
 
+    def _check_tables(self) -> None:
+        """BadConfig where a row could be taken back, or never put, that a restore from the source topic would put."""
+        held = {spec.source_topic: spec.name for spec in self.specs.values() if isinstance(spec, KeyValueStore)}
+        problems = []
+        for node in self.nodes.values():
+            if not isinstance(node, SourceNode) or node.settings.on_error == "fail" or node.topic not in held:
+                continue
+            readers = [
+                one for one in self.nodes.values() if not isinstance(one, SourceNode) and node.name in one.parents
+            ]
+            if len(readers) > 1 or not all(_keeps_a_table(one) for one in readers):
+                names = ", ".join(repr(one.name) for one in readers)
+                problems.append(
+                    f"source {node.topic!r} has on_error={node.settings.on_error!r}, is read by {names} and is the "
+                    f"changelog of store {held[node.topic]!r}: what is left out would be in the store after a restore; "
+                    "read it by app.table(...) alone and go on from its .to_stream(), or leave on_error out"
+                )
+        if problems:
+            raise BadConfig(problems)
+
+    def _read_without_keys(self) -> frozenset[str]:
+        """Topics of its own behind which a processor takes records without a key."""
+        behind: dict[str, set[str]] = {}  # node -> topics whose records reach it within its sub-topology
+        for node in _in_order(list(self.nodes.values())):
+            if isinstance(node, SourceNode):
+                behind[node.name] = {node.topic} if node.internal else set()
+            else:
+                behind[node.name] = set().union(*(behind[parent] for parent in node.parents))
+        takers = (node.name for node in self.nodes.values() if isinstance(node, ProcessorNode) and node.null_keys)
+        return frozenset(topic for name in takers for topic in behind[name])
+
     def _connected(self) -> dict[str, tuple[str, ...]]:
         processors = [node for node in self.nodes.values() if isinstance(node, ProcessorNode)]
         named = {store for node in processors for store in node.stores or ()}
@@ -228,12 +301,18 @@ class TopologyBuilder:
         }
 
     def _group(
-        self, number: int, nodes: list[Node], connected: Mapping[str, tuple[str, ...]], unused: tuple[StoreSpec, ...]
+        self,
+        number: int,
+        nodes: list[Node],
+        connected: Mapping[str, tuple[str, ...]],
+        unused: tuple[StoreSpec, ...],
+        policies: Mapping[str, ErrorPolicy],
     ) -> SubTopology:
         own = {node.name: connected[node.name] for node in nodes if isinstance(node, ProcessorNode)}
         names = dict.fromkeys(store for stores in own.values() for store in stores)
         specs = [self.specs.get(name) or KeyValueStore(name, serde.bytes, serde.bytes) for name in names]
-        return SubTopology(number, _in_order(nodes), (*specs, *unused), own)
+        held = {node.name: policies[node.name] for node in nodes}
+        return SubTopology(number, _in_order(nodes), (*specs, *unused), own, policies=held)
 
     def _check_new(self, name: str, parents: Sequence[str]) -> None:
         if name in self.nodes:
@@ -241,6 +320,10 @@ class TopologyBuilder:
         unknown = [parent for parent in parents if parent not in self.nodes]
         if unknown or not parents:
             raise BadConfig([f"node {name!r}: {', '.join(unknown) or 'nothing'} is no node to be connected to"])
+
+
+def _keeps_a_table(node: Node) -> bool:
+    return isinstance(node, ProcessorNode) and isinstance(node.make, partial) and node.make.func is ToTable
 
 
 def _in_order(nodes: Sequence[Node]) -> tuple[Node, ...]:

@@ -80,6 +80,8 @@ def _edges(group: SubTopology, ids: Mapping[tuple[str, str], str]) -> Iterator[s
         for what, topic in (("dead letters", source.settings.dead_letter), ("late", source.settings.late)):
             if topic is not None:
                 yield f"  {own} -. {what} .-> {ids['topic', topic]}"
+    for name, topic in group.dead_letters:
+        yield f"  {ids['node', name]} -. dead letters .-> {ids['topic', topic]}"
     for name, parents in _parents(group).items():
         yield from (f"  {ids['node', parent]} --> {ids['node', name]}" for parent in parents)
     for processor in group.processors:

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Protocol
 
 from standfast.store.errors import InvalidRequest
 
+PROGRESS_PREFIX = "watermark:"  # before the names of a state among a task's progress numbers
 CLOCK_KEY = "task"  # in a state: the clock itself; channels hold a slash, so none can be called this
 
 

@@ -3,7 +3,7 @@
     time:<store>    among the task's progress numbers: observed stream time, the largest timestamp processed
 
     window end > observed - grace    it is updated         (observed includes the record in hand)
-    else                             one "late_window" is counted, for each window
+    else                             one "late_window" is counted, for each window; so for one that was given on close
 
 Rules of this file: semantics of Kafka Streams' KStreamWindowAggregate. A record without a key changes nothing, not even
 the observed stream time. Which windows a record belongs to is `standfast.stream.windows`; only tumbling windows, the
@@ -73,9 +73,13 @@ class ClosingAggregation(Aggregation, Generic[W]):
                 self.buffer.remember(progress, self.time_key)
             progress[self.time_key] = observed = timestamp
         through = observed - self.delay_ms
-        if self.finals is not None and through >= self.finals.next_end:
-            self.finals.give(through, headers)
-        return through
+        finals = self.finals
+        if finals is None:
+            return through
+        if through >= finals.next_end:
+            finals.give(through, headers)
+        # With a longer grace than before, windows are open that were given already: they stay as they were given.
+        return max(through, finals.closed_through)
 
     @abstractmethod
     def check_time(self, timestamp: int) -> None:
@@ -112,10 +116,11 @@ class StartedWindows(ClosingAggregation[S]):
         self, record: Record, row_key: bytes, start: int, old_row: bytes | None, old: Any, new: Any, stamp: int
     ) -> None:
         """Put the new aggregate of a window, and give or hold back the result. `old` is decoded from `old_row`."""
-        if not self.state.put_row(row_key, start, self.encode_value(new), stamp):
+        written = record.timestamp if new is None else stamp  # a removal: see `standfast.stream.aggregate`
+        if not self.state.put_row(row_key, start, self.encode_value(new), written):
             self.drop_window(record.key, record.timestamp, (start, start + self.size_ms))
         elif self.held is not None:
-            self.held.add(row_key, old_row, record.headers, stamp)
+            self.held.add(row_key, old_row, record.headers, written)
         elif self.finals is None:
             key = Windowed(record.key, start, start + self.size_ms)
             self.forward(Record(key, new, stamp, record.headers, old))
@@ -130,7 +135,7 @@ class StartedWindows(ClosingAggregation[S]):
         new = None if row is None else self.decode_value(row[8:])
         old = None if old_row is None else self.decode_value(old_row[8:])
         key = Windowed(self.decode_key(raw_key), start, start + self.size_ms)
-        self.forward(Record(key, new, timestamp, headers, old))
+        self.give(Record(key, new, timestamp, headers, old))
 
     def read_final(self, end: int, rest: Any, headers: Headers) -> Record | None:
         start = end - self.size_ms

@@ -8,7 +8,7 @@ is given what its children are called by; the lists it returns are in the topolo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from standfast.stream.nodes import ProcessorNode, SinkNode, SubTopology
@@ -24,13 +24,21 @@ class Wired:
     entries: Mapping[str, Forward]
 
 
-def wire(topology: SubTopology, services: Services, partitions_of: Mapping[str, int]) -> Wired:
-    """Make the processors of a sub-topology for the task of `services`; `partitions_of` its sinks' topics."""
+def wire(
+    topology: SubTopology,
+    services: Services,
+    partitions_of: Mapping[str, int],
+    own_policy: Callable[[ProcessorNode | SinkNode, Forward], Forward],
+) -> Wired:
+    """Make the processors of a sub-topology for the task of `services`; `partitions_of` its sinks' topics.
+
+    `own_policy` gives what a node with an on_error of its own is called by, from what it would be called by.
+    """
     children: dict[str, dict[str, Forward]] = {node.name: {} for node in topology.nodes}
     built: list[tuple[ProcessorNode, Processor, Context]] = []
     for node in reversed(topology.nodes):
         if isinstance(node, SinkNode):
-            forward = make_sink(node, services.task, partitions_of)
+            forward = make_sink(node, services.task, partitions_of, services.drop)
         elif isinstance(node, ProcessorNode):
             processor = node.make()
             context = Context(node.name, services, topology.connected[node.name], children[node.name])
@@ -38,6 +46,8 @@ def wire(topology: SubTopology, services: Services, partitions_of: Mapping[str, 
             forward = processor.process
         else:
             continue
+        if node.policy is not None:
+            forward = own_policy(node, forward)
         for parent in node.parents:
             children[parent] = {node.name: forward, **children[parent]}
     entries = {source.name: to_all(tuple(children[source.name].values())) for source in topology.sources}

@@ -35,6 +35,7 @@ pytest_plugins = [
         "fix_clients",
         "fix_promtool",
         "fix_page",
+        "fix_lease",
     ),
 ]
 

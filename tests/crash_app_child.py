@@ -10,7 +10,8 @@
                                                     └────> sessions, on close ──> order-sessions
 
     stdout     ready              every task is here, running or standing by
-               lost TASK REASON   state was set aside: never right here
+               lost TASK REASON   state was set aside: right only where a file was damaged
+               kept PARTITION OFFSET,...   a commit with these clicks has returned; each left a row in `notes`
     exit       0 after SIGTERM, anything else but the kill is a failure (the reason is on stderr)
 
 Besides the failpoints of the library a `strike` (place, times, how) of the settings ends the process (kill), or fails
@@ -39,7 +40,7 @@ from typing import Any
 
 import standfast as sf
 from standfast.replication.listeners import Listener
-from standfast.replication.offsets import TaskId
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore import restorer
 from standfast.stream import loop
 
@@ -85,19 +86,29 @@ class Strike:
             if self.how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             print("failed", flush=True)
-            raise RuntimeError(f"struck at {place}")
+            raise sf.InternalError(f"struck at {place}")  # which no on_error leaves out
 
 
 NO_STRIKE = Strike()
 
 
-class Teller(Listener):
-    """Says when every task is here, and that state was lost."""
+Noted = dict[str, list[int]]  # offsets of clicks by task, since its last commit
+NOTES = "notes"
 
-    def __init__(self) -> None:
+
+class Teller(Listener):
+    """Says when every task is here, that state was lost, and which clicks are in the store without a changelog."""
+
+    def __init__(self, noted: Noted) -> None:
         self.here: set[TaskId] = set()
+        self.noted = noted
+
+    def on_commit(self, task: TaskId, sources: Mapping[TopicPartition, int]) -> None:
+        if offsets := self.noted.pop(str(task), []):
+            say(f"kept {task.partition} {','.join(map(str, offsets))}")
 
     def on_state_changed(self, task: TaskId, role: str, state: str) -> None:
+        self.noted.pop(str(task), None)  # opened, or failed: what was not committed is forgotten
         if state in ("running", "standby") and task not in self.here:
             self.here.add(task)
             if len(self.here) == TASKS:
@@ -128,18 +139,20 @@ def stores_of(settings: Mapping[str, Any]) -> list[Any]:
         sf.KeyValueStore("board", text, json_serde),
         sf.WindowStore("order-windows", text, json_serde, window_size_ms=ORDER.size_ms, retention_ms=RETENTION_MS),
         sf.SessionStore("order-visits", text, json_serde, retention_ms=visit_ms, engine=volatile),
+        *([sf.KeyValueStore(NOTES, text, json_serde, logging=False)] if settings["unlogged"] else []),
     ]
 
 
-def make_watcher(strike: Strike) -> type[sf.Processor]:
+def make_watcher(strike: Strike, noted: Noted | None) -> type[sf.Processor]:
     class Watcher(sf.Processor):
         """An alarm for a key that was silent, a reminder, and keys that are retired by stream time."""
 
-        stores = ("seen",)
+        stores = ("seen",) if noted is None else ("seen", NOTES)
 
         def init(self, context: sf.Context) -> None:
             self.context = context
             self.seen = context.store("seen")
+            self.notes = None if noted is None else context.store(NOTES)
             context.schedule(TICK_MS, sf.STREAM_TIME, self.tick)
 
         def process(self, record: sf.Record) -> None:
@@ -154,6 +167,9 @@ def make_watcher(strike: Strike) -> type[sf.Processor]:
             self.seen.put(key, [last, count + 1, last + SILENCE_MS], stamp)
             if record.value.get("bad"):
                 raise ValueError("a bad record, found out late")
+            if noted is not None and self.notes is not None:
+                self.notes.put(str(self.context.offset), record.value["n"], stamp)
+                noted.setdefault(self.context.task_id, []).append(self.context.offset)
 
         def on_timer(self, timer: sf.Timer) -> None:
             last, count, due = self.seen.get(timer.key) or (-1, 0, -1)
@@ -217,8 +233,14 @@ def merge(_key: str, one: list[int], other: list[int]) -> list[int]:
     return [one[0] + other[0], one[1] + other[1], max(one[2], other[2])]
 
 
-def make_app(settings: Mapping[str, Any], strike: Strike = NO_STRIKE, listener: Listener | None = None) -> sf.App:
+def make_app(
+    settings: Mapping[str, Any],
+    strike: Strike = NO_STRIKE,
+    listener: Listener | None = None,
+    noted: Noted | None = None,
+) -> sf.App:
     """The application as every process of a run has it, the looking one included."""
+    noted = {} if noted is None else noted
 
     def add(_key: str, value: Any, aggregate: list[int]) -> list[int]:
         strike.reach("add")
@@ -233,8 +255,10 @@ def make_app(settings: Mapping[str, Any], strike: Strike = NO_STRIKE, listener: 
         state_dir=settings["state_dir"],
         stores=stores_of(settings),
         guarantee=settings["guarantee"],
-        standby_replicas=1,
+        standby_replicas=settings["standbys"],
+        accept_unreadable_rows=settings["accept"],
         lease_ms=settings["lease_ms"],
+        max_stall_ms=settings["max_stall_ms"],
         cache_max_bytes=settings["cache_max_bytes"],
         commit_interval_ms=settings["commit_interval_ms"],
         watermark_interval_ms=0,
@@ -254,7 +278,9 @@ def make_app(settings: Mapping[str, Any], strike: Strike = NO_STRIKE, listener: 
     by_key.window(TUMBLE).aggregate(nothing, add, "tumbles", emit=sf.ON_WINDOW_CLOSE).peek(reach("final")).to("finals")
     by_key.window(VISIT).aggregate(nothing, add, "sessions", merge=merge).peek(reach("emit")).to("visits")
     places = clicks.select_key(lambda _key, value: value["place"]).repartition("places")
-    clicks.process(make_watcher(strike), name="watcher").to("alarms")  # last, so that a bad record has been everywhere
+    clicks.process(make_watcher(strike, noted if settings["unlogged"] else None), name="watcher").to(
+        "alarms"
+    )  # last, so that a bad record has been everywhere
     places.group_by_key().window(TOTAL).count("totals").peek(reach("emit")).to("totals")
     places.process(make_board(strike), name="watch-board").to("boards", key=sf.serde.string)
     orders = app.stream("orders").select_key(lambda _key, value: value["place"]).repartition("orders", partitions=2)
@@ -275,7 +301,8 @@ def main() -> None:
     loop.RECORDS_PER_TURN = settings["turn_records"]
     loop.PURGE_INTERVAL_MS = settings["purge_interval_ms"]
     restorer.BATCH_RECORDS_MAX = settings["restore_records"]
-    make_app(settings, Strike(**settings["strike"]), Teller()).run()
+    noted: Noted = {}
+    make_app(settings, Strike(**settings["strike"]), Teller(noted), noted).run()
 
 
 if __name__ == "__main__":

@@ -149,8 +149,8 @@ class Windows:
 class Sessions:
     """As Windows, by sessions. `forgotten` is what the store has dropped by its own largest end."""
 
-    def __init__(self, gap_ms: int, grace_ms: int) -> None:
-        self.gap_ms, self.grace_ms = gap_ms, grace_ms
+    def __init__(self, gap_ms: int, grace_ms: int, *, on_close: bool = False) -> None:
+        self.gap_ms, self.grace_ms, self.on_close = gap_ms, grace_ms, on_close
         self.rows: dict[tuple[str, int, int], list[int]] = {}
         self.given: set[tuple[str, int, int]] = set()
         self.observed_ms = self.largest_end = -1
@@ -168,7 +168,12 @@ class Sessions:
     def update(self, row: Row) -> list[Row]:
         at = row.timestamp
         near = [
-            key for key in self.rows if key[0] == row.key and key[2] >= at - self.gap_ms and key[1] <= at + self.gap_ms
+            key
+            for key in self.rows
+            if not (self.on_close and key in self.given)  # what was given on close is not joined any more
+            and key[0] == row.key
+            and key[2] >= at - self.gap_ms
+            and key[1] <= at + self.gap_ms
         ]
         near.sort(key=lambda key: (key[2], key[1]))
         start, end = min([at, *(key[1] for key in near)]), max([at, *(key[2] for key in near)])
@@ -311,7 +316,7 @@ def expect_places(rows: list[Row], clock_ms: int, expected: Expected) -> None:
 def expect_orders(partition: int, rows: list[Row], expected: Expected) -> None:
     """Group 3, one task."""
     windows = Windows(ORDER.size_ms, ORDER.size_ms, ORDER.grace_ms)
-    visits = Sessions(ORDER_VISIT.gap_ms, ORDER_VISIT.grace_ms)
+    visits = Sessions(ORDER_VISIT.gap_ms, ORDER_VISIT.grace_ms, on_close=True)
     for row in rows:
         expected.outputs["order-finals", partition] += windows.closed(row.timestamp, row.headers)
         windows.update(row)

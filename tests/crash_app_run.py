@@ -27,8 +27,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from crash_app_child import APP, INPUTS, INTERNAL, MEMORY_BYTES, TASKS, TOPICS, make_app
+from crash_app_child import APP, INPUTS, INTERNAL, MEMORY_BYTES, NOTES, TASKS, TOPICS, make_app
 from crash_app_oracle import Expected, Inputs, Outputs, Stores, compare, expect, make_inputs, outgoing, read_row
+from crash_damage import Damage, flip
 from crash_oracle import differences
 from crash_run import Life
 
@@ -38,6 +39,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.open_log import open_log
 from standfast.restore.digest import digest_rows
 from standfast.store.clock import SystemClock
+from standfast.store.errors import Unavailable
 from standfast.store.failpoint import VARIABLE
 from standfast.store.names import changelog_topic
 from standfast.store.rocks import RocksShared
@@ -52,10 +54,21 @@ PATIENCE_S = 40.0
 STRIKE_S = 6.0
 FEED_S = 0.03
 REPEAT_S = event_time.REPEAT_MS / 1_000 + 2
+MAX_STALL_MS = 1_000  # one that stands still loses its lease so much later
 LEASE_MS = 1_000  # over a second, a busy machine would give leases away; each take-over waits for one
 NO_STRIKE = ("", 0, "kill")
 
 Strike = tuple[str, int, str]  # place in the application, the how-manyth time, kill or raise
+
+
+@dataclass(frozen=True)
+class AppDamage:
+    """A flipped byte of one task. `may_refuse`: it may have cost rows that no log has, which an operator accepts."""
+
+    directory: str
+    task: TaskId
+    byte: Damage
+    may_refuse: bool
 
 
 class Losses(Listener):
@@ -83,6 +96,10 @@ class AppCrash:
     rows: int = 0
     outputs: int = 0
     directories: set[str] = field(default_factory=set)
+    standbys: int = 1
+    damages: list[AppDamage] = field(default_factory=list)
+    lost: int = 0  # stores or directories that a damage cost
+    notes: dict[tuple[str, int], set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def __post_init__(self) -> None:
         self.random = random = Random(self.seed)
@@ -90,6 +107,7 @@ class AppCrash:
         self.volatile = random.random() < 0.3
         self.cached = random.random() < 0.7 if self.cached is None else self.cached
         self.commit_interval_ms = random.choice((15, 60, 250))
+        self.unlogged = random.random() < 0.5
         self.inputs: Inputs = make_inputs(self.seed, self.records)
         self.expected: Expected = expect(self.inputs)
         self.fed = 0
@@ -104,7 +122,11 @@ class AppCrash:
             "state_dir": str(self.root / directory),
             "guarantee": self.guarantee,
             "volatile": self.volatile,
+            "unlogged": self.unlogged,
+            "standbys": self.standbys,
+            "accept": any(one.directory == directory and one.may_refuse for one in self.damages),
             "lease_ms": LEASE_MS,
+            "max_stall_ms": MAX_STALL_MS,
             "cache_max_bytes": (1 << 20) if self.cached else 0,
             "commit_interval_ms": self.commit_interval_ms,
             "turn_records": self.random.choice((7, 50, 500)),
@@ -152,7 +174,13 @@ class AppCrash:
             process.kill()
             process.wait()
         for line in life.lines():
-            assert not line.startswith("lost"), f"seed {self.seed}, {directory}: {line}"
+            if line.startswith("lost "):
+                damaged = [str(one.task) for one in self.damages if one.directory == directory]
+                assert line.split()[1] in damaged, f"seed {self.seed}, {directory}: {line}"
+                self.lost += 1
+            elif line.startswith("kept "):
+                _, partition, offsets = line.split()
+                self.notes[directory, int(partition)].update(map(int, offsets.split(",")))
 
     def kill_once(self, directory: str, share: float, failpoint: str = "", strike: Strike = NO_STRIKE) -> None:
         """A process that ends at the strike or failpoint, or after a random while."""
@@ -236,7 +264,10 @@ class AppCrash:
 
     def done(self, log: Log) -> bool:
         """Whether everything is processed and committed: first what comes from outside, then what came of it."""
-        return not self.open_offsets(log, INPUTS) and not self.open_offsets(log, tuple(INTERNAL))
+        try:
+            return not self.open_offsets(log, INPUTS) and not self.open_offsets(log, tuple(INTERNAL))
+        except Unavailable:  # a process that gets no processor time may hold the log's lock for over a second
+            return False
 
     def open_offsets(self, log: Log, topics: tuple[str, ...] = (*INPUTS, *INTERNAL)) -> dict[str, str]:
         """Source partitions whose committed offset is not their end."""
@@ -249,12 +280,27 @@ class AppCrash:
         found = {at: committed[at].offset if at in committed else None for at in wanted}
         return {str(at): f"{found[at]} of {ends[at].end}" for at in wanted if found[at] != ends[at].end}
 
+    def damage(self, directory: str) -> None:
+        """Flip a byte of one task of a directory that nobody has open."""
+        state = self.root / directory / APP
+        groups = self.assembled().groups
+        tasks = [TaskId(number, partition) for number, group in groups.items() for partition in range(group.partitions)]
+        task = self.random.choice([one for one in tasks if (state / str(one)).exists()])
+        stores = [spec.name for spec in groups[task.group].specs]
+        byte = flip(self.random, directory, state / str(task), task.partition, stores)
+        if byte is None:
+            return
+        may_refuse = byte.store == NOTES or (not byte.store and NOTES in stores)
+        self.damages.append(AppDamage(directory, task, byte, may_refuse))
+
     # -- checks --------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Everything that the run left."""
         outputs = self.read_outputs()
         self.outputs += sum(map(len, outputs.values()))
+        for one in self.damages:
+            one.byte.turn_back()  # if nothing has read it up to now
         names = [*sorted(self.directories), "cold"]
         self.random.shuffle(names)
         answers = []
@@ -306,6 +352,7 @@ class AppCrash:
             changelog_topic(APP, spec.name): (spec.name, group.partitions)
             for group in assembled.groups.values()
             for spec in group.specs
+            if spec.logging
         }
         found = self.read_topics({topic: partitions for topic, (_, partitions) in names.items()})
         return {(names[topic][0], partition): records for (topic, partition), records in found.items()}
@@ -325,12 +372,35 @@ class AppCrash:
                 specs = [spec for spec in group.specs if spec.engine != "memory"]
                 with closing(TaskStores(copies / name, APP, name, specs, shared, now_ms=lambda: 0)) as stores:
                     for spec in specs:
+                        if not spec.logging:
+                            problems += self.notes_problems(stores.stores[spec.name], directory, partition)
+                            continue
                         at = stores.cut.positions.get(spec.name)
                         log = changelogs[spec.name, partition]
                         where = f"{directory}, {spec.name}-{partition} at {at} of {len(log)}"
                         kept = log[: at.offset if at is not None else 0]
                         problems += differences(stores.stores[spec.name], kept, where)
         return problems
+
+    def notes_problems(self, store: Any, directory: str, partition: int) -> list[str]:
+        """How a store without a changelog differs from what was committed in this directory: a row for each click.
+
+        A commit that the kill met may be there or not. What an operator gave up may be gone.
+        """
+        rows, inputs = read_store(store), self.inputs["clicks", partition]
+        wrong = {key: value for key, value in rows.items() if inputs[int(key)].value["n"] != value}
+        given_up = any(
+            one.may_refuse and (one.directory, one.task) == (directory, TaskId(0, partition)) for one in self.damages
+        )
+        missing = {str(offset) for offset in self.notes[directory, partition]} - rows.keys()
+        self.rows += len(rows)
+        where = f"{directory}, unlogged {store.spec.name}-{partition}"
+        found = [f"{where}: {len(wrong)} rows are wrong: {sorted(wrong.items())[:2]}"] if wrong else []
+        if missing and not given_up:
+            found.append(
+                f"{where}: {len(missing)} rows of {len(rows) + len(missing)} are missing: {sorted(missing)[:2]}"
+            )
+        return found
 
     def restore(self, directory: str) -> tuple[Stores, list[Any], list[str]]:
         """Open at once and restore; rows as the oracle names them, what must be equal wherever, and problems."""
@@ -351,6 +421,9 @@ class AppCrash:
             problems, stores = list(losses.lost), Stores()
             for task_id, task in sorted(tasks.items()):
                 for name, store in task.stores.stores.items():
+                    if not store.spec.logging:
+                        problems += self.notes_problems(store, directory, task_id.partition)
+                        continue
                     log = changelogs[name, task_id.partition]
                     problems += differences(store, log, f"restored {name}-{task_id.partition}")
                     stores[name, task_id.partition] = read_store(store)
@@ -365,7 +438,7 @@ def read_store(store: Any) -> dict[Any, Any]:
 
 def portable(task: Task) -> dict[str, Any]:
     """What is equal wherever a task is restored, exactly once."""
-    stores = task.stores.stores
+    stores = {name: store for name, store in task.stores.stores.items() if store.spec.logging}
     return {
         "task": str(task.id),
         "digests": {name: digest_rows(store.logical_rows()).hex() for name, store in stores.items()},

@@ -5,11 +5,18 @@
     loader     restores all partitions in bulk, by two workers in small runs, then waits
     opener     opens the database of one task with key-value stores of some `names`, and ends
     standby    stands by for all partitions; after `promote_ms`, if given, takes them and goes on as a writer
+    racer      a writer beside another one: who loses its tasks stands by, takes them again after a while, and goes on
+    healer     active for all partitions of a damaged directory: reads every row until all tasks are whole or refused
 
     stdout     ready                  it has its tasks (a writer: the gate is open)
+               try PARTITION FIRST OFFSET   a commit of the records from FIRST on is about to begin
                ack PARTITION OFFSET   a commit with this source offset has returned
+               dropped PARTITION      the commit that was tried is not in the local database
                lost TASK REASON       state was set aside: never right here
                whole N                a loader has restored everything, N changelogs of it by batches in the end
+               restore STORE PARTITION START REASON     a restore begins
+               healed PARTITION       every row of every store was read
+               refused PARTITION WHY  the task stays closed until an operator accepts what is lost
     exit       0 reached `stop_after`, 75 fenced, anything else is a failure (the reason is on stderr)
 
 Rules of this file: started by `crash_run.py` with its settings as JSON; it remembers nothing between lives. What it
@@ -27,14 +34,16 @@ from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
 
+from crash_stores import COUNTS, carry_out, event_time, of_names, operations
+
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore import restorer
 from standfast.restore.bulk_plan import BulkSettings
 from standfast.store import serde
-from standfast.store.errors import Fenced, InvalidRequest
+from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, NotReady, StateLost, Unavailable
 from standfast.store.rocks import RocksShared
-from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import KeyValueStore
 from standfast.store.task_stores import TaskStores
 from standfast.stream import log_care
 from standfast.stream.session import Session
@@ -51,26 +60,8 @@ LIFE_MAX_S = 60  # an orphan ends by itself
 LEASE_MS = 60_000  # far longer than a run: the lease of a killed process never helps its successor
 RESTORE_BATCH_RECORDS = 40  # so that a kill finds a restore under way
 EXIT_FENCED = 75
+REFUSED_MS = 3_000
 BULK = BulkSettings(2, 8_000, cold_records=1, warm_records=1, range_records=20, fetch_records=20)
-
-KEPT: tuple[StoreSpec, ...] = (
-    KeyValueStore("counts", serde.string, serde.int64),
-    KeyValueStore("cached", serde.string, serde.string),
-    KeyValueStore("uncached", serde.string, serde.string, caching=False),
-    KeyValueStore("plain", serde.string, serde.string, timestamped=False),
-    WindowStore("window", serde.string, serde.string, window_size_ms=60_000, retention_ms=180_000),
-    WindowStore(
-        "duplicates", serde.string, serde.string, window_size_ms=60_000, retention_ms=180_000, retain_duplicates=True
-    ),
-    SessionStore("session", serde.string, serde.string, retention_ms=150_000),
-    VersionedStore("versioned", serde.string, serde.string, history_retention_ms=60_000),
-)
-VOLATILE: tuple[StoreSpec, ...] = (
-    KeyValueStore("memory", serde.string, serde.string, engine="memory"),
-    WindowStore(
-        "memory-window", serde.string, serde.string, window_size_ms=60_000, retention_ms=180_000, engine="memory"
-    ),
-)
 
 
 def source_of(app: str) -> str:
@@ -78,71 +69,59 @@ def source_of(app: str) -> str:
     return SOURCE if app == APP else f"{app}-{SOURCE}"
 
 
-def specs_of(settings: Mapping[str, Any]) -> tuple[StoreSpec, ...]:
-    """Stores in memory come back from their changelog only, so not every run has them beside the others."""
-    return KEPT + VOLATILE if settings["volatile"] else KEPT
-
-
 class LossTeller(Listener):
     def on_state_lost(self, task: TaskId, reason: str) -> None:
         say(f"lost {task} {reason}")
 
 
-def open_session(settings: Mapping[str, Any], listener: Listener, *, background: bool = True) -> Session:
+class RestoreTeller(LossTeller):
+    def on_restore_start(
+        self, task: TaskId, store: str, changelog: TopicPartition, start: int, end: int, reason: str
+    ) -> None:
+        say(f"restore {store} {task.partition} {start} {reason}")
+
+
+def open_session(settings: Mapping[str, Any], listener: Listener, *, background: bool = True, **more: Any) -> Session:
     """A session as every process of a run opens it, the looking one included."""
     log_care.CARE_INTERVAL_S = LIFE_MAX_S  # folding to a position needs what compaction would remove
     return Session(
         settings["app"],
         log=settings["log"],
         state_dir=settings["state_dir"],
-        stores=specs_of(settings),
+        stores=of_names(settings["stores"]),
         guarantee=settings["guarantee"],
         partitions=PARTITIONS,
         lease_ms=LEASE_MS,
         memory_bytes=MEMORY_BYTES,
         background=background,
         listeners=[listener],
+        **more,
     )
-
-
-def operate(task: Task, random: Random, now_ms: int) -> None:
-    """One random operation."""
-    key = f"k{random.randrange(30)}"
-    value = None if random.random() < 0.2 else f"{random.randrange(10**6)}" * random.choice((1, 1, 1, 40))
-    late_ms = random.choice((0, 0, random.randrange(60_000), random.randrange(250_000)))
-    at_ms = now_ms - late_ms
-    name = random.choice([name for name in task.stores.specs if name != "counts"])
-    store: Any = task.store(name)
-    if name == "session":
-        # Bounds on a grid, so that a session is met again and removed.
-        start, end = (at_ms - random.randrange(20_000)) // 10_000 * 10_000, at_ms // 10_000 * 10_000
-        store.put(key, start, end, value, at_ms)
-    elif name == "versioned":
-        store.put(key, value, at_ms // 1_000 * 1_000)
-    elif name in ("window", "duplicates", "memory-window"):
-        store.put(key, value, at_ms // 60_000 * 60_000, now_ms)
-    else:
-        store.put(key, value, at_ms)
 
 
 def process(task: Task, settings: Mapping[str, Any], offset: int) -> None:
     """The record at one offset of the source."""
-    partition = task.id.partition
-    random = Random(f"{settings['seed']}/{partition}/{offset}")
-    now_ms = settings["start_ms"] + offset * 4_000 + random.randrange(4_000)
+    partition, seed, start_ms = task.id.partition, settings["seed"], settings["start_ms"]
+    _, now_ms = event_time(seed, partition, offset, start_ms)
     task.observe(source_of(task.app), partition, now_ms)
-    for _ in range(random.randrange(1, 9)):
-        operate(task, random, now_ms)
-    counts: Any = task.store("counts")
+    for one in operations(seed, partition, offset, start_ms, settings["stores"]):
+        carry_out(task.store(one.store), one)
+    counts: Any = task.store(COUNTS)
     counts.put(COUNTER, max(counts.get(COUNTER) or 0, offset + 1), now_ms)
 
 
 def check_counter(task: Task, guarantee: str) -> int:
-    """Where to read on; the counter must fit it."""
-    offset = task.source_offsets().get(TopicPartition(source_of(task.app), task.id.partition), 0)
-    counts: Any = task.store("counts")
+    """Where to read on; the counter must fit it.
+
+    The log is asked for offsets after the rows are there. An owner that was replaced in between, and has not seen it,
+    may have offsets that its rows lack: Fenced then, because it can commit nothing.
+    """
+    source = TopicPartition(source_of(task.app), task.id.partition)
+    offset = task.source_offsets().get(source, 0)
+    counts: Any = task.store(COUNTS)
     counted = counts.get(COUNTER) or 0
     if counted != offset if guarantee == "exactly_once" else counted < offset:
+        task.commit({source: offset})
         raise SystemExit(f"task {task.id}: {counted} records counted, but the source offset is {offset}")
     return offset
 
@@ -166,7 +145,14 @@ def write(session: Session, settings: dict[str, Any], random: Random) -> bool:
         if random.random() < 0.05:
             task.discard()
             continue
-        task.commit({(source_of(session.app), partition): offset})
+        say(f"try {partition} {offsets[partition]} {offset}")
+        try:
+            task.commit({(source_of(session.app), partition): offset})
+        except Fenced:
+            # At least once a commit may be refused when its batch is in the local database already.
+            local = task.stores.cut.sources.get(f"{source_of(session.app)}/{partition}")
+            say(f"ack {partition} {offset}" if local == offset else f"dropped {partition}")
+            raise
         offsets[partition] = offset
         say(f"ack {partition} {offset}")
     return True
@@ -179,15 +165,70 @@ def run_writer(settings: dict[str, Any], random: Random, session: Session | None
             session.assign(active=range(PARTITIONS))
         try:
             more = write(session, settings, random)
-        except (Fenced, InvalidRequest) as error:
-            if not isinstance(error, Fenced) and "not assigned" not in str(error):
-                raise
+        except Fenced as error:
             say("fenced")
             raise SystemExit(EXIT_FENCED) from error
         session.close()
         if not more:
             return
         session = None
+
+
+def run_racer(settings: dict[str, Any], random: Random) -> None:
+    """Losing a task is no end of a process: it stands by, takes over again, and goes on."""
+    session = open_session(settings, LossTeller())
+    while True:
+        try:
+            session.assign(active=range(PARTITIONS))
+            while write(session, settings, random):
+                pass
+        except Fenced:
+            say("lost-race")
+            session.assign(standby=range(PARTITIONS))
+            session.clock.sleep_ms(random.randrange(150))
+
+
+def run_healer(settings: dict[str, Any]) -> None:
+    session = open_session(settings, RestoreTeller(), gate="task", **settings["accept"])
+    open_: set[int] = set(range(PARTITIONS))
+    try:
+        session.assign(active=range(PARTITIONS))
+    except StateLost as refused:
+        # It names the task; the caller may go on with the others.
+        number = next(one for one in open_ if f"task {TaskId(0, one)}:" in str(refused))
+        say(f"refused {number} {type(refused).__name__}: {refused}".replace("\n", " "))
+        open_.remove(number)
+        session.assign(active=open_)
+    say("ready")
+    refused_ms: dict[int, int] = {}
+    while open_:
+        for number in sorted(open_):
+            task = session.tasks().get(number)
+            if task is not None and task.error is not None:
+                now_ms = session.clock.monotonic_ms()
+                # A task that failed for now is opened again by itself.
+                if now_ms - refused_ms.setdefault(number, now_ms) > REFUSED_MS:
+                    say(f"refused {number} {type(task.error).__name__}: {task.error}".replace("\n", " "))
+                    open_.remove(number)
+                continue
+            refused_ms.pop(number, None)
+            try:
+                read_everything(session.task(number))
+            except (Corruption, NotReady, Closed, Unavailable, InvalidRequest):
+                continue  # found now, or being restored
+            say(f"healed {number}")
+            open_.remove(number)
+        session.clock.sleep_ms(5)
+    session.close()
+
+
+def read_everything(task: Task) -> None:
+    """Every row by a scan; where rows are found by their key, that way too, which reads filters and indexes."""
+    for name, spec in task.stores.specs.items():
+        store: Any = task.store(name)
+        for key, _, _ in list(store.logical_rows()):
+            if isinstance(spec, KeyValueStore):
+                store.get(spec.key.deserialize(key))
 
 
 def run_restorer(settings: dict[str, Any]) -> None:
@@ -250,6 +291,10 @@ def main() -> None:
         run_writer(settings, random)
     elif settings["role"] == "restorer":
         run_restorer(settings)
+    elif settings["role"] == "racer":
+        run_racer(settings, random)
+    elif settings["role"] == "healer":
+        run_healer(settings)
     elif settings["role"] == "loader":
         run_loader(settings)
     else:

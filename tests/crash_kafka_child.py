@@ -88,6 +88,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     signal.alarm(LIFE_MAX_S)
     given = {"log": settings["log"], "state_dir": settings["state_dir"], "lease_ms": settings["lease_ms"]}
+    given["max_stall_ms"] = settings["lease_ms"]
     with sf.Session(settings["app"], stores=STORES, partitions=1, **given) as session:
         session.assign(active=[0])
         session.wait_ready(30)

@@ -33,9 +33,10 @@ from crash_child import (
     START_MS,
     open_session,
     source_of,
-    specs_of,
 )
-from crash_oracle import differences, plain_fold, read_differences
+from crash_damage import Damage, flip
+from crash_oracle import differences, late_rows, plain_fold, read_differences, row_differences, wrong_rows
+from crash_stores import Unlogged, draw, of_names
 
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Record, TopicPolicy
@@ -45,7 +46,7 @@ from standfast.restore.digest import digest_rows
 from standfast.store.failpoint import VARIABLE
 from standfast.store.names import changelog_topic
 from standfast.store.rocks import RocksShared
-from standfast.store.task_stores import TaskStores
+from standfast.store.task_stores import AnyStore, TaskStores
 from standfast.stream.session import Session
 
 CHILD = Path(__file__).with_name("crash_child.py")
@@ -77,11 +78,12 @@ class Life:
 
     def wait_for_failpoint(self) -> bool:
         """Whether it was met; a life that does not meet it is one to be killed like any other."""
-        try:
-            self.process.wait(FAILPOINT_S)
-        except subprocess.TimeoutExpired:
-            return False
-        return self.process.returncode == -signal.SIGKILL
+        started = deadline = time.monotonic() + PATIENCE_S
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if deadline == started and "ready" in self.lines():
+                deadline = time.monotonic() + FAILPOINT_S
+            time.sleep(0.005)
+        return self.process.poll() == -signal.SIGKILL
 
     def kill(self, *, may_be_fenced: bool = False) -> None:
         self.process.kill()
@@ -94,6 +96,7 @@ class Life:
 class Looked:
     """What was found in a state directory at rest."""
 
+    directory: str
     problems: list[str] = field(default_factory=list)
     positions: dict[tuple[str, int], int] = field(default_factory=dict)  # by store and partition
     rows: int = 0
@@ -127,12 +130,20 @@ class Crash:
     address: str = ""  # of its log; none: an embedded one of its own
     app: str = APP
     start_ms: int = START_MS
+    mixed: bool = False  # whether the stores are drawn at random, unlogged ones among them
+    stores: list[str] = field(default_factory=list)  # their names; none: drawn
     acknowledged: dict[int, int] = field(default_factory=dict)
+    tried: dict[int, int] = field(default_factory=dict)  # source offsets, by partition
     lives: int = 0
     kills: int = 0
     met: int = 0
     looks: dict[str, Looked] = field(default_factory=dict)
-    total: Looked = field(default_factory=Looked)
+    total: Looked = field(default_factory=lambda: Looked(""))
+    batches: dict[str, Unlogged] = field(default_factory=dict)  # by directory
+    damages: list[Damage] = field(default_factory=list)
+    harmless: int = 0
+    refused: int = 0
+    races: int = 0  # tasks that were lost to another process
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
@@ -140,8 +151,8 @@ class Crash:
         embedded = f"sqlite:///{self.root}/log?synchronous={self.random.choice(('normal', 'normal', 'full'))}"
         self.address = self.address or embedded
         self.source = source_of(self.app)
-        self.volatile = self.random.random() < 0.3
-        self.specs = specs_of({"volatile": self.volatile})
+        self.stores = self.stores or draw(self.random, mixed=self.mixed)
+        self.specs = of_names(self.stores)
         with closing(open_log(self.address)) as log:
             log.admin.create_topic(self.source, PARTITIONS, TopicPolicy())
 
@@ -152,8 +163,13 @@ class Crash:
             "start_ms": self.start_ms,
             "state_dir": str(self.root / directory),
             "guarantee": self.guarantee,
-            "volatile": self.volatile,
+            "stores": self.stores,
+            "accept": {},
         }
+
+    def unlogged(self, directory: str) -> Unlogged:
+        """What the stores without a changelog hold in this directory."""
+        return self.batches.setdefault(directory, Unlogged(self.seed, self.start_ms, self.stores))
 
     @contextmanager
     def life(self, role: str, directory: str, failpoint: str = "", **more: Any) -> Iterator[Life]:
@@ -174,8 +190,15 @@ class Crash:
         finally:
             process.kill()
             process.wait()
+        self.unlogged(directory).listen(life.lines())
         for line in life.lines():
-            assert not line.startswith("lost"), f"seed {self.seed}, {role} in {directory}: {line}"
+            if line.startswith("lost "):
+                damaged = [str(TaskId(0, one.partition)) for one in self.damages if one.directory == directory]
+                assert line.split()[1] in damaged, f"seed {self.seed}, {role} in {directory}: {line}"
+            self.races += line == "lost-race"
+            if line.startswith("try "):
+                partition, _, offset = map(int, line.split()[1:])
+                self.tried[partition] = max(self.tried.get(partition, 0), offset)
             if line.startswith("ack "):
                 partition, offset = map(int, line.split()[1:])
                 self.acknowledged[partition] = max(self.acknowledged.get(partition, 0), offset)
@@ -194,6 +217,26 @@ class Crash:
         self.kills += 1
         self.check_left(directory)
 
+    def tasks_in(self, directory: str) -> list[int]:
+        """Tasks that have files there."""
+        state = self.root / directory / self.app
+        return [number for number in range(PARTITIONS) if (state / str(TaskId(0, number))).exists()]
+
+    def damage(self, directory: str) -> Damage:
+        """Flip a byte of one task of a directory at rest."""
+        state = self.root / directory / self.app
+        number = self.random.choice(self.tasks_in(directory))
+        damage = flip(self.random, directory, state / str(TaskId(0, number)), number, self.stores)
+        assert damage is not None
+        self.damages.append(damage)
+        return damage
+
+    def mend(self, directory: str, accept: Mapping[str, bool] | None = None) -> list[str]:
+        """A process that reads every row of every task, until all of them are whole or refused; what it said."""
+        with self.life("healer", directory, accept=accept or {}) as life:
+            assert life.process.wait(PATIENCE_S) == 0, f"seed {self.seed}, {self.damages}: {life.err.read_text()}"
+        return life.lines()
+
     def check_left(self, directory: str) -> Looked:
         """Compare every task directory, as the kill left it, with the log."""
         looked = self.look_at(directory)
@@ -207,10 +250,10 @@ class Crash:
     def look_at(self, directory: str) -> Looked:
         """Opens a copy of each task's database, without any session, and reads the log afterwards."""
         state = self.root / directory / self.app
-        looked = Looked([f"{path} was set aside" for path in (state / ".aside").glob("*")])
+        looked = Looked(directory, [f"{path} was set aside" for path in (state / ".aside").glob("*")])
         copies = self.root / f"copy.{directory}"
         shutil.rmtree(copies, ignore_errors=True)
-        tasks = [number for number in range(PARTITIONS) if (state / str(TaskId(0, number))).exists()]
+        tasks = self.tasks_in(directory)
         for number in tasks:
             shutil.copytree(state / str(TaskId(0, number)), copies / str(number))
         with ExitStack() as opened:
@@ -231,6 +274,8 @@ class Crash:
 
     def look_at_task(self, stores: TaskStores, number: int, logged: Logged, looked: Looked) -> None:
         for spec in self.specs:
+            if not spec.logging:
+                continue
             at = stores.cut.positions.get(spec.name)
             position = at.offset if at is not None else 0
             if at is not None:
@@ -248,6 +293,11 @@ class Crash:
         counted = counter_of(stores)
         if counted < offset:
             looked.problems.append(f"partition {number}: source offset {offset}, but {counted} records counted")
+        unlogged = self.unlogged(looked.directory)
+        unlogged.settle(number, offset)
+        for spec in unlogged.stores:
+            looked.rows += len(plain_fold(spec, unlogged.expected(spec.name, number)).rows)
+            looked.problems += self.unlogged_problems(unlogged, stores.stores[spec.name], number)
 
     def read_log(self, least: Mapping[tuple[str, int], int] | None = None) -> Logged:
         """Every record of every changelog that exists, and its end.
@@ -258,6 +308,7 @@ class Crash:
             found = {
                 TopicPartition(topic, number): (spec.name, number)
                 for spec in self.specs
+                if spec.logging
                 if log.admin.describe_topic(topic := changelog_topic(self.app, spec.name)) is not None
                 for number in range(PARTITIONS)
             }
@@ -285,7 +336,7 @@ class Crash:
     def restore(self, directory: str) -> list[Any]:
         """Open at once, restore, compare; returns per partition what must be equal wherever it is restored."""
         listener = Reasons()
-        known = self.looks.get(directory, Looked()).positions
+        known = self.looks.get(directory, Looked(directory)).positions
         with open_session(self.settings(directory), listener, background=False) as session:
             session.assign(active=range(PARTITIONS))  # the leases of the killed are still running
             session.wait_ready(PATIENCE_S)
@@ -295,16 +346,24 @@ class Crash:
                 if (reason == "no-local-state") == (changelog in known):
                     problems.append(f"{changelog} was restored as {reason}")
             for number in range(PARTITIONS):
-                problems += self.restored_problems(session, number, logged)
+                problems += self.restored_problems(session, directory, number, logged)
             assert not problems, f"seed {self.seed}, {directory}, {self.guarantee}: " + "; ".join(problems)
             return [self.portable(session, number) for number in range(PARTITIONS)]
 
-    def restored_problems(self, session: Session, number: int, logged: Logged) -> list[str]:
+    def restored_problems(self, session: Session, directory: str, number: int, logged: Logged) -> list[str]:
         task = session.task(number)
         problems = []
+        unlogged = self.unlogged(directory)
         for spec in self.specs:
-            log, store, where = logged[spec.name, number][0], task.store(spec.name), f"{spec.name}-{number}"
-            problems += differences(store, log, where) + read_differences(store, log, where)
+            store, where = task.store(spec.name), f"{spec.name}-{number}"
+            if spec.logging:
+                log = logged[spec.name, number][0]
+                problems += differences(store, log, where) + read_differences(store, log, where)
+            else:
+                problems += self.unlogged_problems(unlogged, store, number)
+                if (spec.name, number) not in unlogged.given_up:
+                    log = unlogged.expected(spec.name, number, store.rows.observed_ms)
+                    problems += read_differences(store, log, where)
         at = TopicPartition(self.source, number)
         with closing(session.log.group(self.app)) as group:
             committed = group.committed([at])[at].offset if group.committed([at]) else 0
@@ -318,9 +377,27 @@ class Crash:
             problems.append(f"{at}: counted {counted}, ours {ours}, group {committed}, acknowledged {acknowledged}")
         return problems
 
+    def unlogged_problems(self, unlogged: Unlogged, store: AnyStore, number: int) -> list[str]:
+        """How a store without a changelog differs from the local batches of its directory.
+
+        Where an operator accepted that rows are gone, some may be missing; the others are as they were.
+        """
+        name, observed_ms = store.spec.name, store.rows.observed_ms
+        where = f"unlogged {name}-{number}"
+        records = unlogged.expected(name, number, observed_ms)
+        largest_ms = unlogged.times(name, number, self.tried.get(number, 0))
+        problems = (
+            [] if observed_ms <= largest_ms else [f"{where}: observed {observed_ms}, but {largest_ms} is the largest"]
+        )
+        if (name, number) in unlogged.given_up:
+            return problems + wrong_rows(store, records, f"{where}, accepted")
+        if number in unlogged.clockless and observed_ms < largest_ms:
+            return problems + late_rows(store, records, where)
+        return problems + row_differences(store, records, where)
+
     def portable(self, session: Session, number: int) -> dict[str, Any]:
         task = session.task(number)
-        stores = task.stores.stores
+        stores = {name: store for name, store in task.stores.stores.items() if store.spec.logging}
         answer: dict[str, Any] = {
             "digests": {name: digest_rows(store.logical_rows()).hex() for name, store in stores.items()},
             "observed": {name: store.rows.observed_ms for name, store in stores.items()},

@@ -76,6 +76,26 @@ def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.Cap
     assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
 
 
+@slow
+def test_bench_failover_kills_the_owner_and_tells_what_its_standby_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", "failover", "--runs", "2", "--lease", "300ms", "--dir", str(tmp_path)]
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["settings"]["lease_ms"] == 300
+    whole, *parts = document["measures"]
+    assert [one["name"] for one in parts] == ["detect", "open", "restore", "process"]
+    for number, run in enumerate(whole["runs"]):
+        assert run["elapsed_ms"] == sum(part["runs"][number]["elapsed_ms"] for part in parts)
+    for one in document["measures"]:
+        assert one["unit"] == "ms" and one["min"] <= one["median"] <= one["p90"] <= one["max"]
+    assert parts[0]["min"] >= 100, "no lease runs out at once"
+    assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
+    assert main([*words, "--lease", "soon"]) == 2
+    assert "--lease is 'soon'" in capsys.readouterr().err
+
+
 def check_restores(document: dict[str, Any]) -> None:
     restored = [one for one in document["measures"] if not one["name"].endswith("_log")]
     assert len(restored) == len(document["ratios"])

@@ -18,6 +18,7 @@ from standfast.ops.exit_codes import EXIT_CODES, exit_code, guard
 from standfast.ops.extras import require
 from standfast.ops.http import OpsServer
 from standfast.ops.run_file import RUN_FILE
+from standfast.replication.log import TopicPolicy
 from standfast.store import errors
 from standfast.store.clock import ManualClock
 
@@ -313,6 +314,17 @@ def test_stats_count_records_keys_and_tombstones(run: Run, log: list[str]) -> No
     )
     assert first["timestamp_min_ms"] == 0
     assert "compact" in run("changelog", "stats", *log, "app-kv-changelog")[1]
+
+
+@pytest.mark.parametrize(("cleanup", "said"), [({"compact"}, "compact"), ({"delete"}, "delete, kept 5000 ms")])
+def test_retention_is_told_of_topics_only_that_delete_by_age(
+    run: Run, bench: Bench, cleanup: set[str], said: str
+) -> None:
+    bench.log.admin.create_topic("aged", 1, TopicPolicy(frozenset(cleanup), retention_ms=5_000))
+    lines = run("changelog", "stats", "--log", bench.address, "aged")[1].splitlines()
+    assert lines[0] == f"aged: {said}"
+    (listed,) = [line for line in run("topics", "--log", bench.address)[1].splitlines() if line.startswith("aged")]
+    assert listed.endswith(f" {said}")
 
 
 def test_topics_are_listed_with_their_policy(run: Run, log: list[str]) -> None:

@@ -4,6 +4,9 @@
                                                                               │ all processed and committed
                               outputs, stores, changelogs, offsets  <─────────┘  == plain loops (crash_app_oracle.py)
 
+In half of the runs one step keeps a store without a changelog: a row for each click that was committed in a directory.
+In some a byte of a directory is flipped between two lives.
+
 Rules of this file: it prints the seed of each run; the run's number gives story, place and guarantee. To repeat run 7:
 `STANDFAST_CRASH_SEED=<seed> make crash APP_RUNS=8 ARGS="-k application[7]"`. That makes every choice again, but a kill
 after a delay still hits where it hits.
@@ -23,9 +26,10 @@ from typing import Any
 import pytest
 from crash_app_child import LIFE_MAX_S
 from crash_app_oracle import Expected, Outputs, Row, Stores, compare, expect, make_inputs
-from crash_app_run import LEASE_MS, NO_STRIKE, AppCrash, Strike
+from crash_app_run import LEASE_MS, MAX_STALL_MS, NO_STRIKE, AppCrash, Strike
 
-RUNS = int(os.environ.get("STANDFAST_CRASH_APP_RUNS", "5"))
+DAMAGED = 0.4  # how often a byte is flipped where a story may do so
+RUNS = int(os.environ.get("STANDFAST_CRASH_APP_RUNS", "3"))
 # Where the first process of a run ends: (failpoint, place in the application, at most so many times before).
 PLACES = (
     ("", "add", 900),
@@ -50,7 +54,9 @@ def restarted(crash: AppCrash, failpoint: str, strike: Strike) -> None:
     crash.feed(0.2)
     crash.kill_once("a", 0.5, failpoint, strike)
     for _ in range(crash.random.randrange(1, 4)):
+        perhaps_damage(crash, "a")
         crash.kill_once("a", 0.8)
+    perhaps_damage(crash, "a")
     crash.finish("a")
 
 
@@ -64,6 +70,7 @@ def taken_over(crash: AppCrash, failpoint: str, strike: Strike) -> None:
             crash.feed(0.2)
             crash.end(first, 0.5, struck=True)
             time.sleep(crash.random.uniform(0, 2) * LEASE_MS / 1_000)
+            perhaps_damage(crash, "a")
             with crash.life("a") as third:
                 if crash.random.random() < 0.7:
                     crash.wait_until_ready(third)
@@ -76,6 +83,7 @@ def moved(crash: AppCrash, failpoint: str, strike: Strike) -> None:
     crash.feed(0.2)
     crash.kill_once("a", 0.4, failpoint, strike)
     crash.kill_once("b", 0.7, failpoint, strike)
+    perhaps_damage(crash, "a")
     crash.finish("a")
 
 
@@ -84,6 +92,7 @@ def failed(crash: AppCrash, failpoint: str, strike: Strike) -> None:
     crash.feed(0.2)
     crash.fail_once("a", 0.4, crash.random.choice(("timer", "board", "tick")), crash.random.randrange(1, 8))
     crash.kill_once("a", 0.8, failpoint, strike)
+    perhaps_damage(crash, "a")
     with crash.life("a", strike=("board", 3, "raise")) as last:
         crash.finish_with([last])
 
@@ -98,7 +107,7 @@ def frozen(crash: AppCrash, failpoint: str, strike: Strike) -> None:
             for _ in range(crash.random.randrange(8)):
                 crash.trickle(0.4)
             crash.freeze(first)
-            time.sleep(2 * LEASE_MS / 1_000)
+            time.sleep((2 * LEASE_MS + MAX_STALL_MS) / 1_000)
             for _ in range(crash.random.randrange(20)):
                 crash.trickle(0.6)
             first.process.send_signal(signal.SIGCONT)
@@ -106,7 +115,37 @@ def frozen(crash: AppCrash, failpoint: str, strike: Strike) -> None:
             crash.finish_with([first])
 
 
-STORIES: tuple[Callable[[AppCrash, str, Strike], None], ...] = (taken_over, restarted, failed, moved, frozen)
+def raced(crash: AppCrash, failpoint: str, strike: Strike) -> None:
+    """Three processes begin at once on nothing; two of them take over from the third, and one of these stands still.
+
+    Each of them loses tasks to another one, and goes on.
+    """
+    crash.standbys = 2
+    with crash.life("a", failpoint, strike) as first, crash.life("b") as second, crash.life("c") as third:
+        crash.wait_until_ready(first)
+        crash.wait_until_ready(second)
+        crash.wait_until_ready(third)
+        crash.feed(0.2)
+        crash.end(first, 0.5, struck=True)
+        for _ in range(crash.random.randrange(60)):
+            crash.trickle(0.6)
+        crash.freeze(second)
+        time.sleep((2 * LEASE_MS + MAX_STALL_MS) / 1_000)
+        second.process.send_signal(signal.SIGCONT)
+        perhaps_damage(crash, "a")
+        with crash.life("a") as again:
+            for _ in range(crash.random.randrange(20)):
+                crash.trickle(0.8)
+            crash.finish_with([second, third, again])
+
+
+def perhaps_damage(crash: AppCrash, directory: str) -> None:
+    """Flip a byte of a directory that nobody has open, in some of the runs."""
+    if crash.random.random() < DAMAGED:
+        crash.damage(directory)
+
+
+STORIES: tuple[Callable[[AppCrash, str, Strike], None], ...] = (taken_over, restarted, failed, moved, frozen, raced)
 
 
 @pytest.mark.crash
@@ -119,23 +158,24 @@ def test_killed_application_gives_what_an_uninterrupted_one_gives(tmp_path: Path
     times = crash.random.randint(1, most)
     story = STORIES[number % len(STORIES)]
     head = f"run {number}: seed {seed}, {crash.guarantee}, {story.__name__} at {failpoint or place} #{times}"
-    print(f"{head}, cache {crash.cached}", end="", flush=True)
+    print(f"{head}, cache {crash.cached}, unlogged {crash.unlogged}", end="", flush=True)
     started = time.monotonic()
     story(crash, f"{failpoint}=kill:{times}" if failpoint else "", (place, times, "kill") if place else NO_STRIKE)
     crash.check()
     print(
         f": {crash.kills} kills in {crash.lives} lives ({crash.met} there), {crash.outputs} outputs and {crash.rows} "
-        f"rows compared, 0 differences, {time.monotonic() - started:.1f} s"
+        f"rows compared, {len(crash.damages)} damages that cost {crash.lost} stores, 0 differences, "
+        f"{time.monotonic() - started:.1f} s"
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cached", [True, False])
 def test_uninterrupted_application_gives_what_the_oracle_says(tmp_path: Path, cached: bool) -> None:
-    crash = AppCrash(tmp_path, 5, "exactly_once", records=300, cached=cached)
+    crash = AppCrash(tmp_path, 5, "exactly_once", records=400, cached=cached)
     crash.finish("a")
     crash.check()
-    assert crash.outputs > 1_000
+    assert crash.outputs > (500 if cached else 1_000)  # a cache gives fewer updates, the fewer commits there are
     assert LIFE_MAX_S > 60
 
 

@@ -18,7 +18,7 @@ from crash_stories import BULK_STRIKES, GUARANTEES, run
 from standfast.restore.worker_pool import MODULE
 from standfast.store.state_dir import BULK_FOLDER
 
-RUNS = int(os.environ.get("STANDFAST_CRASH_BULK_RUNS", "10"))
+RUNS = int(os.environ.get("STANDFAST_CRASH_BULK_RUNS", "5"))
 
 
 @pytest.mark.crash
@@ -26,7 +26,7 @@ RUNS = int(os.environ.get("STANDFAST_CRASH_BULK_RUNS", "10"))
 @pytest.mark.parametrize("number", range(RUNS))
 def test_state_equals_the_log_after_kills_of_a_bulk_restore(tmp_path: Path, number: int) -> None:
     seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
-    run(Crash(tmp_path, seed, GUARANTEES[number % 2]), number, BULK_STRIKES, most=8)
+    run(Crash(tmp_path, seed, GUARANTEES[number % 2], mixed=True), number, BULK_STRIKES, most=8)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import pytest
 from crash_run import Crash
 from crash_stories import GUARANTEES, run
 
-RUNS = int(os.environ.get("STANDFAST_CRASH_KAFKA_RUNS", "10"))
+RUNS = int(os.environ.get("STANDFAST_CRASH_KAFKA_RUNS", "5"))
 AGO_MS = 20 * 3_600_000
 # Mostly writers, which are what transactions and fencing are about.
 STRIKES = (
@@ -28,6 +28,7 @@ STRIKES = (
     ("writer", "commit.local"),
     ("restorer", "restore.apply"),
     ("writer", "engine.written"),
+    ("racer", "commit.logged"),
 )
 
 
@@ -44,5 +45,6 @@ def test_state_equals_the_changelog_after_kills_on_kafka(tmp_path: Path, number:
         address=f"kafka://{kafka_address}",
         app=f"crash-{secrets.token_hex(4)}",
         start_ms=int(time.time() * 1_000) - AGO_MS,
+        mixed=True,
     )
     run(crash, number, STRIKES, most=6)

@@ -28,7 +28,7 @@ from standfast.replication.log import TopicPolicy
 from standfast.replication.open_log import open_log
 from standfast.store.errors import Fenced, InvalidRequest, NotReady, Unavailable
 
-RUNS = int(os.environ.get("STANDFAST_CRASH_SERVE_RUNS", "5"))
+RUNS = int(os.environ.get("STANDFAST_CRASH_SERVE_RUNS", "3"))
 GUARANTEES = ("exactly_once", "at_least_once")
 LIVES = 3
 KAFKA_RUNS = (RUNS + 9) // 10  # a run there takes longer: restores and transactions go through the broker
@@ -145,9 +145,9 @@ class Load:
         until = position + self.rng.randrange(1, BATCH)
         for number in range(position, until):
             key, value = operation(partition, number)
-            kv.put(key, value, timestamp=number)
+            kv.put(key, value, timestamp=number + 1)
             if value is not None:
-                win.put(key, value, number // 100 * 1_000, timestamp=number)
+                win.put(key, value, number // 100 * 1_000, timestamp=number + 1)
         self.attempted[partition] = until
         task.commit({(self.source, partition): until})
         self.acknowledged[partition] = until

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,19 @@ def rules(result: tuple[int, dict[str, Any]]) -> list[tuple[str, str]]:
     return [(one["rule"], one["where"]) for one in result[1]["findings"] if one["rule"] != "temporary-directory"]
 
 
+def test_damaged_log_is_found_with_partition_and_offsets(bench: Bench, run: Run) -> None:
+    session = bench.active("state", (0,))
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).commit()
+    session.close()
+    bench.log.close()
+    with closing(sqlite3.connect(bench.root / "log", isolation_level=None)) as connection:
+        connection.execute("UPDATE log_records SET value = x'3132'")
+    found = run("doctor", "--app", "app", "--log", bench.address)[1]["findings"]
+    (damage,) = [one for one in found if one["rule"] == "log-damaged"]
+    assert "app-kv-changelog-0: the records at offsets 0 to 0" in damage["what"]
+
+
 # -- the embedded log -------------------------------------------------------------------------------------------------
 
 
@@ -53,6 +68,27 @@ def test_application_that_runs_well_has_no_finding_beside_it(bench: Bench, run: 
     assert code == 0
     assert [one["rule"] for one in document["findings"]] == ["temporary-directory"]  # tests live there
     assert document["topics"] == ["in", *(f"app-{name}-changelog" for name in ("kv", "win", "ses", "ver"))]
+
+
+@pytest.mark.parametrize(("typo", "more"), [("ap", []), ("ap", ["--source", "in"]), ("other-altogether", [])])
+def test_application_that_is_not_there_is_an_error_and_not_well(
+    bench: Bench, capsys: pytest.CaptureFixture[str], typo: str, more: list[str]
+) -> None:
+    bench.log.admin.create_topic("in", 1, TopicPolicy())
+    bench.active("state", (0,)).close()
+    assert main(["doctor", "--app", typo, "--log", bench.address, *more]) == 2
+    said = capsys.readouterr().err
+    assert f"has nothing of application {typo!r}" in said
+    assert ("did you mean" in said and "app" in said) == (typo == "ap")
+    assert main(["doctor", "--app", "app", "--log", bench.address]) == 0
+
+
+def test_application_that_was_not_started_yet_is_looked_at_by_the_stores_that_are_named(bench: Bench, run: Run) -> None:
+    bench.log.admin.create_topic("in", 1, TopicPolicy())
+    code, document = run("doctor", "--app", "new", "--log", bench.address, "--store", "kv:keyvalue")
+    assert (code, [one["rule"] for one in document["findings"] if one["rule"] != "temporary-directory"]) == (
+        *(0, ["topic-absent"]),
+    )
 
 
 def test_every_wrong_topic_is_found_and_the_printed_commands_put_it_right(bench: Bench, run: Run) -> None:
@@ -109,7 +145,8 @@ def test_changelog_of_another_application_with_a_longer_name_is_not_ours(bench: 
     flags = ["doctor", "--app", "app", "--log", bench.address]
     assert rules(run(*flags)) == [("store-unknown", "topic app-eu-kv-changelog")]
     bench.log.group("app-eu").commit({TopicPartition("in", 0): Committed(0)})
-    assert rules(run(*flags)) == []
+    code, document = run(*flags)
+    assert code == 2 and "has nothing of application 'app': did you mean 'app-eu'?" in document["message"]
 
 
 @pytest.mark.parametrize(
@@ -250,17 +287,20 @@ def test_what_is_wrong_on_a_real_broker_is_found(
         *(("partition-count", store) for store in ("kv", "win", "ses", "ver")),
     }
     commands = {one["command"] for one in document["findings"]}
-    assert (
-        f"kafka-configs.sh --bootstrap-server {kafka_address} --alter --entity-type topics --entity-name "
-        f"{app}-win-changelog --add-config 'cleanup.policy=[compact,delete]'" in commands
-    )
-    assert (
-        f"kafka-topics.sh --bootstrap-server {kafka_address} --alter --topic {app}-kv-changelog --partitions 3"
-        in commands
-    )
+    ours = [
+        f"standfast topic alter {app}-win-changelog --set cleanup.policy=compact,delete --log {kafka.address}",
+        f"standfast topic alter {app}-kv-changelog --partitions 3 --log {kafka.address}",
+    ]
+    assert commands.issuperset(ours)
     with pytest.raises(sf.BadConfig) as refused:
         sf.Session(app, log=kafka.address, state_dir=tmp_path, stores=four_stores(), partitions=2)
     told = "; ".join(refused.value.problems)
     assert "has 1 replicas of a partition but min.insync.replicas=2: set min.insync.replicas=1 on the topic: " in told
-    assert "'cleanup.policy=[compact,delete]'" in told
+    assert "--set cleanup.policy=compact,delete" in told
+    for command in ours:
+        assert main(shlex.split(command)[1:]) == 0
+    assert {info.partitions for info in [kafka.admin.describe_topic(f"{app}-kv-changelog")] if info} == {3}
+    assert {info.policy.cleanup for info in [kafka.admin.describe_topic(f"{app}-win-changelog")] if info} == {
+        frozenset({"compact", "delete"})
+    }
     capsys.readouterr()

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from standfast.replication import embedded_db, embedded_reader
 from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.embedded_db import SCHEMA_VERSION, Database
+from standfast.replication.embedded_db import Database
 from standfast.replication.embedded_rows import pack_headers, unpack_headers
+from standfast.replication.embedded_schema import SCHEMA_VERSION
 from standfast.replication.log import Committed, Headers, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.open_log import open_log
@@ -144,7 +145,7 @@ def test_full_disk_is_unavailable_with_advice_and_writes_nothing(log: EmbeddedLo
         run.execute(f"PRAGMA max_page_count={pages}")
     with pytest.raises(Unavailable, match="free disk space"), db.write() as run:
         run.execute("UPDATE partitions SET end_offset = 5")
-        run.execute("INSERT INTO records (id, timestamp, value) VALUES (1, 1, zeroblob(1000000))")
+        run.execute("INSERT INTO log_records (id, timestamp, value) VALUES (1, 1, zeroblob(1000000))")
     db.close()
     assert log.reader().bounds([T0]) == {T0: Bounds(0, 0)}
     assert log.integrity_check() == []
@@ -207,11 +208,11 @@ def test_wal_hindered_by_a_reader_is_cut_once_the_reader_is_gone(
     batch = [Outgoing(b"k", b"x" * 500, 1)] * 200
     db = Database(log.path)
     with db.read() as run:
-        assert run.execute("SELECT count(*) FROM records").fetchone()[0] == 0
+        assert run.execute("SELECT count(*) FROM log_records").fetchone()[0] == 0
         for _ in range(20):
             producer.append({T0: batch})
         held_bytes = wal.stat().st_size
-        assert run.execute("SELECT count(*) FROM records").fetchone()[0] == 0  # one consistent view
+        assert run.execute("SELECT count(*) FROM log_records").fetchone()[0] == 0  # one consistent view
     assert held_bytes > 1 << 20
     for _ in range(10):
         producer.append({T0: batch})
@@ -320,3 +321,22 @@ def test_any_header_bytes_either_parse_or_are_corruption(packed: bytes) -> None:
 def test_header_bytes_are_laid_out_as_documented() -> None:
     headers: Headers = (("ab", b"\x01"), ("c", None))
     assert pack_headers(headers) == bytes.fromhex("0200 6162 01000000 01 0100 63 ffffffff".replace(" ", ""))
+
+
+def test_closing_twice_writes_into_no_file_that_was_opened_meanwhile(tmp_path: Path) -> None:
+    """A number of a file is given out again as soon as it is free."""
+    log = open_log(f"sqlite:///{tmp_path}/log")
+    log.admin.create_topic("t", 1, TopicPolicy())
+    writer = log.writer("w", group="g", owner="me")
+    writer.close()
+    others = [(tmp_path / f"other{number}").open("w+b") for number in range(64)]
+    try:
+        writer.close()
+        log.close()
+        log.close()
+        assert [other.read() for other in others] == [b""] * 64
+        for other in others:
+            other.write(b"still open")
+    finally:
+        for other in others:
+            other.close()

@@ -210,8 +210,7 @@ def test_stream_whose_key_may_have_changed_is_joined_through_a_topic(step: Step)
     app = sf.App("app")
     step(app.stream("in")).join(app.table("t"), lambda value, found: value)
     (topic,) = internal(app)
-    assert topic.startswith("app-t-join-")
-    assert topic.endswith("-repartition")
+    assert topic == "app-t-join-repartition"
 
 
 def test_stream_with_its_own_key_is_joined_without_a_topic() -> None:
@@ -258,8 +257,30 @@ def test_explicit_break_puts_a_topic_and_a_task_between(drive: Drive) -> None:
 
 
 def test_record_keeps_key_value_time_and_headers_through_a_topic(drive: Drive) -> None:
-    found = through(drive, lambda s: s.repartition("x"), ("a", [1], 5), (None, None, 6))
-    assert found == plain(("a", [1], 5), (None, None, 6))
+    found = through(drive, lambda s: s.repartition("x"), ("a", [1], 5), ("b", None, 6))
+    assert found == plain(("a", [1], 5), ("b", None, 6))
+
+
+def test_repartition_drops_and_counts_records_without_a_key(drive: Drive) -> None:
+    app = sf.App("app")
+    app.stream("in").select_key(lambda key, value: value["to"]).repartition("x").to("out")
+    driver = drive(app)
+    for to in ("a", None, "b"):
+        driver.pipe("in", "k", {"to": to}, 1)
+    assert [record.key for record in driver.read("out")] == ["a", "b"]
+    assert app.drops.counts == {"null_key": 1}
+
+
+def test_record_without_a_key_is_counted_once_before_an_aggregation_of_changed_keys(drive: Drive) -> None:
+    app = sf.App("app", stores=[sf.KeyValueStore("seen", TEXT, INT)])
+    app.stream("in").group_by(lambda key, value: None).count("seen").to("out")
+    driver = drive(app)
+    driver.pipe("in", "k", 1, 1)
+    assert app.drops.counts == {"null_key": 1}
+
+
+def test_broadcast_passes_on_records_without_a_key(drive: Drive) -> None:
+    assert through(drive, lambda s: s.broadcast("x"), (None, 1, 5)) == plain((None, 1, 5))
 
 
 def test_repartition_may_have_more_partitions_than_its_source(drive: Drive) -> None:

@@ -83,6 +83,20 @@ def test_null_key_of_the_stream_is_skipped_by_join_and_joined_with_none_by_left_
 
 
 @pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("explicit", [False, True])
+def test_record_whose_key_became_null_is_dropped_before_a_join_and_goes_through_to_a_left_join(
+    drive: Drive, left: bool, explicit: bool
+) -> None:
+    app = sf.App("app")
+    orders = app.stream("orders").select_key(lambda key, order: None)
+    join = Stream.left_join if left else Stream.join
+    join(orders.repartition("x") if explicit else orders, app.table("prices"), lambda *both: list(both)).to("out")
+    driver = drive(app)
+    driver.pipe("orders", "a", 1)
+    assert (values(driver), app.drops.counts) == (([[1, None]], {}) if left else ([], {"null_key": 1}))
+
+
+@pytest.mark.parametrize("left", [False, True])
 def test_null_value_of_the_stream_is_skipped_and_counted(drive: Drive, left: bool) -> None:
     app, driver = joined(drive, left=left)
     driver.pipe("prices", "a", 10)
@@ -110,9 +124,21 @@ def test_table_gives_updates_with_what_was_before(drive: Drive) -> None:
     app = sf.App("app")
     app.table("prices").process(Look)
     driver = drive(app)
-    for value, stamp in ((1, 5), (2, 3), (None, 9), (None, 10)):
+    for value, stamp in ((1, 5), (2, 3), (None, 9), (None, 10), (3, 11)):
         driver.pipe("prices", "a", value, stamp)
-    assert seen == [(1, None, 5), (2, 1, 3), (None, 2, 9), (None, None, 10)]
+    assert seen == [(1, None, 5), (2, 1, 3), (None, 2, 9), (3, None, 11)]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_delete_of_a_key_that_is_not_there_is_an_update_only_of_a_table_without_a_cache(
+    drive: Drive, caching: bool
+) -> None:
+    app = sf.App("app", stores=[sf.KeyValueStore("prices", TEXT, INT, caching=caching)])
+    app.table("prices", "prices").to("out")
+    driver = drive(app)
+    driver.pipe("prices", "a", None, 5)
+    assert [(record.key, record.value) for record in driver.read("out")] == [("a", None)] * (not caching)
+    assert driver.dropped == 0
 
 
 def test_table_survives_a_restart(drive: Drive) -> None:
@@ -137,10 +163,11 @@ def test_stream_is_joined_with_the_result_of_an_aggregation(drive: Drive) -> Non
 @pytest.mark.parametrize(
     "change",
     [
-        lambda table: table.filter(lambda key, value: True),
+        lambda table: table.to_stream().filter(lambda key, value: True),
         lambda table: table.map_values(lambda value: value),
+        lambda table: table.peek(print),
         lambda table: table.process(sf.Processor),
-        lambda table: table.merge(table),
+        lambda table: table.to_stream().merge(table.to_stream()),
         lambda table: table.to_stream(),
     ],
 )

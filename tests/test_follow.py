@@ -111,6 +111,12 @@ def test_task_that_its_last_owner_gave_up_is_opened_where_the_group_wants_it(ben
     rounds(bench, first, second, thief)
     assert roles(first)[0] == [0]
     first.wait_ready(30)
+    # No consumer gives its records again, so the caller has to show that it knows what it lost.
+    with pytest.raises(sf.Fenced):
+        put(first, 0, "k", 1)
+    first.reopen(0)
+    first.wait_ready(30)
+    assert first.task(0).store("kv").get("k") is None
     put(first, 0, "k", 1)
 
 

@@ -17,26 +17,14 @@ from pathlib import Path
 
 import pytest
 from fix_kafka_bench import TEXT, WAIT_S, KafkaBench, rows, until
+from fix_secured import Secured, secured_broker
 
 import standfast as sf
-from standfast.ops.broker import Broker
 from standfast.ops.loopback import HOST, free_port
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
-
-USERS = {"root": "root-secret", "reader": "reader-secret"}
-PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
-SECURED = {
-    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
-    "sasl.enabled.mechanisms": "PLAIN",
-    "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{PLAIN} username="root" password="root-secret" '
-    + " ".join(f'user_{name}="{secret}"' for name, secret in USERS.items())
-    + ";",
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:root;User:ANONYMOUS",  # the broker's own listeners have no login
-}
 
 
 @pytest.fixture
@@ -47,23 +35,10 @@ def bench(tmp_path: Path, kafka_address: str) -> Iterator[KafkaBench]:
 
 
 @pytest.fixture(scope="module")
-def secured(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`host:port` of a broker that asks for a login there, and knows permissions."""
-    port = free_port()
-    own = f"PLAINTEXT://{HOST}:{{port}},CONTROLLER://{HOST}:{{controller_port}}"
-    listeners = {"listeners": f"{own},SASL_PLAINTEXT://{HOST}:{port}"}
-    with Broker(tmp_path_factory.mktemp("kafka"), light=True, settings=SECURED | listeners):
-        yield f"{HOST}:{port}"
-
-
-def login(folder: Path, user: str, secret: str, mechanism: str = "PLAIN") -> str:
-    """Options of an address, the secret in a file."""
-    path = folder / f"{user}.secret"
-    path.write_text(secret + "\n")
-    return (
-        f"?timeout.ms=5000&security.protocol=SASL_PLAINTEXT&sasl.mechanism={mechanism}&sasl.username={user}"
-        f"&sasl.password.file={path}"
-    )
+def secured(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A broker that asks for a login, and knows permissions."""
+    with secured_broker(tmp_path_factory.mktemp("secured")) as made:
+        yield made
 
 
 def session(address: str, root: Path, app: str = "app", **settings: object) -> sf.Session:
@@ -116,23 +91,22 @@ def test_offsets_of_a_topic_that_does_not_exist_are_refused_and_the_state_is_as_
     ("user", "secret", "mechanism"), [("root", "wrong", "PLAIN"), ("root", "root-secret", "SCRAM-SHA-256")]
 )
 def test_refused_login_says_what_to_check_and_shows_no_secret(
-    secured: str, tmp_path: Path, user: str, secret: str, mechanism: str
+    secured: Secured, tmp_path: Path, user: str, secret: str, mechanism: str
 ) -> None:
-    address = f"kafka://{secured}{login(tmp_path, user, secret, mechanism)}"
-    with pytest.raises(sf.BadConfig, match=rf"{secured}.*sasl\.mechanism") as error:
-        session(address, tmp_path)
+    with pytest.raises(sf.BadConfig, match=rf"{secured.address}.*sasl\.mechanism") as error:
+        session(secured.login(user, secret, mechanism), tmp_path)
     assert secret not in str(error.value)
 
 
-def test_login_without_permission_is_told_what_it_lacks_and_where(secured: str, tmp_path: Path) -> None:
+def test_login_without_permission_is_told_what_it_lacks_and_where(secured: Secured, tmp_path: Path) -> None:
     app = f"app-{uuid.uuid4().hex[:8]}"
-    with session(f"kafka://{secured}{login(tmp_path, 'root', USERS['root'])}", tmp_path, app) as owner:
+    with session(secured.login("root"), tmp_path, app) as owner:
         owner.assign(active=[0])
         owner.wait_ready(WAIT_S)
         owner.task(0).store("kv").put("a", "1")
         owner.task(0).commit()
-        with pytest.raises(sf.InvalidRequest, match=rf"{app}[a-z-]*.*[Aa]uthorization failed.*permission"):
-            session(f"kafka://{secured}{login(tmp_path, 'reader', USERS['reader'])}", tmp_path / "r", app)
+        with pytest.raises(sf.BadConfig, match=f"User:reader has no permission READ on topic '{app}-kv-changelog'"):
+            session(secured.login("reader"), tmp_path / "r", app)
         owner.task(0).store("kv").put("b", "2")
         owner.task(0).commit()
         assert rows(owner) == {"a": "1", "b": "2"}
@@ -211,3 +185,16 @@ def test_value_over_the_sessions_limit_is_refused_at_the_put_and_the_task_goes_o
     bench.write(active, 2, "x")
     assert rows(active) == {"k0": "x", "k1": "x"}
     assert active.task(0).source_offsets() == {TopicPartition(*bench.source): 2}
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_timestamp_0_is_refused_where_it_is_given_and_costs_no_commit(bench: KafkaBench, guarantee: str) -> None:
+    session = bench.active(guarantee=guarantee)
+    task = session.task(0)
+    task.store("kv").put("a", "1")
+    with pytest.raises(sf.InvalidRequest, match=r"timestamp 0 .* would write the present time in place of 0"):
+        task.store("kv").put("b", "2", 0)
+    with pytest.raises(sf.InvalidRequest, match=r"timestamp 0 .* would write the present time in place of 0"):
+        task.send(bench.source.topic, b"k", b"v", 0)
+    task.commit({bench.source: 1})
+    assert rows(session) == {"a": "1"}

@@ -22,7 +22,7 @@ from standfast.replication.kafka import KafkaLog
 from standfast.replication.kafka_reader import BUFFER_RECORDS, KafkaReader
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.store.errors import Fenced, InvalidRequest, StateLost, Unavailable
+from standfast.store.errors import BadConfig, Fenced, InvalidRequest, StateLost, Unavailable
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -443,12 +443,35 @@ def test_records_that_the_client_gives_beside_an_error_of_another_partition_are_
     other = TopicPartition(part.topic, 1)
     reader = log.reader()
     reader.assign({part: 0, other: 0})
-    refused = Message(topic=other.topic, partition=1, offset=0, error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    refused = Message(topic=other.topic, partition=1, offset=0, error=KafkaError(KafkaError.UNKNOWN))
     first, second = (
         Message(topic=part.topic, partition=0, offset=at, key=b"k", value=b"v%d" % at, timestamp=(1, 1_000 + at))
         for at in (0, 1)
     )
-    with pytest.raises(InvalidRequest, match=str(other)):
+    with pytest.raises(Unavailable, match=str(other)):
         reader._ingest([first, refused, second])
     (found,) = reader.fetch_ready(10)
     assert [(record.offset, record.value) for record in found.records] == [(0, b"v0"), (1, b"v1")]
+
+
+def test_permission_that_a_partition_lacks_is_told_at_each_fetch_until_it_is_unassigned(log: KafkaLog) -> None:
+    part = topic(log, partitions=2)
+    other = TopicPartition(part.topic, 1)
+    reader = log.reader()
+    reader.assign({part: 0, other: 0})
+    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)  # the client says it once
+    reader._ingest([Message(topic=other.topic, partition=1, offset=0, error=error)])
+    for _ in range(2):
+        with pytest.raises(BadConfig, match=rf"{other}: User:ANONYMOUS has no permission READ") as refused:
+            reader.fetch(10)
+        assert refused.value.sources == (other,)
+    reader.remove([other])
+    log.producer().append({part: [Outgoing(b"k", b"v", 1)]})
+    offsets: list[int] = []  # a fetch may also end with no more than the end of the partition
+
+    def told() -> bool:
+        offsets.extend(one.offset for batch in reader.fetch(10, 1_000) for one in batch.records)
+        return bool(offsets)
+
+    until(told, "the record of the other partition")
+    assert offsets == [0]

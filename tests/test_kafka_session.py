@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from fix_sessions import HOUR_MS, four_stores
 
 import standfast as sf
 from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka_cluster import Cluster
+from standfast.replication.kafka_writer import KafkaWriter
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.permissions import Need
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -196,3 +200,96 @@ def test_background_sessions_share_tasks_out_and_survive_a_silent_death(sessions
     with pytest.raises(sf.Fenced):
         sessions.fill(first, 20)
     sessions.fill(second, 20)
+
+
+class LostRace:
+    """Between the first claim of a task and the broker's answer, another owner claims it."""
+
+    def __init__(self, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.happened = False
+        self._id = f"{sessions.app}-0-0"
+        self._rival = KafkaLog(sessions.address)
+        self._group = self._rival.group(sessions.app)
+        open_writer = KafkaWriter.open
+
+        def late(writer: KafkaWriter) -> None:
+            if not self.happened:
+                self.happened = True
+                self._group.join("rival", lease_ms=60_000)
+                self._rival.writer(self._id, group=sessions.app, owner="rival")
+            open_writer(writer)
+
+        monkeypatch.setattr(KafkaWriter, "open", late)
+
+    def leave(self) -> None:
+        """The winner ends."""
+        self._group.leave("rival")
+        self._rival.close()
+
+
+def test_standby_that_loses_the_race_for_its_task_goes_on_standing_by(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sessions.active("a")
+    standby = sessions.open("b", background=True)
+    standby.assign(standby=[0])
+    sessions.fill(first, 0)
+    before = contents(first)
+    until(lambda: contents(standby) == before, "the standby has everything", first)
+    race = LostRace(sessions, monkeypatch)
+    first.close()
+    until(lambda: race.happened, "the standby tries to take the task")
+    time.sleep(0.5)  # some more rounds of its background work
+    assert (standby.tasks()[0].role, standby.ready) == ("standby", True)
+    race.leave()
+    until(lambda: active(standby) == [0], "the winner is gone: the standby takes over")
+    standby.wait_ready(WAIT_S)
+    assert contents(standby) == before
+    sessions.fill(standby, 20)
+
+
+def test_instance_that_loses_the_race_for_a_free_task_stands_by_for_it(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = LostRace(sessions, monkeypatch)
+    loser = sessions.open("a", background=True, placement="shared", standby_replicas=1)
+    until(lambda: active(loser) == [1] and 0 in loser.tasks(), "the task of the rival has a standby here")
+    assert race.happened
+    race.leave()
+    until(lambda: sorted(active(loser)) == [0, 1], "the winner is gone: its standby takes over")
+    loser.wait_ready(WAIT_S)
+    sessions.fill(loser, 0)
+
+
+def test_group_that_gives_a_task_in_the_middle_of_a_race_has_it_opened_later(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = LostRace(sessions, monkeypatch)
+    member = sessions.open("a", background=True, placement="group")
+    member.on_assign(None, [sessions.at(0)])
+    assert race.happened
+    race.leave()
+    until(lambda: active(member) == [0], "what the group gave is opened")
+    member.wait_ready(WAIT_S)
+    sessions.fill(member, 0)
+
+
+def test_claim_that_a_late_producer_of_an_older_one_fences_may_be_tried_again(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = KafkaLog(sessions.address)
+    log.writer("id", group=sessions.app, owner="me").close()
+    fenced = KafkaException(KafkaError(KafkaError.PRODUCER_FENCED))
+
+    run: Callable[..., object] = Cluster.run
+
+    def refused(cluster: Cluster, what: str, call: Callable[[], object], *needs: Need) -> object:
+        if what.startswith("opening the writer"):
+            raise cluster.translate(fenced, what)
+        return run(cluster, what, call, *needs)
+
+    with monkeypatch.context() as patched, pytest.raises(sf.Unavailable, match="another producer of this id"):
+        patched.setattr(Cluster, "run", refused)
+        log.writer("id", group=sessions.app, owner="me")
+    log.writer("id", group=sessions.app, owner="me")
+    log.close()

@@ -6,16 +6,18 @@ would have. What counts is what the changelog says, read as committed.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 import standfast as sf
@@ -375,3 +377,98 @@ def test_embedded_log_has_no_consumers(tmp_path: Path) -> None:
         pytest.raises(sf.BadConfig, match="has no consumers of Kafka"),
     ):
         session.consumer_settings()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_client_complains_of_no_assignment(kafka_address: str, tmp_path: Path, protocol: str) -> None:
+    """Measured before: under eager assignors a warning `assign() call failed` at assignments."""
+    app, said = f"app-{uuid.uuid4().hex[:8]}", list[str]()
+    log = KafkaLog(f"kafka://{kafka_address}")
+    log.admin.create_topic(f"{app}-in", 2, TopicPolicy())
+    client_log = logging.Logger("client")
+    client_log.addHandler(Listen(said))
+    stores = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.int64)]
+    with sf.Session(app, log=log.address, state_dir=tmp_path, stores=stores, placement="group") as session:
+        settings = session.consumer_settings(PROTOCOLS[protocol])
+        consumer: Any = Consumer({**settings, "logger": client_log})
+        consumer.subscribe([f"{app}-in"], on_assign=session.on_assign, on_revoke=session.on_revoke)
+        deadline = time.monotonic() + 60
+        while len(session.open_tasks()) < 2 or len(consumer.assignment()) < 2:
+            assert time.monotonic() < deadline
+            consumer.consume(1, 0.1)
+            session.commit({})
+        consumer.close()
+    log.close()
+    assert not [text for text in said if "assign() call failed" in text]
+
+
+class Listen(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def test_records_given_before_a_commit_that_failed_count_once_when_the_broker_is_back(
+    restartable_broker: Broker, tmp_path: Path
+) -> None:
+    """Two tasks, nothing committed before: one commit fails, the other is not reached, and both go on."""
+    app, address = f"app-{uuid.uuid4().hex[:8]}", f"kafka://{restartable_broker.address}?timeout.ms=2000"
+    log = KafkaLog(address)
+    sources = [TopicPartition(f"{app}-in", number) for number in range(2)]
+    log.admin.create_topic(f"{app}-in", 2, TopicPolicy())
+    log.producer().append({at: [Outgoing(b"k", b"", 1)] * 10 for at in sources})
+    counts = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)
+    given = {"log": address, "state_dir": tmp_path, "stores": [counts], "placement": "group"}
+    deadline = time.monotonic() + 2 * WAIT_S
+    with sf.Session(app, **given) as session:  # type: ignore[arg-type]
+        consumer: Any = Consumer(session.consumer_settings())  # no rebalance meanwhile: it would begin anew
+        consumer.subscribe([f"{app}-in"], on_assign=session.on_assign, on_revoke=session.on_revoke)
+
+        def turn(offsets: dict[tuple[str, int], int], *, commit: bool) -> None:
+            for message in consumer.consume(100, 0.1):
+                with suppress(sf.Unavailable):
+                    store = session.task(message).store("counts")
+                    store.put("k", (store.get("k") or 0) + 1)
+                    offsets[message.topic(), message.partition()] = message.offset() + 1
+            if commit:
+                session.commit(offsets)
+
+        first: dict[tuple[str, int], int] = {}
+        while len(session.open_tasks()) < 2:
+            assert time.monotonic() < deadline
+            turn({}, commit=True) if not consumer.assignment() else turn(first, commit=False)
+        while sum(first.values()) < 20:
+            assert time.monotonic() < deadline
+            turn(first, commit=False)
+        restartable_broker.kill()
+        with pytest.raises(sf.Unavailable):
+            session.commit(first)
+        restartable_broker.start()
+
+        def done() -> bool:
+            with suppress(sf.Unavailable):
+                turn({}, commit=True)
+                return sum(one.offset for one in log.group(app).committed(sources).values()) == 20
+            return False
+
+        while not done():
+            assert time.monotonic() < deadline
+        assert [session.read("counts", number).store.get("k") for number in range(2)] == [10, 10]
+        consumer.close()
+    log.close()
+
+
+def test_message_that_is_an_error_is_raised_by_what_is_to_be_done(kafka_address: str, tmp_path: Path) -> None:
+    app = f"app-{uuid.uuid4().hex[:8]}"
+    given = {"log": f"kafka://{kafka_address}", "state_dir": tmp_path, "stores": [COUNTS], "placement": "group"}
+    with sf.Session(app, **given) as session:  # type: ignore[arg-type]
+        refused = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        with pytest.raises(sf.BadConfig, match="User:ANONYMOUS has no permission READ on topic 'in'"):
+            session.task(Message(topic="in", partition=0, error=refused))
+        with pytest.raises(sf.Unavailable, match="reading"):
+            session.task(Message(error=KafkaError(KafkaError._MAX_POLL_EXCEEDED)))

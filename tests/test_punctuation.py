@@ -318,10 +318,14 @@ def test_wall_clock_is_first_due_one_interval_after_it_was_made(bench: Bench, no
 
 @pytest.mark.parametrize(
     ("now_ms", "expected"),
-    [(0, 30), (29, 30), (30, 30), (31, 130), (129, 130), (130, 130), (131, 230), (1_029, 1_030), (1_031, 1_130)],
+    [(0, 30), (29, 30), (30, 30), (31, 130), (129, 130), (130, 230), (131, 230), (1_029, 1_030), (1_030, 1_130)],
 )
-def test_an_anchored_wall_clock_is_due_on_its_grid_at_or_after_now(now_ms: int, expected: int) -> None:
+def test_an_anchored_wall_clock_is_due_at_its_start_or_on_its_grid_after_now(now_ms: int, expected: int) -> None:
     assert first_due(WALL_CLOCK_TIME, now_ms, 100, 30) == expected
+
+
+def test_an_anchored_wall_clock_made_on_its_grid_waits_for_the_next_time() -> None:
+    assert first_due(WALL_CLOCK_TIME, 1_000, 10, 990) == 1_010
 
 
 def test_an_anchored_wall_clock_keeps_the_grid_after_a_restart(bench: Bench) -> None:
@@ -334,8 +338,11 @@ def test_an_anchored_wall_clock_keeps_the_grid_after_a_restart(bench: Bench) -> 
 
 
 @given(now_ms=st.integers(0, 300), interval_ms=st.integers(1, 60), start_ms=st.integers(0, 300))
-def test_an_anchored_start_is_the_first_grid_millisecond_from_now(now_ms: int, interval_ms: int, start_ms: int) -> None:
-    by_hand = next(t for t in range(now_ms, 1_000) if t >= start_ms and (t - start_ms) % interval_ms == 0)
+def test_an_anchored_start_in_the_past_is_the_first_grid_millisecond_after_now(
+    now_ms: int, interval_ms: int, start_ms: int
+) -> None:
+    begin = start_ms if start_ms >= now_ms else now_ms + 1
+    by_hand = next(t for t in range(begin, 1_000) if t >= start_ms and (t - start_ms) % interval_ms == 0)
     assert first_due(WALL_CLOCK_TIME, now_ms, interval_ms, start_ms) == by_hand
 
 

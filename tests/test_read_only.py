@@ -18,8 +18,8 @@ from standfast.store.errors import InvalidRequest
 
 AT = TopicPartition("t", 0)
 READS = {
-    Log: {"address", "admin", "reader", "group", "close", "care"},
-    LogAdmin: {"describe_topic", "topics", "survey", "groups", "consumers", "first_offsets"},
+    Log: {"address", "least_timestamp_ms", "admin", "reader", "group", "lock_holder", "close", "care"},
+    LogAdmin: {"describe_topic", "topics", "topic_names", "survey", "groups", "consumers", "first_offsets", "lacking"},
     port.Group: {"committed", "close"},
 }
 ANSWERED_HERE = {"join", "heartbeat", "view", "leave", "owners"}
@@ -63,7 +63,7 @@ def test_everything_is_read(logs: tuple[EmbeddedLog, ReadOnlyLog]) -> None:
     assert [record.value for batch in reader.fetch(10) for record in batch.records] == [b"v"]
     assert log.group("g").committed() == {AT: Committed(1, "text")}
     assert log.admin.topics() == whole.admin.topics()
-    assert log.address == whole.address
+    assert (log.address, log.least_timestamp_ms) == (whole.address, whole.least_timestamp_ms)
 
 
 def test_who_joins_is_alone_and_nobody_knows(logs: tuple[EmbeddedLog, ReadOnlyLog]) -> None:

@@ -185,6 +185,65 @@ def test_time_that_goes_back_or_is_none_is_refused_and_not_counted(bad: int) -> 
     assert history.failed(100) == 7
 
 
+# --- a task that does not come on ---
+
+QUICK = ExponentialDelay(initial_ms=1, max_ms=1_000)
+
+
+def test_five_failures_in_a_row_at_one_offset_are_the_last() -> None:
+    history = RestartHistory(QUICK)
+    assert [history.failed(at_ms, "in-0 at offset 7") for at_ms in range(6)] == [1, 2, 4, 8, None, None]
+    assert history.reason == "it failed 5 times in a row at the same source offset: in-0 at offset 7"
+
+
+def test_failure_elsewhere_begins_the_row_anew_and_a_commit_does_not() -> None:
+    history = RestartHistory(QUICK)
+    for number, at in enumerate(["a", "a", "a", "a", "b", "a", "a", "a", "a"]):
+        history.committed()  # of what came before it, or of another partition
+        assert history.failed(number, at) is not None
+    assert history.failed(10, "a") is None
+
+
+def test_ten_minutes_of_failures_without_a_commit_are_the_end() -> None:
+    history = RestartHistory(QUICK)
+    assert [history.failed(minute * 60_000, f"at {minute}") is None for minute in range(11)] == [False] * 10 + [True]
+    assert history.reason == "it failed for 600 s without a commit, the last time at at 10"
+
+
+@pytest.mark.parametrize("what", ["committed", "interrupted"])
+def test_commit_or_an_outage_of_the_log_begins_the_ten_minutes_anew(what: str) -> None:
+    history = RestartHistory(QUICK)
+    assert history.failed(0, "a") is not None
+    getattr(history, what)()
+    assert history.failed(599_999, "b") is not None
+    assert history.failed(600_000, "c") is not None
+    assert history.failed(1_199_999, "d") is None
+
+
+def test_first_failure_after_a_long_quiet_time_is_not_ten_minutes_without_a_commit() -> None:
+    history = RestartHistory(QUICK)
+    assert history.failed(10**9, "a") is not None
+
+
+def test_bounds_on_what_does_not_come_on_may_be_left_out() -> None:
+    history = RestartHistory(ExponentialDelay(initial_ms=1, max_ms=1, same_offset=None, without_commit_ms=None))
+    assert {history.failed(minute * 60_000, "a") for minute in range(100)} == {1}
+
+
+@pytest.mark.parametrize("strategy", [FixedDelay(50, 1), FailureRate(50, 1, 1)])
+def test_other_strategies_have_bounds_of_their_own(strategy: RestartStrategy) -> None:
+    history = RestartHistory(strategy)
+    assert {history.failed(now_ms, "a") for now_ms in range(50)} == {1}
+    assert RestartHistory(NoRestart()).failed(0, "a") is None
+
+
+def test_reason_names_the_strategy_that_was_used_up() -> None:
+    history = RestartHistory(FixedDelay(attempts=1, delay_ms=5))
+    history.failed(0)
+    assert history.failed(1) is None
+    assert history.reason == "2 failures are more than FixedDelay(attempts=1, delay_ms=5) allows"
+
+
 # --- refusals ---
 
 
@@ -224,6 +283,10 @@ def test_number_that_cannot_be_used_is_refused(make: Callable[[object], object],
         lambda: ExponentialDelay(reset_after_ms=0),
         lambda: ExponentialDelay(attempts=0),
         lambda: ExponentialDelay(attempts=True),
+        lambda: ExponentialDelay(same_offset=0),
+        lambda: ExponentialDelay(same_offset=True),
+        lambda: ExponentialDelay(without_commit_ms=0),
+        lambda: ExponentialDelay(without_commit_ms=1.5),  # type: ignore[arg-type]
         lambda: FailureRate(failures=0),
         lambda: FailureRate(interval_ms=0),
     ],

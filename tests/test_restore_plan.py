@@ -31,6 +31,7 @@ NOW_MS = 1_000_000
 COMPACT, DELETE = frozenset({"compact"}), frozenset({"delete"})
 LOG = LogState(WHERE, "id-1", 10, 100, delete_retention_ms=10_000)
 EMPTY = replace(LOG, begin=0, end=0)
+BOTH = replace(LOG, cleanup=COMPACT | DELETE, retention_ms=60_000)
 HERE = LocalPosition(50, "id-1", at_ms=NOW_MS, rows=True)
 
 
@@ -61,14 +62,14 @@ def at(position: int, **changes: object) -> LocalPosition:
         (at(61), replace(LOG, limit=60), UpToDate(WHERE, "up-to-date", 61, 61)),
         (at(100), replace(LOG, limit=0), UpToDate(WHERE, "up-to-date", 100, 100)),
         (at(101), replace(LOG, limit=60), Reinitialise(WHERE, "position-ahead", 10, 60)),
-        (at(9), replace(LOG, limit=60), Reinitialise(WHERE, "truncated", 10, 60)),
-        (at(9), replace(LOG, limit=5), Reinitialise(WHERE, "truncated", 10, 10)),
+        (at(9), replace(BOTH, limit=60), Reinitialise(WHERE, "truncated", 10, 60)),
+        (at(9), replace(BOTH, limit=5), Reinitialise(WHERE, "truncated", 10, 10)),
         (None, EMPTY, FromBeginning(WHERE, "no-local-state", 0, 0)),
         (None, replace(LOG, begin=100), FromBeginning(WHERE, "no-local-state", 100, 100)),
-        (at(9), LOG, Reinitialise(WHERE, "truncated", 10, 100)),
+        (at(9), BOTH, Reinitialise(WHERE, "truncated", 10, 100)),
         (at(0, rows=False), LOG, Reinitialise(WHERE, "truncated", 10, 100)),
         # the offset at the position was the marker of one's own last transaction
-        (at(8, marker=True), LOG, Reinitialise(WHERE, "truncated", 10, 100)),
+        (at(8, marker=True), BOTH, Reinitialise(WHERE, "truncated", 10, 100)),
         (at(9, marker=True), LOG, Resume(WHERE, "resume", 10, 100)),
         (at(99, marker=True), replace(LOG, begin=100), Resume(WHERE, "resume", 100, 100)),
         (at(99, marker=True, at_ms=0), LOG, Resume(WHERE, "resume", 99, 100)),
@@ -185,6 +186,36 @@ def test_missing_head_of_a_log_that_nothing_shortens_is_refused(local: LocalPosi
 )
 def test_missing_head_that_is_explained_is_no_reason_to_refuse(local: LocalPosition | None, log: LogState) -> None:
     assert not isinstance(plan(local, log), Refuse)
+
+
+@pytest.mark.parametrize(
+    ("local", "log"),
+    [
+        (at(9), LOG),
+        (at(0), LOG),
+        (at(8, marker=True), LOG),
+        (at(9), replace(LOG, limit=60)),
+        (at(9), replace(LOG, diverged_at=5)),
+        (at(9), replace(LOG, retention_ms=1_000)),  # which means nothing to a topic that is only compacted
+    ],
+)
+def test_compacted_log_that_lost_its_head_beside_rows_that_have_not_seen_it_is_refused_until_accepted(
+    local: LocalPosition, log: LogState
+) -> None:
+    refused = plan(local, log)
+    assert isinstance(refused, Refuse)
+    assert (refused.reason, refused.position, refused.end) == ("history-missing", local.position, 100)
+    assert "last copy" in refused.message
+    assert "below offset 10" in refused.what
+    assert "accept_missing_history" in refused.fix
+    assert isinstance(plan(local, log, accept_empty_log=True), Refuse)
+    assert isinstance(plan(local, log, accept_missing_history=True), Reinitialise)
+    assert isinstance(plan(replace(local, rows=False), log), Reinitialise)  # nothing is here that could be lost
+    assert not isinstance(plan(replace(local, position=10), log), Refuse)  # all that is gone was read here
+
+
+def test_begin_of_a_recreated_topic_says_nothing_about_the_rows_here() -> None:
+    assert plan(at(9, topic_id="id-0"), LOG) == Reinitialise(WHERE, "topic-recreated", 10, 100)
 
 
 def test_accepting_one_loss_does_not_accept_the_other() -> None:

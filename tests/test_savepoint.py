@@ -104,14 +104,51 @@ def test_undo_functions_run_from_the_latest_to_the_first_and_only_once() -> None
     assert undone == [3, 2, 1]
 
 
-def test_savepoints_are_one_at_a_time() -> None:
+@given(STEPS, STEPS, STEPS, STEPS, st.booleans(), st.booleans())
+def test_inner_savepoint_ends_by_itself_and_the_outer_one_undoes_all_of_it(
+    first: list[Any], before: list[Any], inner: list[Any], after: list[Any], keep_inner: bool, keep_outer: bool
+) -> None:
+    """Of what is kept, everything is as if the rest had never been written."""
+    buffer, outside = WriteBuffer(), dict[bytes, Any]()
+    other, others = WriteBuffer(), dict[bytes, Any]()
+    for steps, kept in ((first, True), (before, keep_outer), (inner, keep_inner and keep_outer), (after, keep_outer)):
+        if steps is before:
+            buffer.begin()
+        if steps is inner:
+            buffer.begin()
+        carry_out(buffer, outside, steps)
+        if steps is inner:
+            (buffer.release if keep_inner else buffer.rollback)()
+            assert buffer.in_savepoint
+        if kept:
+            carry_out(other, others, steps)
+    (buffer.release if keep_outer else buffer.rollback)()
+    assert not buffer.in_savepoint
+    assert (content(buffer), outside) == (content(other), others)
+
+
+def test_undo_functions_of_savepoints_that_were_kept_run_with_the_outer_one() -> None:
+    buffer, undone = WriteBuffer(), list[int]()
+    buffer.begin()
+    buffer.on_rollback(lambda: undone.append(1))
+    buffer.begin()
+    buffer.on_rollback(lambda: undone.append(2))
+    buffer.release()
+    buffer.begin()
+    buffer.on_rollback(lambda: undone.append(3))
+    buffer.rollback()
+    assert undone == [3]
+    buffer.rollback()
+    assert undone == [3, 2, 1]
+
+
+def test_savepoint_that_is_not_open_cannot_end_and_a_discard_ends_all() -> None:
     buffer = WriteBuffer()
     for end in (buffer.rollback, buffer.release):
         with pytest.raises(InternalError, match="no savepoint"):
             end()
     buffer.begin()
-    with pytest.raises(InternalError, match="open already"):
-        buffer.begin()
+    buffer.begin()
     buffer.put("kv", b"a", b"1")
     buffer.clear()  # a discard ends it
     assert not buffer.in_savepoint

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 from fix_aggregates import STORE, Result, counted, driven, drops, listed, results
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy
 from standfast.stream.fluent import Table
 from standfast.stream.grouped import WindowedStream
+from standfast.stream.session_aggregate import SessionAggregate
 from standfast.stream.testing import Driver
 from standfast.stream.windows import SessionWindows
 
@@ -117,6 +120,64 @@ def test_final_sessions_come_once_by_end_and_start() -> None:
         assert results(driver) == [Result("b", 20, 22, 2, None, 22)]
         pipe(driver, ("e", 1_000))
         assert results(driver) == [Result("d", 37, 38, 2, None, 38)]
+
+
+@pytest.mark.parametrize("retention_ms", [16, 17, 1_000_000])
+def test_session_that_was_given_is_not_joined_nor_given_again(retention_ms: int) -> None:
+    with driven(TEN, listed, emit=ON_WINDOW_CLOSE, retention_ms=retention_ms) as driver:
+        pipe(driver, ("a", 20), ("b", 36))
+        assert results(driver) == [Result("a", 20, 20, [20], None, 20)]
+        pipe(driver, ("a", 30))  # within the gap of the session that was given, and a session of its own is still open
+        if retention_ms > 17:
+            assert list(driver.store(STORE).fetch("a")) == [(("a", 20, 20), [20]), (("a", 30, 30), [30])]
+        pipe(driver, ("a", 33), ("b", 1_000))
+        assert results(driver) == [Result("a", 30, 33, [30, 33], None, 33), Result("b", 36, 36, [36], None, 36)]
+        assert drops(driver) == {}
+
+
+def test_late_record_between_a_given_and_an_open_session_joins_the_open_one() -> None:
+    with driven(TEN, listed, emit=ON_WINDOW_CLOSE, retention_ms=1_000_000) as driver:
+        pipe(driver, ("a", 20), ("b", 36), ("a", 31))
+        assert results(driver) == [Result("a", 20, 20, [20], None, 20)]
+        pipe(driver, ("a", 22), ("b", 1_000))  # 22 is within the gap of both
+        assert results(driver) == [Result("a", 22, 31, [31, 22], None, 31), Result("b", 36, 36, [36], None, 36)]
+
+
+def test_session_on_update_is_joined_as_long_as_it_is_kept() -> None:
+    with driven(TEN, listed, caching=False, retention_ms=1_000_000) as driver:
+        pipe(driver, ("a", 20), ("b", 36))
+        results(driver)
+        pipe(driver, ("a", 30))
+        assert results(driver) == [Result("a", 20, 20, None, [20], 20), Result("a", 20, 30, [20, 30], None, 30)]
+
+
+def test_longer_grace_does_not_join_what_was_given() -> None:
+    with driven(TEN, listed, emit=ON_WINDOW_CLOSE, retention_ms=1_000_000) as driver:
+        pipe(driver, ("a", 20), ("b", 36))
+        assert results(driver) == [Result("a", 20, 20, [20], None, 20)]
+        (runner,) = driver._runners.values()
+        processor = next(one for one in runner._processors if isinstance(one, SessionAggregate))
+        processor.windows, processor.delay_ms = SessionWindows(10, grace_ms=500), 511
+        pipe(driver, ("a", 15), ("a", 25), ("b", 10_000))
+        assert [one for one in results(driver) if one.key == "a"] == [Result("a", 25, 25, [25], None, 25)]
+        assert drops(driver) == {"late_window": 1}
+
+
+@pytest.mark.slow
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(-25, 12)), max_size=40))
+@settings(max_examples=40)
+def test_final_sessions_do_not_depend_on_how_long_the_store_keeps_them(steps: list[tuple[str, int]]) -> None:
+    outcomes = []
+    for retention_ms in (TEN.retention_safe_ms, 10**9):
+        observed = 30
+        with driven(TEN, listed, emit=ON_WINDOW_CLOSE, retention_ms=retention_ms, engine="memory") as driver:
+            for key, step in steps:
+                stamp = max(observed + step, 0)
+                observed = max(observed, stamp)
+                pipe(driver, (key, stamp))
+            pipe(driver, ("z", 10**8))
+            outcomes.append((results(driver), drops(driver)))
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize("limit", [1, 3, 100])

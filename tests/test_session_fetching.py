@@ -138,7 +138,7 @@ class TruncatesOnce(sf.Listener):
 def test_error_of_a_fetch_hits_the_task_that_it_is_about_and_no_other(bench: Bench) -> None:
     filled(bench)
     seen = TruncatesOnce(bench, RECORDS - 500)
-    session = threaded(bench, listeners=[seen])
+    session = threaded(bench, listeners=[seen], accept_missing_history=True)
     session.assign(active=[0, 1])
     session.wait_ready(WAIT_S)
     assert [(str(task), reason) for task, reason in seen.lost] == [("0_0", "truncated")]

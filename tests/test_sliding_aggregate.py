@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from fix_aggregates import STORE, Result, driven, drops, listed, results
+from fix_aggregates import STORE, Result, counted, driven, drops, listed, results
 
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy
 from standfast.stream.windows import SlidingWindows
@@ -97,3 +99,12 @@ def test_record_that_fails_and_is_skipped_leaves_no_trace(emit: EmitStrategy) ->
             driver.commit()
             outputs.append((results(driver), list(driver.store(STORE).all())))
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("build", [counted, listed])
+def test_record_without_a_value_is_skipped_and_counted_and_does_not_move_the_observed_time(build: Any) -> None:
+    with driven(SlidingWindows(10), build, caching=False) as driver:
+        driver.pipe("in", "a", None, 500)
+        driver.pipe("in", "a", 1, 6)
+        assert [(one.start, one.end, one.timestamp) for one in results(driver)] == [(0, 10, 6)]
+        assert drops(driver) == {"null_value": 1}

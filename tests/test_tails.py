@@ -44,7 +44,7 @@ def restoring(bench: Bench) -> sf.Session:
         if number % 1_000 == 999:
             task.commit()
     first.close()
-    cold = bench.session("cold", stores=STORES)
+    cold = bench.session("cold", stores=STORES, accept_missing_history=True)
     cold.assign(active=[0])
     cold.poll_once()
     return cold
@@ -182,7 +182,7 @@ def test_log_truncated_in_the_middle_of_a_restore_starts_over(bench: Bench) -> N
 
 def test_standby_whose_log_was_truncated_starts_over(bench: Bench) -> None:
     first = bench.active(stores=STORES)
-    second = bench.session("b", stores=STORES)
+    second = bench.session("b", stores=STORES, accept_missing_history=True)
     second.assign(standby=[0])
     write(first, {"a": "1", "b": "2", "c": "3"})
     second.poll_once()

@@ -26,40 +26,123 @@ def commits(driver: sf.testing.Driver) -> int:
 
 
 @pytest.mark.parametrize("kind", [STREAM, WALL])
-def test_punctuation_asks_for_a_commit(drive: Drive, kind: Any) -> None:
+def test_punctuation_does_not_commit_at_once(drive: Drive, kind: Any) -> None:
     probe = Probe(("a", 100, kind, 100))
     driver = drive(probe.app)
-    pipe(driver, 99)
-    assert commits(driver) == 0
+    pipe(driver, 100)
+    driver.advance_wall_clock(100)
+    assert (len(probe.fired), commits(driver)) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", [STREAM, WALL])
+def test_punctuation_that_asks_for_a_commit_gets_one_at_once(drive: Drive, kind: Any) -> None:
+    probe = Probe(("a", 100, kind, 100))
+    probe.on["a"] = lambda context, now_ms: context.commit()
+    driver = drive(probe.app)
     pipe(driver, 100)
     driver.advance_wall_clock(100)
     assert commits(driver) == 1
 
 
-def test_cancelled_schedule_asks_for_no_commit(drive: Drive) -> None:
+def ticking(bench: Bench, kind: Any, work: Any, **given: Any) -> Running:
+    """An application on the real loop whose schedule of 10 ms does `work(context, now_ms)`."""
+    create(bench, 1, "in", "out")
+    probe = Probe(("a", 10, kind, None))
+    probe.on["a"] = work
+
+    def make(app: sf.App) -> None:
+        app.source("in", key=TEXT, value=JSON)(probe.processor())
+        app.sink("out", key=TEXT, value=JSON)(probe.processor())
+
+    return Running(bench, make, stores=[sf.KeyValueStore("kv", TEXT, INT)], **given)
+
+
+def forward_tick(context: sf.Context, now_ms: int) -> None:
+    context.forward(sf.Record("tick", 1, now_ms))
+
+
+def test_real_loop_commits_many_firings_once_an_interval(bench: Bench) -> None:
+    one = ticking(bench, WALL, forward_tick, commit_interval_ms=60_000, guarantee="exactly_once")
+    one.run()
+    for _ in range(200):
+        bench.clock.advance(10)
+        one.run()
+    assert one.session.counters.commits["committed"] == 0
+    assert written(bench, "out") == []
+    bench.clock.advance(60_000)
+    one.run()
+    assert one.session.counters.commits["committed"] == 1
+    assert len(written(bench, "out")) == 201
+
+
+def test_stream_time_punctuation_is_committed_with_the_record_at_the_interval(bench: Bench) -> None:
+    one = ticking(bench, STREAM, forward_tick, commit_interval_ms=1_000, guarantee="exactly_once")
+    write(bench, "in", ("a", "1", 25))
+    one.run()
+    assert written(bench, "out") == []
+    bench.clock.advance(1_000)
+    one.run()
+    assert text_of(written(bench, "out")) == [("tick", "1", 25)]
+    assert one.session.task(0).source_offsets() == {TopicPartition("in", 0): 1}
+
+
+def test_punctuation_that_writes_nothing_makes_no_commit(bench: Bench) -> None:
+    one = ticking(bench, WALL, lambda context, now_ms: None, commit_interval_ms=100)
+    one.run()
+    one.commit()  # the offset that the task begins at
+    for _ in range(30):
+        bench.clock.advance(10)
+        one.run()
+    assert one.session.counters.commits["committed"] == 1
+
+
+def test_punctuation_that_fills_the_buffer_is_committed_in_the_same_round(bench: Bench) -> None:
+    def fill(context: sf.Context, now_ms: int) -> None:
+        for number in range(10_000):
+            context.store("kv").put(f"key {number}", number)
+
+    one = ticking(bench, WALL, fill, commit_interval_ms=1_000_000, cache_max_bytes=1)
+    one.run()
+    bench.clock.advance(10)
+    one.loop.poll_once()
+    assert one.session.task(0).stores.buffer.size_bytes == 0
+    assert one.session.counters.commits["committed"] == 1
+
+
+def test_cancelled_schedule_neither_fires_nor_commits(drive: Drive) -> None:
     probe = Probe(("a", 10, STREAM, None), ("w", 100, WALL, None))
     driver = drive(probe.app)
     for handle in probe.handles.values():
         handle.cancel()
     pipe(driver, 50)
     driver.advance_wall_clock(1_000)
-    assert commits(driver) == 0
+    assert (probe.fired, commits(driver)) == ([], 0)
 
 
-def test_real_loop_commits_after_a_punctuation(bench: Bench) -> None:
-    create(bench, 1, "in", "out")
+def test_timers_do_not_commit_at_once_either(bench: Bench) -> None:
+    create(bench, 1, "in")
+    fired: list[int] = []
+
+    class Timed(sf.Processor):
+        stores = ()
+
+        def init(self, context: sf.Context) -> None:
+            self.context = context
+
+        def process(self, record: sf.Record) -> None:
+            for step in range(100):
+                self.context.timer(record.key, self.context.wall_clock_ms + 10 * step, sf.PROCESSING_TIME)
+
+        def on_timer(self, timer: sf.Timer) -> None:
+            fired.append(timer.time)
+
+    one = Running(bench, lambda app: app.source("in", key=TEXT, value=JSON)(Timed), commit_interval_ms=60_000)
     write(bench, "in", ("a", "1", 25))
-    probe = Probe(("a", 10, STREAM, None))
-    probe.on["a"] = lambda context, now_ms: context.forward(sf.Record("tick", 1, now_ms))
-
-    def make(app: sf.App) -> None:
-        app.source("in", key=TEXT, value=JSON)(probe.processor())
-        app.sink("out", key=TEXT, value=JSON)(probe.processor())
-
-    one = Running(bench, make, stores=[sf.KeyValueStore("kv", TEXT, INT)], commit_interval_ms=1_000_000)
     one.run()
-    assert text_of(written(bench, "out")) == [("tick", "1", 25)]
-    assert one.session.task(0).source_offsets() == {TopicPartition("in", 0): 1}
+    for _ in range(100):
+        bench.clock.advance(10)
+        one.run()
+    assert (len(fired), one.session.counters.commits["committed"]) == (100, 0)
 
 
 # --- failure and restart ---
@@ -108,7 +191,7 @@ def test_task_whose_callback_failed_is_opened_again_and_loses_what_it_wrote(benc
     bench.clock.advance(100)
     one.run()
     bench.settle(one.session)
-    one.run()
+    one.commit()
     assert one.rows("kv") == {"try 0": 1}
     assert probe.times == [25, 25]
 

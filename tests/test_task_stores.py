@@ -140,6 +140,36 @@ def test_a_changed_definition_is_refused_and_changes_nothing(
     assert rows_on_disk(tmp_path / "0_0", rocks_shared) == before
 
 
+@pytest.mark.parametrize("beside", [(keyvalue("other"),), (keyvalue("other", engine="memory"),)])
+@pytest.mark.parametrize("declared", [(), (keyvalue("s", logging=False, engine="memory"),)])
+def test_rows_without_a_changelog_are_not_dropped_with_their_store(
+    open_task: Open,
+    tmp_path: Path,
+    rocks_shared: RocksShared,
+    declared: tuple[StoreSpec, ...],
+    beside: tuple[StoreSpec, ...],
+) -> None:
+    task = open_task(keyvalue("s", logging=False), keyvalue("other"))
+    task.store("s").put("a", "1")
+    task.commit(at(5, "other"))
+    task.close()
+    before = rows_on_disk(tmp_path / "0_0", rocks_shared)
+    with pytest.raises(InvalidRequest, match=r"store 's' of task 0_0 .* the only copy, .*: declare and connect it as"):
+        open_task(*declared, *beside)
+    assert rows_on_disk(tmp_path / "0_0", rocks_shared) == before
+    assert open_task(keyvalue("s", logging=False)).store("s").get("a") == "1"
+
+
+def test_store_without_a_changelog_and_without_rows_may_go(open_task: Open) -> None:
+    task = open_task(keyvalue("s", logging=False), window("w", logging=False))
+    task.store("s").put("a", "1")
+    task.commit(Cut())
+    task.store("s").put("a", None)
+    task.commit(Cut())
+    task.close()
+    assert set(open_task(keyvalue()).stores) == {"kv"}
+
+
 def test_what_the_stored_bytes_do_not_depend_on_may_change(open_task: Open) -> None:
     task = open_task(keyvalue())
     task.store("kv").put("a", "1")

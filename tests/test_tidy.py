@@ -19,7 +19,7 @@ import pytest
 
 ROOMS = ("store", "replication", "restore", "stream", "ops")  # each may import those before it
 
-FILE_LINES_MAX = 500
+FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 
 # Modules that decide and do nothing else: no I/O, thread or clock. Time comes in as `now_ms`.
@@ -27,6 +27,7 @@ PURE = {
     "store/names.py",
     "store/segments.py",
     "store/session_key.py",
+    "store/timestamps.py",
     "store/value_timestamp.py",
     "store/versioned_row.py",
     "store/window_key.py",
@@ -66,9 +67,12 @@ PURE = {
     "restore/worker_protocol.py",
     "stream/control.py",
     "stream/open_windows.py",
+    "stream/outgoing.py",
+    "stream/ownership.py",
     "stream/punctuation.py",
     "stream/restart.py",
     "stream/source_gate.py",
+    "stream/source_offsets.py",
     "stream/stream_time.py",
     "stream/watermarks.py",
     "stream/windows.py",

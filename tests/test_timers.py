@@ -47,7 +47,7 @@ def test_same_key_and_time_is_one_timer_and_other_times_are_others(drive: Drive)
     assert timed.fired == [("a", 10), ("a", 20)]
 
 
-@pytest.mark.parametrize("times", [(0,), (2**63 - 2 - 2**40,)])
+@pytest.mark.parametrize("times", [(0,), (2**62 - 1,)])  # the largest timestamp that a log takes
 def test_first_and_far_times_are_fine(drive: Drive, times: tuple[int, ...]) -> None:
     timed = Timed()
     driver = drive(timed.app)

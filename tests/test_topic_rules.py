@@ -73,9 +73,7 @@ class Case(NamedTuple):
     command: str
 
 
-KV_CHANGE = (
-    "kafka-configs.sh --bootstrap-server h1:9092,h2:9092 --alter --entity-type topics --entity-name {} --add-config {}"
-)
+KV_CHANGE = "standfast topic alter {} --set {} --log kafka://h1:9092,h2:9092"
 KV_SET = KV_CHANGE.format("app-kv-changelog", "{}")
 
 CASES = [
@@ -86,12 +84,12 @@ CASES = [
     Case(
         "cleanup-policy", "error", WIN, {"policy": BOTH}, {"policy": COMPACT},
         "has cleanup.policy=compact but a window store needs compact,delete",
-        KV_CHANGE.format("app-win-changelog", "'cleanup.policy=[compact,delete]'"),
+        KV_CHANGE.format("app-win-changelog", "cleanup.policy=compact,delete"),
     ),
     Case(
         "cleanup-policy", "error", DUP, {"policy": TopicPolicy(retention_ms=2 * DAY_MS)},
         {"policy": replace(COMPACT, retention_ms=1)}, "but a window store needs delete",
-        KV_CHANGE.format("app-dup-changelog", f"cleanup.policy=delete,retention.ms={2 * DAY_MS}"),
+        KV_CHANGE.format("app-dup-changelog", f"cleanup.policy=delete --set retention.ms={2 * DAY_MS}"),
     ),
     Case(
         "retention", "error", WIN, {"policy": BOTH}, {"policy": replace(BOTH, retention_ms=2 * DAY_MS - 1)},
@@ -223,10 +221,16 @@ def test_embedded_log_is_put_right_by_our_own_command() -> None:
 
 def test_command_for_a_cluster_with_a_login_leaves_it_in_a_file() -> None:
     fixes = Fixes("kafka://h:9093?security.protocol=SASL_SSL&sasl.password.file=/run/secret")
-    assert fixes.grow("t", 3) == (
-        "kafka-topics.sh --bootstrap-server h:9093 --command-config client.properties --alter --topic t --partitions 3"
+    assert fixes.change_brokers({"a": "1"}) == (
+        "kafka-configs.sh --bootstrap-server h:9093 --command-config client.properties --alter --entity-type brokers "
+        "--entity-default --add-config a=1"
     )
-    assert "client.properties" not in Fixes("kafka://h:9093?socket.keepalive.enable=true").grow("t", 3)
+    assert "client.properties" not in Fixes("kafka://h:9093?socket.keepalive.enable=true").change_brokers({"a": "1"})
+
+
+def test_command_of_ours_opens_the_log_as_it_was_opened() -> None:
+    address = "kafka://h:9093?security.protocol=SASL_SSL&sasl.password.file=/run/secret"
+    assert Fixes(address).grow("t", 3) == f"standfast topic alter t --partitions 3 --log '{address}'"
 
 
 # -- absent, unknown, between tasks -----------------------------------------------------------------------------------
@@ -247,7 +251,7 @@ def test_absent_source_topic_is_told_once_also_where_it_is_a_changelog() -> None
     survey = LogSurvey((), {}, {"src": None})
     (found,) = findings(Application("app", (TABLE,), ("src",)), survey, KAFKA)
     assert (found.rule, found.severity, found.where) == ("topic-absent", "error", "source topic src")
-    assert found.command == "kafka-topics.sh --bootstrap-server h1:9092,h2:9092 --create --topic src --partitions N"
+    assert found.command == "standfast topic create src --partitions N --log kafka://h1:9092,h2:9092"
 
 
 def test_changelog_of_a_store_that_nobody_defined_is_told_and_judged_as_far_as_it_can_be() -> None:
@@ -359,7 +363,7 @@ def test_changelog_is_not_made_with_fewer_replicas_than_a_write_needs(copies: in
     for problem in problems:
         assert problem.endswith(
             "kafka-topics.sh --bootstrap-server h1:9092,h2:9092 --create --topic app-kv-changelog --partitions 4 "
-            "--replication-factor 2"
+            "--replication-factor 2 --config cleanup.policy=compact"
         )
     assert default_problems(KV, LogSurvey((), {}, {}), 4, EMBEDDED) == []
 

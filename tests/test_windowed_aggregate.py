@@ -277,7 +277,7 @@ def test_task_that_lost_its_directory_gives_what_is_left_and_nothing_twice() -> 
         assert drops(driver) == {"late_window": 1}
 
 
-def test_longer_grace_does_not_give_a_window_again() -> None:
+def test_longer_grace_does_not_give_a_window_again_nor_change_it() -> None:
     app = application(TEN, emit=ON_WINDOW_CLOSE, retention_ms=1_000)
     with Driver(app) as driver:
         pipe(driver, ("a", 1), ("a", 15))
@@ -286,7 +286,8 @@ def test_longer_grace_does_not_give_a_window_again() -> None:
         processor.windows, processor.delay_ms = TumblingWindows(10, grace_ms=100), 100
         pipe(driver, ("a", 2), ("b", 3), ("c", 200))
         assert starts(results(driver)) == [("a", 10, 1)]
-        assert driver.store(STORE).fetch("a", 0) == 2
+        assert driver.store(STORE).fetch("a", 0) == 1
+        assert drops(driver) == {"late_window": 2}  # of a window that was given, and of one that would never be given
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])
@@ -338,3 +339,16 @@ def test_closing_more_windows_than_the_buffer_has_room_for_is_one_record_like_an
     with driven(TEN, emit=ON_WINDOW_CLOSE, cache_max_bytes=64 << 10) as driver:
         pipe(driver, *((f"key {number}", 1) for number in range(3_000)), ("closes", 100))
         assert len(results(driver)) == 3_000
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_removal_has_the_time_of_its_record_after_a_cache_and_the_largest_without(caching: bool) -> None:
+    with driven(TumblingWindows(100), listed, caching=caching) as driver:
+        driver.pipe("in", "a", "x", 10)
+        driver.commit()
+        driver.pipe("in", "a", "none", 3)
+        driver.commit()
+        assert results(driver) == [
+            Result("a", 0, 100, ["x"], None, 10),
+            Result("a", 0, 100, None, ["x"], 3 if caching else 10),
+        ]

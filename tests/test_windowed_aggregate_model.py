@@ -111,6 +111,14 @@ class Sessions:
     def __init__(self, windows: SessionWindows) -> None:
         self.windows = windows
         self.accepted: list[Seen] = []
+        self.given: Rows = {}
+
+    def close(self, through: int) -> None:
+        """Sessions that were given stay as they are: later records do not join them."""
+        final = {at: row for at, row in self.rows().items() if at[0] <= through and at not in self.given}
+        self.given |= final
+        told = {number for row in final.values() for number in row.values}
+        self.accepted = [one for one in self.accepted if one.number not in told]
 
     def add(self, one: Seen, observed: int) -> int:
         self.accepted.append(one)
@@ -121,7 +129,7 @@ class Sessions:
         return 0
 
     def rows(self) -> Rows:
-        found: Rows = {}
+        found: Rows = dict(self.given)
         for key in KEYS:
             session: list[Seen] = []
             for one in [*sorted((one for one in self.accepted if one.key == key), key=lambda one: one.time), None]:
@@ -172,7 +180,7 @@ def as_set(result: Result) -> Result:
 def play(windows: AnyWindows, emit: EmitStrategy, caching: bool, steps: list[tuple[str, int]], limit: int) -> None:
     """Run the application and the model side by side, and compare after every step."""
     model, observed, closed, late, flushed = MODELS[type(windows)](windows), -1, -1, 0, Rows()
-    # Sessions that are closed can still be joined while they are kept: here all are.
+    # On update, sessions that are closed can still be joined while they are kept: here all are.
     settings_ = {"retention_ms": 10**9} if isinstance(windows, SessionWindows) else {}
     given_limit = open_windows.LIMIT_ENTRIES
     open_windows.LIMIT_ENTRIES = limit
@@ -194,6 +202,8 @@ def play(windows: AnyWindows, emit: EmitStrategy, caching: bool, steps: list[tup
                 through = windows.closed_through(observed)
                 final = [named(at, row, None) for at, row in sorted(before.items()) if closed < at[0] <= through]
                 closed = max(closed, through)
+                if isinstance(model, Sessions) and emit is ON_WINDOW_CLOSE:
+                    model.close(through)
                 late += model.add(Seen(number, what, stamp), observed)
                 driver.pipe("in", what, number, stamp)
                 found = [as_set(one) for one in results(driver)]

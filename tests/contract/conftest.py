@@ -11,7 +11,6 @@ tests see the port and these. Begin with topic `flights` of 3 partitions.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
+from fix_lease import until
 
 from standfast.replication.embedded import EmbeddedLog
 from standfast.replication.kafka import KafkaLog
@@ -87,10 +87,11 @@ def kafka(folder: Path, request: pytest.FixtureRequest) -> tuple[Bench, Callable
 
     def settle(ends: Mapping[TopicPartition, int]) -> None:
         # A transaction is committed once the broker has decided so; its markers follow within milliseconds.
-        deadline = time.monotonic() + 10
-        while any(found.end < ends[source] for source, found in log.reader().bounds(ends).items()):
-            assert time.monotonic() < deadline, "what was committed does not become visible"
-            time.sleep(0.005)
+        until(
+            lambda: all(found.end >= ends[source] for source, found in log.reader().bounds(ends).items()),
+            "what was committed becomes visible",
+            10,
+        )
 
     return Bench(log, reopen, clock.advance, truncate, settle, 1, False, 5_000), close_all
 
@@ -101,6 +102,12 @@ def clear(address: str) -> None:
     topics = {name: one for name, one in admin.list_topics(timeout=10).topics.items() if not name.startswith("__")}
     groups = [group.group_id for group in admin.list_consumer_groups().result().valid]
     wait_for(admin.delete_topics(list(topics)) if topics else {})
+    # The controller has answered, and the broker may list them for a moment: creating one would find the old one.
+    until(
+        lambda: topics.keys().isdisjoint(admin.list_topics(timeout=10).topics),
+        f"deleted topics are listed no more: {sorted(topics)}",
+        30,
+    )
     # Some time after a topic was deleted the broker removes its committed offsets, even those of a new one of its name.
     partitions = [KafkaPartition(name, number) for name, one in topics.items() for number in one.partitions]
     for group in groups if partitions else ():
@@ -111,10 +118,11 @@ def clear(address: str) -> None:
 def wait_until_gone(address: str, group: str, partitions: list[KafkaPartition]) -> None:
     """Until the group has no committed offset of these. (The admin client's question for them can end the process.)"""
     consumer = Consumer({"bootstrap.servers": address, "group.id": group, "log_level": "4"})
-    deadline = time.monotonic() + 10
-    while any(at.offset >= 0 for at in consumer.committed(partitions, 10)):
-        assert time.monotonic() < deadline, "the broker keeps offsets of topics that were deleted"
-        time.sleep(0.005)
+    until(
+        lambda: all(at.offset < 0 for at in consumer.committed(partitions, 10)),
+        "the broker forgets offsets of topics that were deleted",
+        10,
+    )
     consumer.close()
 
 

@@ -22,6 +22,7 @@ from standfast.replication.log import (
     TopicPolicy,
 )
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.permissions import topic_needs
 from standfast.store.errors import Closed, InvalidRequest, StateLost, UnknownStore
 
 P0, P1, P2 = (TopicPartition("flights", number) for number in range(3))
@@ -65,6 +66,9 @@ def test_created_topic_is_described_with_its_policy(log: Log) -> None:
     assert (made.name, made.partitions, made.policy) == ("board", 4, policy)
     assert log.admin.describe_topic("board") == made
     assert [info.name for info in log.admin.topics()] == ["board", "flights"]
+    assert log.admin.topic_names() == ["board", "flights"]
+    # Neither log of these tests knows permissions; an absent topic lacks none.
+    assert log.admin.lacking(topic_needs(["board", "absent"], "READ", "WRITE", "DELETE", "DESCRIBE_CONFIGS")) == []
     assert log.admin.describe_topic("boards") is None
 
 
@@ -415,6 +419,7 @@ def test_closed_log_closes_its_parts(log: Log) -> None:
     for call in (
         lambda: reader.fetch(1),
         lambda: admin.topics(),
+        lambda: admin.topic_names(),
         lambda: log.admin,
         lambda: log.reader(),
         lambda: log.producer(),

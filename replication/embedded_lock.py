@@ -1,0 +1,204 @@
+"""The one lock of the embedded log: a flock on `<file>.lock`, which says in its text who has it and since when.
+
+    "4711 1769000000000 86400000"     process id, milliseconds since the epoch, monotonic milliseconds; empty: nobody
+
+A process that is stopped (SIGSTOP, a debugger, a frozen container) while it has the lock keeps it: the kernel gives it
+to another only when that process goes on or ends. Nobody can write then, so those who wait say whose lock it is.
+
+    hold(patient=True)     waits for as long as it takes, in the kernel's queue, and logs what it waits for
+    hold(patient=False)    Unavailable once one holder has had it for `STUCK_MS`: for work that is tried again anyway
+
+Rules of this file: no SQL. Times are the machine's own, whatever clock the log was given.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from standfast.replication.log import LockHolder
+from standfast.store.clock import SystemClock
+from standfast.store.errors import Closed, Unavailable
+from standfast.store.log import logger
+
+STUCK_MS = 1_000
+LOOK_S = 0.25
+QUICK_LOOKS, QUICK_LOOK_MS = 10, 10
+SAY_AGAIN_LOOKS = 120  # half a minute
+_TEXT_BYTES = 64
+_NOBODY = b" " * _TEXT_BYTES
+
+_clock = SystemClock()
+
+
+class LogLock:
+    """The lock as one connection uses it: by one thread at a time."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError."""
+        self._log = path
+        self._path = f"{path}.lock"
+        self._fd = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # A flock belongs to the open file: threads would both have it. Reentrant only so that it knows its owner.
+        self._turn: Any = threading.RLock()
+        self._tried = False  # whether `_fd` may have the lock
+        self._wait: _Wait | None = None  # by which the lock is had, or waited for
+        self._gone = b""  # text of a holder for which somebody waited in vain
+
+    @contextmanager
+    def hold(self, *, patient: bool = True) -> Iterator[None]:
+        """Have the lock. Raises Unavailable as the header says."""
+        try:
+            if not self._turn.acquire(timeout=-1 if patient else 2 * STUCK_MS / 1_000):
+                raise self._stuck(holder_of(self._log))
+            if self._fd < 0:
+                raise Closed(f"log {self._log} was closed: open a new one")
+            os.pwrite(self._lock(patient), _text(), 0)
+            yield
+        finally:
+            # A signal handler may raise after any call, in here as well: then the second one does what is left.
+            try:
+                self._let_go()
+            finally:
+                self._let_go()
+
+    def close(self) -> None:
+        """Let go of the file. Twice is fine."""
+        fd, self._fd = self._fd, -1  # its number is soon that of another file, which nothing of ours may be written to
+        if fd >= 0:
+            os.close(fd)
+
+    def _let_go(self) -> None:
+        """Let go of whatever this thread has; each step may be repeated."""
+        if not self._turn._is_owned():
+            return
+        if self._wait is not None:
+            self._wait.give_up()
+            self._wait = None
+        if self._tried:
+            if self._fd >= 0:  # closed meanwhile: the lock went with it
+                os.pwrite(self._fd, _NOBODY, 0)
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self._tried = False
+        self._turn.release()
+
+    def _lock(self, patient: bool) -> int:
+        """Get the lock; returns the file by which it is had."""
+        if self._try():
+            return self._fd
+        if not patient and self._gone and self._gone == os.pread(self._fd, _TEXT_BYTES, 0):
+            # Not at once: when the holder ends, those who gave up waiting have the lock for a moment, one by one.
+            for _ in range(QUICK_LOOKS):
+                _clock.sleep_ms(QUICK_LOOK_MS)
+                if self._try():
+                    return self._fd
+            raise self._stuck(holder_of(self._log))
+        self._wait = _Wait(self._path)
+        self._wait.start()
+        self._await(self._wait, patient)
+        return self._wait.fd
+
+    def _try(self) -> bool:
+        self._tried = True
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._tried = False
+        return self._tried
+
+    def _await(self, wait: _Wait, patient: bool) -> None:
+        nameless = looks = 0
+        said = -SAY_AGAIN_LOOKS
+        while not wait.done(LOOK_S):
+            looks += 1
+            holder = holder_of(self._log)
+            nameless = nameless + 1 if holder is not None and not holder.pid else 0
+            if holder is None or (holder.held_ms < STUCK_MS and nameless * LOOK_S * 1_000 < STUCK_MS):
+                continue  # it goes round: many wait, and each has its turn
+            if looks - said >= SAY_AGAIN_LOOKS:
+                said = looks
+                logger.warning("%s", self._stuck(holder))
+            if not patient:
+                self._gone = os.pread(self._fd, _TEXT_BYTES, 0) if holder.pid else b""
+                raise self._stuck(holder)
+
+    def _stuck(self, holder: LockHolder | None) -> Unavailable:
+        who = "another thread of this process" if holder is None else str(holder)
+        return Unavailable(
+            f"log {self._log}: nothing can be written, its lock has been held by {who}; reads go on. If that process "
+            "is stopped (state T in ps), continue it with kill -CONT, or end it with kill -KILL, which rolls its write "
+            "back"
+        )
+
+
+class _Wait:
+    """A thread in the kernel's queue for the lock, so that who waits can look about meanwhile, and give up.
+
+    It opens the file once more: what one of two waits on the same open file lets go, the other would lose.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._mutex = threading.Lock()
+        self._given_up = False
+        self._has = threading.Event()
+
+    def start(self) -> None:
+        """Stand in the queue from now on."""
+        threading.Thread(target=self._run, name="standfast-log-lock", daemon=True).start()
+
+    def done(self, timeout_s: float) -> bool:
+        """Whether the lock is had by now, by `fd`."""
+        return self._has.wait(timeout_s)
+
+    def give_up(self) -> None:
+        """Let the lock go: now if it is here, else as soon as it comes. Twice is fine."""
+        with self._mutex:
+            self._given_up = True
+            if self._has.is_set() and self.fd >= 0:
+                os.pwrite(self.fd, _NOBODY, 0)
+                self._close()
+
+    def _run(self) -> None:
+        fcntl.flock(self.fd, fcntl.LOCK_EX)
+        with self._mutex:
+            self._has.set()
+            if self._given_up and self.fd >= 0:
+                os.pwrite(self.fd, _NOBODY, 0)  # the text is that of a holder which ended in the middle
+                self._close()
+
+    def _close(self) -> None:
+        fd, self.fd = self.fd, -1  # first, so that no other file of that number is ever closed
+        os.close(fd)
+
+
+def holder_of(path: str) -> LockHolder | None:
+    """Who has the lock of the log at `path` now; None if nobody has, or there is no such log."""
+    try:
+        fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _parse(os.pread(fd, _TEXT_BYTES, 0))
+        return None
+    finally:
+        os.close(fd)
+
+
+def _text() -> bytes:
+    return (b"%d %d %d" % (os.getpid(), _clock.wall_ms(), _clock.monotonic_ms())).ljust(_TEXT_BYTES)
+
+
+def _parse(text: bytes) -> LockHolder:
+    words = text.split()
+    if len(words) != 3 or not all(word.isdigit() for word in words):
+        return LockHolder(0, 0, 0)
+    pid, since_ms, monotonic_ms = map(int, words)
+    return LockHolder(pid, since_ms, max(_clock.monotonic_ms() - monotonic_ms, 0))

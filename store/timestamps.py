@@ -1,0 +1,32 @@
+"""The timestamps that a record may be written with: one bound, for stores, outputs and logs.
+
+    the log's least .. 2**62-1     milliseconds since the epoch; the least is 0 on the embedded log, 1 on Kafka, whose
+                                   client writes the present time in place of 0
+
+A log refuses whatever lies beyond, and a commit with it. So what is going to be written is checked where it is given:
+at the put of a store that logs its changes, at the send of an output.
+
+Rules of this file: pure.
+"""
+
+from __future__ import annotations
+
+TIMESTAMP_MAX_MS = 2**62 - 1
+
+
+def timestamp_problem(timestamp: object, least_ms: int) -> str | None:
+    """Why a log does not take this timestamp; None if it does."""
+    if isinstance(timestamp, int) and not isinstance(timestamp, bool) and least_ms <= timestamp <= TIMESTAMP_MAX_MS:
+        return None
+    why = ""
+    if timestamp == 0 and least_ms == 1:
+        why = ", because the Kafka client would write the present time in place of 0"
+    return (
+        f"timestamp {timestamp!r:.100} cannot be written to the log: give whole milliseconds since the epoch, from "
+        f"{least_ms} to 2**62-1{why}"
+    )
+
+
+def writable(timestamp: int, least_ms: int) -> int:
+    """The nearest timestamp that a log takes, for a copy of a record that must not be lost for its timestamp."""
+    return min(max(timestamp, least_ms), TIMESTAMP_MAX_MS)

@@ -1,0 +1,248 @@
+"""Takes stores that cannot be used out of a task's directory, so that their neighbours stay as they are.
+
+    a store is lost            damaged block, truncated, recreated, ...
+        copy by links aside ──> open carefully ──> plan: refused? ──> forget the store ──> close      it is restored
+    the directory is lost      MANIFEST, CURRENT, the task's record
+        readable rows of stores without a log ──> new directory ──> old one aside, new one in its place
+
+Rules of this file: it works on directories of tasks that are closed. Rows that no log has are given up only with an
+operator's word (`accept_unreadable_rows`), and rows that the log cannot give back as the restore plan says; a refusal
+changes nothing. What was set aside stays until the caller knows that the task is whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from standfast.replication.offsets import TaskId
+from standfast.restore.plan import CORRUPT
+from standfast.store.engine import DEFAULT_FAMILY
+from standfast.store.errors import Corruption, StandfastError, StateLost
+from standfast.store.failpoint import reach
+from standfast.store.log import logger
+from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks_errors import damaged_file
+from standfast.store.rocks_seal import check_seal
+from standfast.store.rocks_wal import refuse_damaged_wal
+from standfast.store.salvage import Remains, copy_rows, copy_stores, open_remains
+from standfast.store.segments import store_of_family
+from standfast.store.state_dir import StateDir
+from standfast.store.task_stores import TaskStores
+
+UNREADABLE_ROWS = "unreadable-rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Which stores of a task cannot be used, by name with the reason; `damage`: bytes are damaged, perhaps of others.
+
+    False if nothing is lost. `whole`: the directory itself cannot be used. `planned`: the restore plan said so, and
+    does not refuse it.
+    """
+
+    stores: Mapping[str, str] = field(default_factory=dict)
+    damage: Corruption | None = None
+    whole: bool = False
+    planned: bool = False
+
+    def __bool__(self) -> bool:
+        return self.whole or self.damage is not None or bool(self.stores)
+
+    @classmethod
+    def by(cls, damage: Corruption) -> Loss:
+        """What an error of the engine or of a store says is damaged. Raises the error if it is the log's."""
+        if damage.of_log:
+            raise damage
+        stores = frozenset(map(store_of_family, damage.families))
+        if DEFAULT_FAMILY in stores:
+            return cls(damage=damage, whole=True)
+        return cls(dict.fromkeys(sorted(stores), CORRUPT), damage)
+
+
+class OpensStores(Protocol):
+    """Opens the stores of a task in a directory; `careful` and `whole_wal` as for TaskStores."""
+
+    def __call__(
+        self, task: TaskId, directory: Path | None = None, *, careful: bool = False, whole_wal: bool | None = None
+    ) -> TaskStores: ...
+
+
+class Mender:
+    """What the tasks of a session are mended with."""
+
+    def __init__(
+        self,
+        state_dir: StateDir,
+        shared: RocksShared,
+        stores: OpensStores,
+        refuse: Callable[[TaskId, TaskStores, Mapping[str, str], Callable[[str], bool] | None], None],
+        *,
+        accept_unreadable_rows: bool,
+    ) -> None:
+        """`refuse(task, stores, lost, had_rows)` raises StateLost if the plan refuses to restore these stores.
+
+        `had_rows` tells which stores of a directory that is lost as a whole had rows.
+        """
+        self._state_dir = state_dir
+        self._shared = shared
+        self._stores = stores
+        self._refuse = refuse
+        self._accept = accept_unreadable_rows
+
+    def take_out(self, task: TaskId, loss: Loss) -> dict[str, str]:
+        """Make the directory of a closed task fit to be opened; returns the stores that begin anew, with the reason.
+
+        Raises StateLost if a person must decide, Unavailable if the disk refuses; then nothing was changed.
+        """
+        directory = self._state_dir.task_path(str(task))
+        try:
+            # A careful opening passes over damage in these, and removes files that it does not know.
+            check_seal(directory)
+            refuse_damaged_wal(directory, every_byte=True)
+        except Corruption as damage:
+            loss = Loss(damage=damage, whole=True)
+        if loss.whole:
+            return self._replace(task, directory, loss)
+        copy = self._state_dir.copy_aside(str(task), next(iter(loss.stores.values()), CORRUPT))
+        lost: dict[str, str] = {}
+        try:
+            try:
+                with closing(self._stores(task, careful=True)) as stores:
+                    lost = self._judged(task, stores, loss)
+                    if lost:
+                        self._forget(task, stores, lost, copy)
+            except Corruption:  # not even so can it be opened
+                if lost:
+                    raise
+            return lost or self._replace(task, copy, loss)
+        finally:
+            if not lost:  # otherwise it stays: rows are gone from the directory
+                shutil.rmtree(copy, ignore_errors=True)
+
+    def take_back(self, task: TaskId) -> dict[str, str]:
+        """Finish what a crash interrupted: a task without a directory whose old one lies aside; usually nothing."""
+        left = self._state_dir.left_behind(str(task))
+        if left is None:
+            return {}
+        logger.warning(
+            "task %s has no directory, and %s was set aside: a crash came before its replacement", task, left
+        )
+        return self._replace(task, left, Loss(whole=True))
+
+    def _judged(self, task: TaskId, stores: TaskStores, loss: Loss) -> dict[str, str]:
+        """The stores that are lost, if they may be; none if the directory is lost as a whole."""
+        lost = dict(loss.stores) or dict.fromkeys(self._damaged(stores, loss.damage), CORRUPT)
+        if not lost or DEFAULT_FAMILY in lost:
+            return {}
+        lost |= dict.fromkeys(stores.copying, CORRUPT)
+        if not loss.planned:
+            self._refuse(task, stores, {name: why for name, why in lost.items() if name in stores.specs}, None)
+        unlogged = stores.unlogged & lost.keys()
+        if unlogged and not self._accept:
+            raise self._refused(task, unlogged, [f"{loss.damage or 'they are damaged'}"])
+        return lost
+
+    def _forget(self, task: TaskId, stores: TaskStores, lost: Mapping[str, str], copy: Path) -> None:
+        """Drop the rows of these stores; readable ones that no log has come back from the copy."""
+        came_from = {name: stores.copying.get(name, copy.name) for name in sorted(stores.unlogged & lost.keys())}
+        stores.forget(lost, came_from)
+        if came_from:
+            self._copy_back(task, stores, came_from)
+        logger.warning("task %s: taken out to be restored: %s; its other stores stay", task, _listed(lost))
+
+    def _copy_back(self, task: TaskId, stores: TaskStores, came_from: Mapping[str, str]) -> None:
+        """Copy the readable rows of damaged stores without a log; the operator accepted that the others go."""
+        for name, folder in came_from.items():
+            source = self._state_dir.aside_path(folder)
+            with closing(RocksEngine(source, shared=self._shared, read_only=True, careful=True)) as engine:
+                gaps, _ = copy_rows(engine, stores.engine, stores.specs[name])
+            for gap in gaps:
+                logger.warning("task %s: store %r, accepted: %s", task, name, gap)
+        reach("mending.copied")
+        stores.take_back(came_from)
+
+    def _damaged(self, stores: TaskStores, damage: Corruption | None) -> frozenset[str]:
+        """The stores that have damaged rows: by the file that the error names, or else whoever cannot be read whole."""
+        engine = stores.engine
+        if not isinstance(engine, RocksEngine):
+            return frozenset()
+        file = None if damage is None else damaged_file(str(damage))
+        families = frozenset() if file is None else engine.families_of(file)
+        return frozenset(
+            map(store_of_family, families or filter(lambda one: not _readable(engine, one), engine.families()))
+        )
+
+    def _replace(self, task: TaskId, directory: Path, loss: Loss) -> dict[str, str]:
+        """Put another directory in the place of one that is lost, with the readable rows that no log has."""
+        name = str(task)
+        build, scratch = self._state_dir.mending_path(name, "new"), self._state_dir.mending_path(name, "old")
+        remains = open_remains(directory, scratch, self._shared, name) if directory.exists() else None
+        try:
+            with closing(self._stores(task, build, whole_wal=False)) as stores:
+                logged = {one: CORRUPT for one, spec in stores.specs.items() if spec.logging}
+                self._refuse(task, stores, logged, _had_rows(remains))
+                strangers = [] if remains is None else remains.undeclared(stores.specs, str(directory))
+                if strangers and not self._accept:
+                    raise self._refused(task, strangers, ["the task does not declare it any more, so it is not copied"])
+                if stores.unlogged:
+                    self._copy_unlogged(task, stores, remains, loss)
+                    stores.flush()
+                unlogged = stores.unlogged
+        finally:
+            if remains is not None:
+                remains.close()
+            shutil.rmtree(scratch, ignore_errors=True)
+        why = "" if loss.damage is None else f": {loss.damage}"
+        logger.warning("task %s: the whole directory is set aside (%s)%s", task, CORRUPT, why)
+        self._state_dir.set_aside(name, CORRUPT)
+        reach("mending.aside")
+        if unlogged:
+            build.rename(self._state_dir.task_path(name))
+        else:
+            shutil.rmtree(build, ignore_errors=True)
+        return logged or dict.fromkeys(unlogged, CORRUPT)
+
+    def _copy_unlogged(self, task: TaskId, stores: TaskStores, remains: Remains | None, loss: Loss) -> None:
+        names = stores.unlogged
+        if remains is None:
+            gaps = [f"no file of it can be read ({loss.damage})"]
+        else:
+            gaps = copy_stores(remains, stores, names)
+        if gaps and not self._accept:
+            raise self._refused(task, names, gaps)
+        for gap in gaps:
+            logger.warning("task %s: stores %s, accepted: %s", task, ", ".join(sorted(names)), gap)
+        logger.warning("task %s: the rows of %s were copied from the damaged directory", task, ", ".join(sorted(names)))
+
+    def _refused(self, task: TaskId, names: Collection[str], gaps: Collection[str]) -> StateLost:
+        directory = self._state_dir.task_path(str(task))
+        return StateLost(
+            f"task {task}: store {', '.join(map(repr, sorted(names)))} has no changelog (logging=False), and part of "
+            f"its rows in {directory} cannot be read: {'; '.join(gaps)}. Nothing was changed. Put a copy of the "
+            "directory back, or copy it away and accept the loss (accept_unreadable_rows): the rows that can be read "
+            "are then kept, the others given up, and stores with a changelog are restored from it",
+            reason=UNREADABLE_ROWS,
+        )
+
+
+def _had_rows(remains: Remains | None) -> Callable[[str], bool]:
+    return (lambda name: True) if remains is None else remains.has_rows
+
+
+def _readable(engine: RocksEngine, family: str) -> bool:
+    try:
+        with closing(engine.scan(family)) as scan:
+            for _ in scan:
+                pass
+    except StandfastError:
+        return False
+    return True
+
+
+def _listed(lost: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({why})" for name, why in sorted(lost.items()))

@@ -1,0 +1,166 @@
+"""Which active tasks the caller named, and which of them another instance took over.
+
+    assign, on_assign ──> wanted ──> a newer owner is seen ──> lost ── every commit is Fenced
+                             │                                  │
+                 on_revoke   v        assign without it         v
+                          given back <──────────────────── given up: a commit of its offsets is Fenced
+
+    assign, on_assign and reopen that name a lost task end its loss; on_revoke gives it back
+
+What was written and not committed when a task was lost is gone, so its offsets must not be committed as if it were
+there, not even by a later opening of the same task here: the loss lasts until the caller shows that it knows.
+
+Rules of this file: pure; no task, log or thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from standfast.replication.offsets import TaskId
+from standfast.store.errors import Fenced, InvalidRequest, NotReady
+
+Offsets = Mapping[tuple[str, int], int]
+
+
+@dataclass(slots=True)
+class Ownership:
+    """The caller's word about tasks, and what became of it.
+
+    `wanted` is to be active here, `standby` was assigned so. `lost` has the reason of each loss, `given_up` of those
+    that a later assignment left out; `given_back` left with a revocation.
+    """
+
+    wanted: frozenset[TaskId] = frozenset()
+    standby: frozenset[TaskId] = frozenset()
+    lost: dict[TaskId, str] = field(default_factory=dict)
+    given_up: dict[TaskId, str] = field(default_factory=dict)
+    given_back: set[TaskId] = field(default_factory=set)
+
+    def assign(self, active: Iterable[TaskId], standby: Iterable[TaskId], *, stay_lost: Iterable[TaskId] = ()) -> None:
+        """Exactly these from now on. `stay_lost`: those of `active` whose loss it does not end."""
+        self.wanted, self.standby = frozenset(active), frozenset(standby)
+        staying = {task: self.lost[task] for task in stay_lost}
+        self.given_up |= self.lost
+        self._named(self.wanted | self.standby)
+        self.lost = staying
+
+    def adopt(self, added: Iterable[TaskId]) -> None:
+        """These are active, too."""
+        added = frozenset(added)
+        self.wanted |= added
+        self._named(added)
+
+    def give_back(self, gone: Iterable[TaskId]) -> None:
+        """A revocation that was announced: nothing of these is expected here any more."""
+        gone = frozenset(gone)
+        self.wanted -= gone
+        self._named(gone)
+        self.given_back |= gone
+
+    def reopen(self, task: TaskId) -> None:
+        """The caller asks for a task that failed or was lost."""
+        self._named({task})
+
+    def lose(self, task: TaskId, why: str) -> None:
+        """Another instance took it over."""
+        self.lost[task] = why
+
+    def why_lost(self, task: TaskId) -> str | None:
+        """Why a task is not this instance's any more; None if it was not taken over."""
+        return self.lost.get(task, self.given_up.get(task))
+
+    def _named(self, tasks: Iterable[TaskId]) -> None:
+        for task in tasks:
+            self.lost.pop(task, None)
+            self.given_up.pop(task, None)
+            self.given_back.discard(task)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPlan:
+    """What one commit of a session does, in this order: the commits of `due`, then `fenced` is raised, if there is one.
+
+    `left_out` are offsets of partitions that were revoked.
+    """
+
+    due: Mapping[TaskId, Offsets]
+    left_out: Offsets
+    fenced: Fenced | None
+
+
+def plan_commit(
+    offsets: Mapping[TaskId, Offsets],
+    running: Iterable[TaskId],
+    waiting: Mapping[TaskId, str],
+    ownership: Ownership,
+    *,
+    again: Iterable[TaskId] = (),
+    replayed: bool = False,
+) -> CommitPlan:
+    """What to commit of source offsets, by the task that each belongs to.
+
+    `running` are the tasks to commit with or without offsets, `waiting` those that are held and cannot commit now, with
+    their state. `again`: running tasks whose records are given once more since they were opened; a loss is over
+    for them. `replayed`: the records of a task that waits will be given again, so that its offsets may be left out.
+    Raises InvalidRequest for offsets of tasks that are not this instance's, NotReady for one that restores; nothing
+    is committed then.
+    """
+    running, again = frozenset(running), frozenset(again)
+    lost = {task: why for task, why in (ownership.given_up | ownership.lost).items() if task not in again}
+    due: dict[TaskId, Offsets] = {task: {} for task in sorted(running - lost.keys())}
+    left_out: dict[tuple[str, int], int] = {}
+    unknown: list[str] = []
+    fenced = {task: why for task, why in ownership.lost.items() if task in lost}
+    for task, own in sorted(offsets.items()):
+        if task in lost:
+            fenced[task] = lost[task]
+        elif task in running:
+            due[task] = own
+        elif task in ownership.given_back or (task in waiting and replayed):
+            left_out.update(own)
+        elif task in waiting:
+            raise NotReady(
+                f"task {task} is {waiting[task]} here, so {_told(own)} cannot be committed: {_fix(waiting[task])}"
+            )
+        else:
+            unknown.append(f"{_told(own)} of task {task}")
+    if unknown:
+        held = ", ".join(map(str, sorted(running | waiting.keys()))) or "none"
+        raise InvalidRequest(
+            f"{'; '.join(unknown)} cannot be committed, because the task is not assigned to this instance (it holds: "
+            f"{held}): assign it, or leave its offsets out"
+        )
+    return CommitPlan(due, left_out, _fenced(fenced))
+
+
+def lost_task(task: TaskId, why: str) -> Fenced:
+    """What a caller is answered who asks for a task that was taken over."""
+    return Fenced(
+        f"task {task} was taken over by a newer owner, and what was not committed here is gone ({why}): "
+        "give it up, or assign or reopen it and go on from its source_offsets()"
+    )
+
+
+def _fenced(lost: Mapping[TaskId, str]) -> Fenced | None:
+    if not lost:
+        return None
+    if len(lost) == 1:
+        return lost_task(*next(iter(lost.items())))
+    tasks = ", ".join(map(str, sorted(lost)))
+    return Fenced(
+        f"tasks {tasks} were taken over by newer owners, and what was not committed here is gone "
+        f"({'; '.join(lost[task] for task in sorted(lost))}): give them up, or assign or reopen them and go on from "
+        "their source_offsets()"
+    )
+
+
+def _told(own: Offsets) -> str:
+    return "source offsets of " + ", ".join(f"{topic}-{partition}" for topic, partition in sorted(own, key=str))
+
+
+def _fix(state: str) -> str:
+    if state == "standby":
+        return "commit it at the active instance"
+    return "wait_ready() tells when the restore gate opens; go on from source_offsets() then"

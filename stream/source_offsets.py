@@ -1,0 +1,91 @@
+"""Source offsets of a commit: what may be committed with the state of a task. One rule for the library and the sidecar.
+
+    shape        topic name, partition from 0, offset from 0 below 2**62: what every log can hold
+    the task's   its own partition, a topic of its group: the state of another task does not go with it
+    never back   at or above what is committed: the state does not go back with the offset
+
+Rules of this file: pure. Everything is checked before anything is written; one error names all that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.errors import InvalidRequest
+from standfast.store.names import check_topic
+
+OFFSET_MAX = 2**62 - 1
+PARTITION_MAX = 2**31 - 1
+TOLD_MAX = 5  # problems in one message
+
+
+def checked_shape(given: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
+    """The offsets by partition. Raises InvalidRequest for what is no source offset at all, whatever the task."""
+    offsets: dict[TopicPartition, int] = {}
+    problems = []
+    for at, offset in given.items():
+        problem = _shape_problem(at, offset)
+        if problem is None:
+            offsets[TopicPartition(*at)] = offset
+        else:
+            problems.append(problem)
+    if problems:
+        raise InvalidRequest(f"{_listed(problems)}; nothing was committed")
+    return offsets
+
+
+def checked_source_offsets(
+    given: Mapping[tuple[str, int], int],
+    task: TaskId,
+    topics: frozenset[str] | None,
+    committed: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """The offsets that a commit of a task makes durable. Raises InvalidRequest.
+
+    `topics` are the source topics of its group, None: any. `committed` is what its last commit said.
+    """
+    problems, offsets = [], checked_shape(given)
+    for at, offset in offsets.items():
+        if topics is not None and at.topic not in topics:
+            own = ", ".join(sorted(topics)) or "none"
+            problems.append(
+                f"topic {at.topic!r} is no source of its group (which has: {own}): commit the offset with a task of "
+                "the group that reads it"
+            )
+        elif at.partition != task.partition:
+            problems.append(
+                f"an offset of partition {at.partition} of {at.topic!r} is not that of this task, whose state it would "
+                "not belong to: commit it with the task of its own partition"
+            )
+        elif offset < committed.get(at, 0):
+            problems.append(
+                f"the offset of {at} goes back from {committed[at]} to {offset}, and the state does not: go on from "
+                "the source offsets, or reset the application"
+            )
+    if problems:
+        raise InvalidRequest(f"task {task}: {_listed(problems)}; nothing was committed")
+    return offsets
+
+
+def _shape_problem(at: object, offset: object) -> str | None:
+    if not isinstance(at, tuple) or len(at) != 2:
+        return f"{at!r:.100} is no source partition: give (topic, partition)"
+    topic, partition = at
+    try:
+        check_topic(topic)
+    except InvalidRequest as error:
+        return str(error)
+    if not isinstance(partition, int) or isinstance(partition, bool) or not 0 <= partition <= PARTITION_MAX:
+        return f"partition {partition!r:.100} of {topic!r} is none: give a whole number from 0 to 2**31-1"
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= OFFSET_MAX:
+        return (
+            f"source offset of {topic}-{partition} is {offset!r:.100}: give the next offset to process, a whole number "
+            "from 0 to 2**62-1"
+        )
+    return None
+
+
+def _listed(problems: list[str]) -> str:
+    more = f"; and {len(problems) - TOLD_MAX} more" if len(problems) > TOLD_MAX else ""
+    return "; ".join(problems[:TOLD_MAX]) + more

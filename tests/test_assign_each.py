@@ -1,0 +1,104 @@
+"""Assigning tasks to a sidecar's session: an order that is repeated takes nothing back that another instance took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import standfast as sf
+from standfast.ops.assign_each import SidecarSession, assign_each
+from standfast.replication.offsets import TaskId
+from standfast.stream.task import TaskState
+
+STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
+BOTH, FIRST, NONE = frozenset({0, 1}), frozenset({0}), frozenset[int]()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[SidecarSession, sf.Session]]:
+    """Two instances of one application, driven by hand; the first is a sidecar's."""
+    log = f"sqlite:///{tmp_path / 'log'}"
+    settings: dict[str, Any] = {"stores": STORES, "partitions": 2, "background": False, "take_over": False}
+    first = SidecarSession("app", log=log, state_dir=tmp_path / "a", **settings)
+    second = sf.Session("app", log=log, state_dir=tmp_path / "b", **settings)
+    yield first, second
+    second.close()
+    first.close()
+
+
+def rows_of(session: sf.Session) -> dict[str, str]:
+    return dict(session.task(0).store("kv").all())
+
+
+def lose_first(first: SidecarSession, second: sf.Session, *, seen: bool) -> None:
+    """The second instance takes task 0; the first commits, and has `seen` to its loss or not yet."""
+    assert assign_each(first, FIRST, NONE) == {}
+    first.wait_ready(10)
+    task = first.task(0)
+    second.assign(active=[0])
+    second.wait_ready(10)
+    task.store("kv").put("a", "1")
+    with pytest.raises(sf.Fenced):
+        task.commit()
+    if seen:
+        first.poll_once()
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_task_that_another_instance_took_is_not_taken_back_by_the_same_order(
+    pair: tuple[SidecarSession, sf.Session], seen: bool
+) -> None:
+    first, second = pair
+    lose_first(first, second, seen=seen)
+    assert assign_each(first, BOTH, NONE) == {}
+    assert first.lost() == FIRST
+    assert set(first.all_tasks()) == {TaskId(0, 1)}
+    assert assign_each(first, BOTH, NONE) == {}
+    assert first.lost() == FIRST
+    second.task(0).store("kv").put("b", "2")
+    second.task(0).commit()  # its owner still
+    assert rows_of(second) == {"b": "2"}
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_task_that_is_named_again_is_taken_back(pair: tuple[SidecarSession, sf.Session], seen: bool) -> None:
+    first, second = pair
+    lose_first(first, second, seen=seen)
+    assert assign_each(first, BOTH, NONE, take_back=FIRST) == {}
+    assert first.lost() == NONE
+    first.wait_ready(10)
+    assert rows_of(first) == {}
+    second.task(0).store("kv").put("b", "2")
+    with pytest.raises(sf.Fenced):
+        second.task(0).commit()
+
+
+def test_order_without_a_lost_task_gives_it_up_so_that_the_next_may_name_it(
+    pair: tuple[SidecarSession, sf.Session],
+) -> None:
+    first, second = pair
+    lose_first(first, second, seen=True)
+    assert assign_each(first, frozenset({1}), NONE) == {}
+    assert first.lost() == NONE
+    assert assign_each(first, BOTH, NONE) == {}
+    assert set(first.all_tasks()) == {TaskId(0, 0), TaskId(0, 1)}
+
+
+def test_failed_task_is_opened_again_only_if_no_live_member_took_it(pair: tuple[SidecarSession, sf.Session]) -> None:
+    first, second = pair
+    assign_each(first, FIRST, NONE)
+    first.wait_ready(10)
+    first.task(0).fail(sf.InternalError("as after a full disk"))
+    first.reopen_if_free(0)
+    first.wait_ready(10)
+    assert first.task(0).state is TaskState.RUNNING
+    second.assign(active=[0])
+    second.wait_ready(10)
+    second.poll_once()  # publishes its tasks to the group
+    first.task(0).fail(sf.InternalError("as after a full disk"))
+    with pytest.raises(sf.Held):
+        first.reopen_if_free(0)
+    assert first.lost() == FIRST
