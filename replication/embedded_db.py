@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from standfast.replication.embedded_lock import LogLock
+from standfast.replication.embedded_lock import OPEN_MS, STUCK_MS, LogLock
 from standfast.replication.embedded_schema import SCHEMA_VERSION, check_described, create, migrate
 from standfast.store.errors import (
     Closed,
@@ -102,7 +102,7 @@ class Database:
             self._lock.close()
             raise translate(path, error) from error
         try:
-            with self._lock.hold(patient=False):
+            with self._lock.hold(give_up_ms=OPEN_MS):
                 self._prepare()
             if checked:
                 self._check_described()
@@ -137,7 +137,7 @@ class Database:
         """
         self._check_open()
         # The lock first: who only reads through this connection must not wait for it.
-        with self._lock.hold(patient=patient):
+        with self._lock.hold(give_up_ms=None if patient else STUCK_MS):
             reach("log.locked")
             with self._mutex:
                 self._check_open()
@@ -182,7 +182,7 @@ class Database:
                 return  # the number of the lock's file may be that of another file by now
         with ExitStack() as stack:
             try:
-                stack.enter_context(self._lock.hold(patient=False))
+                stack.enter_context(self._lock.hold(give_up_ms=STUCK_MS))
             except Unavailable as error:
                 # Who has the lock has the file open as well, so that this connection is not the last one, which alone
                 # would write a checkpoint.

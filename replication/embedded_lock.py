@@ -5,8 +5,9 @@
 A process that is stopped (SIGSTOP, a debugger, a frozen container) while it has the lock keeps it: the kernel gives it
 to another only when that process goes on or ends. Nobody can write then, so those who wait say whose lock it is.
 
-    hold(patient=True)     waits for as long as it takes, in the kernel's queue, and logs what it waits for
-    hold(patient=False)    Unavailable once one holder has had it for `STUCK_MS`: for work that is tried again anyway
+    hold()                     waits for as long as it takes, in the kernel's queue, and logs what it waits for
+    hold(give_up_ms=STUCK_MS)  Unavailable once one holder has had it for so long: for work that is tried again anyway
+    hold(give_up_ms=OPEN_MS)   for a program's start, which a process that only gets little processor time must not end
 
 Rules of this file: no SQL. Times are the machine's own, whatever clock the log was given.
 """
@@ -26,6 +27,7 @@ from standfast.store.errors import Closed, Unavailable
 from standfast.store.log import logger
 
 STUCK_MS = 1_000
+OPEN_MS = 5_000
 LOOK_S = 0.25
 QUICK_LOOKS, QUICK_LOOK_MS = 10, 10
 SAY_AGAIN_LOOKS = 120  # half a minute
@@ -50,14 +52,14 @@ class LogLock:
         self._gone = b""  # text of a holder for which somebody waited in vain
 
     @contextmanager
-    def hold(self, *, patient: bool = True) -> Iterator[None]:
+    def hold(self, *, give_up_ms: int | None = None) -> Iterator[None]:
         """Have the lock. Raises Unavailable as the header says."""
         try:
-            if not self._turn.acquire(timeout=-1 if patient else 2 * STUCK_MS / 1_000):
+            if not self._turn.acquire(timeout=-1 if give_up_ms is None else 2 * give_up_ms / 1_000):
                 raise self._stuck(holder_of(self._log))
             if self._fd < 0:
                 raise Closed(f"log {self._log} was closed: open a new one")
-            os.pwrite(self._lock(patient), _text(), 0)
+            os.pwrite(self._lock(give_up_ms), _text(), 0)
             yield
         finally:
             # A signal handler may raise after any call, in here as well: then the second one does what is left.
@@ -86,11 +88,11 @@ class LogLock:
             self._tried = False
         self._turn.release()
 
-    def _lock(self, patient: bool) -> int:
+    def _lock(self, give_up_ms: int | None) -> int:
         """Get the lock; returns the file by which it is had."""
         if self._try():
             return self._fd
-        if not patient and self._gone and self._gone == os.pread(self._fd, _TEXT_BYTES, 0):
+        if give_up_ms is not None and self._gone and self._gone == os.pread(self._fd, _TEXT_BYTES, 0):
             # Not at once: when the holder ends, those who gave up waiting have the lock for a moment, one by one.
             for _ in range(QUICK_LOOKS):
                 _clock.sleep_ms(QUICK_LOOK_MS)
@@ -99,7 +101,7 @@ class LogLock:
             raise self._stuck(holder_of(self._log))
         self._wait = _Wait(self._path)
         self._wait.start()
-        self._await(self._wait, patient)
+        self._await(self._wait, give_up_ms)
         return self._wait.fd
 
     def _try(self) -> bool:
@@ -110,19 +112,20 @@ class LogLock:
             self._tried = False
         return self._tried
 
-    def _await(self, wait: _Wait, patient: bool) -> None:
+    def _await(self, wait: _Wait, give_up_ms: int | None) -> None:
         nameless = looks = 0
         said = -SAY_AGAIN_LOOKS
         while not wait.done(LOOK_S):
             looks += 1
             holder = holder_of(self._log)
             nameless = nameless + 1 if holder is not None and not holder.pid else 0
-            if holder is None or (holder.held_ms < STUCK_MS and nameless * LOOK_S * 1_000 < STUCK_MS):
+            held_ms = 0 if holder is None else max(holder.held_ms, nameless * LOOK_S * 1_000)
+            if holder is None or held_ms < STUCK_MS:
                 continue  # it goes round: many wait, and each has its turn
             if looks - said >= SAY_AGAIN_LOOKS:
                 said = looks
                 logger.warning("%s", self._stuck(holder))
-            if not patient:
+            if give_up_ms is not None and held_ms >= give_up_ms:
                 self._gone = os.pread(self._fd, _TEXT_BYTES, 0) if holder.pid else b""
                 raise self._stuck(holder)
 

@@ -31,7 +31,7 @@ from standfast.replication.log import Committed, ConsumerMember, GroupCommit, Gr
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import GROUP, Need, topic_needs
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, InternalError, InvalidRequest
+from standfast.store.errors import Closed, InternalError, InvalidRequest, Unavailable
 
 METADATA_BYTES_MAX = 4_096
 LEASE_MS_MAX = 24 * 3_600_000
@@ -199,7 +199,30 @@ class KafkaGroup:
             try:
                 return asker.committed(asked, timeout_s)
             except KafkaException as error:
-                raise KafkaException(_said(asker, error)) from error
+                said = _said(asker, error)
+                if said.code() == KafkaError._TIMED_OUT and self._answers(asked):
+                    raise self._hanging(timeout_s) from error
+                raise KafkaException(said) from error
+
+    def _answers(self, asked: list[KafkaPartition]) -> bool:
+        """Whether the brokers answer, if open transactions are left out of account."""
+        impatient = self._cluster.consumer(self._name, isolation_level="read_uncommitted")
+        try:
+            impatient.committed(asked, FIRST_LOOK_S)
+        except KafkaException:
+            return False
+        finally:
+            impatient.close()
+        return True
+
+    def _hanging(self, waited_s: float) -> Unavailable:
+        return Unavailable(
+            f"{self._cluster.where}: offsets of group {self._name!r} are in a transaction that is not over after "
+            f"{waited_s:.0f} s, so what is committed is not known yet: it is tried again. If this stays, another "
+            "client's transaction.timeout.ms is longer, or the brokers lost the end of a transaction, as Kafka may "
+            "where all replicas of a partition restart at once: kafka-transactions.sh find-hanging shows it, abort "
+            "ends it"
+        )
 
     def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:
         sources = self._cluster.partitions() if wanted is None else wanted

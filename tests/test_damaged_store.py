@@ -185,6 +185,7 @@ def test_standby_with_a_damaged_first_block_is_promoted_after_that_store_was_res
 def test_neighbours_are_written_while_the_damaged_store_compacts(bench: Bench, guarantee: str) -> None:
     """One compaction over the damaged file refuses every write of the whole database from then on."""
     again = opened_on_damage(bench, middle, guarantee)
+    (file,) = files_of(again, "kv")
     task = again.task(0)
     task.store("kv").put(NEW, "new")
     task.commit()

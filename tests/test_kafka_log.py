@@ -12,9 +12,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import closing
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.ops.broker import Broker
 from standfast.replication import kafka_cluster
@@ -86,11 +89,10 @@ def values(log: KafkaLog, source: TopicPartition, position: int = 0) -> list[byt
     return [record.value for record in read_to_end(log, source, position)[0]]
 
 
-def raw_transaction(address: str, source: TopicPartition, *texts: str) -> Producer:
+def raw_transaction(address: str, source: TopicPartition, *texts: str, timeout_ms: int = 2_000) -> Producer:
     """A transaction of another client that is still open; its records are in the log."""
-    producer = Producer(
-        {"bootstrap.servers": address, "transactional.id": f"raw-{uuid.uuid4().hex}", "transaction.timeout.ms": 2_000}
-    )
+    name = f"raw-{uuid.uuid4().hex}"
+    producer = Producer({"bootstrap.servers": address, "transactional.id": name, "transaction.timeout.ms": timeout_ms})
     producer.init_transactions(10)
     producer.begin_transaction()
     for text in texts:
@@ -360,9 +362,26 @@ def test_new_writer_aborts_what_the_old_one_left_open(log: KafkaLog, part: Topic
     until(lambda: values(log, part) == [b"b"], "b")
 
 
-def test_offsets_are_committed_beside_a_consumer_that_is_a_member(log: KafkaLog, part: TopicPartition) -> None:
-    from confluent_kafka import Consumer
+def test_offsets_in_a_transaction_that_does_not_end_are_unavailable_and_say_why(
+    log: KafkaLog, part: TopicPartition, kafka_address: str
+) -> None:
+    name = part.topic
+    log.group(name).commit({part: Committed(1)})
+    stuck = raw_transaction(kafka_address, part, timeout_ms=60_000)
+    stuck.send_offsets_to_transaction([KafkaPartition(*part, 9)], metadata_of(name, kafka_address), 10)
+    with closing(KafkaLog(f"kafka://{kafka_address}?transaction.timeout.ms=1000")) as hasty:
+        with pytest.raises(Unavailable, match=f"offsets of group '{name}' are in a transaction .* find-hanging"):
+            hasty.group(name).committed([part])
+        stuck.abort_transaction(10)
+        assert hasty.group(name).committed([part]) == {part: Committed(1)}
 
+
+def metadata_of(group: str, address: str) -> Any:
+    with closing(Consumer({"bootstrap.servers": address, "group.id": group})) as consumer:
+        return consumer.consumer_group_metadata()
+
+
+def test_offsets_are_committed_beside_a_consumer_that_is_a_member(log: KafkaLog, part: TopicPartition) -> None:
     consumer = Consumer(
         {
             "bootstrap.servers": log.address.removeprefix("kafka://"),

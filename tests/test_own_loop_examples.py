@@ -1,6 +1,7 @@
 """The own-loop examples as real processes on a real broker: killed with SIGKILL, nothing is lost or doubled.
 
-Rules of this file: the programs are run as they are. What counts is what the changelog says, read as committed.
+Rules of this file: the programs are run as they are, with logging set up, so that a failure shows what they met. What
+counts is what the changelog says, read as committed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ PARTITIONS = 3
 DOWN_S = 3.0
 # A dead member is noticed by these; the first is librdkafka's, and goes to the consumer with the other settings.
 QUICK = "session.timeout.ms=1500&heartbeat.interval.ms=300"
+RUN = """
+import logging, runpy, sys
+
+logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(message)s")
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 class Application:
@@ -58,7 +66,8 @@ class Application:
         self.producer.append(batches)
 
     def start(self, name: str, directory: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, EXAMPLES / f"{name}.py", self.app, self.address, self.topic, self.root / directory]
+        given = [EXAMPLES / f"{name}.py", self.app, self.address, self.topic, self.root / directory]
+        command = [sys.executable, "-c", RUN, *given]
         with (self.root / f"{len(self.processes)}.err").open("w") as complaints:
             process = subprocess.Popen(command, stderr=complaints)
         self.processes.append(process)
@@ -78,8 +87,11 @@ class Application:
             assert time.monotonic() < deadline, f"not within {WAIT_S} s: {what}: {self.complaints()}"
             time.sleep(0.02)
 
+    def said(self) -> str:
+        return "".join(file.read_text() for file in sorted(self.root.glob("*.err")))
+
     def complaints(self) -> str:
-        return "".join(file.read_text() for file in sorted(self.root.glob("*.err"))) + str(self.plans())
+        return self.said() + str(self.plans())
 
     def counted(self) -> Counter[str]:
         """Counts as the changelog has them."""
@@ -105,6 +117,14 @@ class Application:
 @pytest.fixture
 def application(tmp_path: Path, kafka_address: str) -> Iterator[Application]:
     made = Application(tmp_path, kafka_address)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def restarted(tmp_path: Path, restartable_broker: Broker) -> Iterator[Application]:
+    """An application on a broker of its own."""
+    made = Application(tmp_path, restartable_broker.address)
     yield made
     made.close()
 
@@ -165,22 +185,20 @@ def test_second_process_stands_by_and_takes_over_from_one_that_is_killed(applica
 
 @pytest.mark.parametrize("name", NAMES)
 def test_example_goes_on_after_the_broker_was_stopped_and_started(
-    restartable_broker: Broker, tmp_path: Path, name: str
+    restarted: Application, restartable_broker: Broker, name: str
 ) -> None:
-    application = Application(tmp_path, restartable_broker.address)
-    application.feed(3_000)
-    application.start(name, "a")
-    application.until(lambda: application.committed() > 0, "it counts")
+    restarted.feed(3_000)
+    process = restarted.start(name, "a")
+    restarted.until(lambda: restarted.committed() > 0, "it counts")
     for stop in (restartable_broker.stop, restartable_broker.kill):
-        application.feed(600)
+        restarted.feed(600)
         stop()
         time.sleep(DOWN_S)
-        assert application.processes[0].poll() is None, application.complaints()
+        assert process.poll() is None, restarted.said()
         restartable_broker.start()
-        application.feed(600)
-        application.until(lambda: counted_all(application), "all are counted")
-    assert application.counted() == application.fed
-    application.close()
+        restarted.feed(600)
+        restarted.until(lambda: counted_all(restarted), "all are counted")
+    assert restarted.counted() == restarted.fed
 
 
 def counted_all(application: Application) -> bool:
