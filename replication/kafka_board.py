@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -197,14 +198,15 @@ class Board:
         """Read to the end of the topic; a topic that does not exist is empty."""
         started_ms = self._wall.monotonic_ms()
         try:
-            end = self._known_end()
-            if end < self._position:
-                if not self._open(create):
-                    return
-                end = self._cluster.written_end(self._source)
-            if self._old_end < 0:
-                self._old_end = end
-            self._read_to(end)
+            with self._there():
+                end = self._known_end()
+                if end < self._position:
+                    if not self._open(create):
+                        return
+                    end = self._cluster.written_end(self._source)
+                if self._old_end < 0:
+                    self._old_end = end
+                self._read_to(end)
         except Unavailable:
             self._blind = True
             raise
@@ -299,8 +301,20 @@ class Board:
             self._blind = True
             self._producer = None
             why = self._cluster.reason(producer, error, transactional=False)
-            raise self._cluster.translate(why, f"writing to {self._source}", *write_needs([self._source])) from error
+            with self._there():
+                what = f"writing to {self._source}"
+                raise self._cluster.translate(why, what, *write_needs([self._source])) from error
         at = outcome[None].offset() or 0
         if at < self._position:  # the topic was deleted and made again: look for it before anything else
             self._described_ms = -BEAT_KNOWN_MS
-        self._read_to(at + 1)
+        with self._there():
+            self._read_to(at + 1)
+
+    @contextmanager
+    def _there(self) -> Iterator[None]:
+        """The topic is the group's own, and was there: one that a broker does not know is no fault of the caller."""
+        try:
+            yield
+        except UnknownStore as error:
+            self._described_ms = -BEAT_KNOWN_MS
+            raise Unavailable(f"{error}: it was deleted, or the broker has just started: try again") from error

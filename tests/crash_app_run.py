@@ -167,7 +167,7 @@ class AppCrash:
                 stderr=stderr,
                 env=os.environ | {VARIABLE: failpoint},
             )
-        life = Life(process, out, err)
+        life = Life(process, out, err, self.root / directory)
         try:
             yield life
         finally:
@@ -251,6 +251,7 @@ class AppCrash:
                     assert life.process.poll() is None, f"seed {self.seed}: it ended by itself: {life.err.read_text()}"
                 assert time.monotonic() < deadline, f"seed {self.seed}: not done: {self.open_offsets(log)}"
         self.await_boards()
+        self.await_copies(lives)
         for life in reversed(lives):
             life.process.terminate()
             assert life.process.wait(PATIENCE_S) == 0, f"seed {self.seed}: {life.err.read_text()}"
@@ -260,6 +261,13 @@ class AppCrash:
         deadline = time.monotonic() + REPEAT_S
         wanted = sum(len(rows) for (topic, _), rows in self.expected.outputs.items() if topic == "boards")
         while sum(map(len, self.read_topics({"boards": 2}).values())) < wanted and time.monotonic() < deadline:
+            time.sleep(FEED_S)
+
+    def await_copies(self, lives: list[Life]) -> None:
+        """What was set aside goes once the rows are whole again, also where that is a standby that comes last."""
+        deadline = time.monotonic() + PATIENCE_S
+        while copies := [path for life in lives for path in (life.state / APP / ".aside").glob("*")]:
+            assert time.monotonic() < deadline, f"seed {self.seed}: set aside for ever: {copies}"
             time.sleep(FEED_S)
 
     def done(self, log: Log) -> bool:

@@ -112,7 +112,8 @@ def library_differences(store: AnyStore, log: list[Record], where: str) -> list[
 def late_rows(store: AnyStore, records: list[Record], where: str) -> list[str]:
     """As `row_differences`, of a store that does not know its largest time: it may show rows past retention too."""
     missing = plain_fold(store.spec, records).rows - set(store.logical_rows())
-    return [f"{where}: {len(missing)} rows missing"] * bool(missing) + wrong_rows(store, records, where)
+    told = f"{where}: {len(missing)} rows missing {sorted(missing)[:2]}, observed {store.rows.observed_ms}"
+    return [told] * bool(missing) + wrong_rows(store, records, where)
 
 
 def wrong_rows(store: AnyStore, records: list[Record], where: str) -> list[str]:

@@ -65,6 +65,7 @@ class Life:
     process: subprocess.Popen[bytes]
     out: Path
     err: Path
+    state: Path
 
     def lines(self) -> list[str]:
         return self.out.read_text().split("\n")[:-1]
@@ -184,7 +185,7 @@ class Crash:
                 stderr=stderr,
                 env=os.environ | {VARIABLE: failpoint},
             )
-        life = Life(process, out, err)
+        life = Life(process, out, err, self.root / directory)
         try:
             yield life
         finally:

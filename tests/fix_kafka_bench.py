@@ -33,6 +33,7 @@ class KafkaBench:
         self.source = TopicPartition(f"{self.app}-src", 0)
         self.changelog = TopicPartition(f"{self.app}-kv-changelog", 0)
         self.log = KafkaLog(self.address)
+        self.group = self.log.group(self.app)
         self.log.admin.create_topic(self.source.topic, 1, TopicPolicy())
         self.opened: list[sf.Session] = []
 
@@ -58,7 +59,7 @@ class KafkaBench:
         return session.task(0).source_offsets().get(self.source, 0)
 
     def committed(self) -> int:
-        found = self.log.group(self.app).committed([self.source])
+        found = self.group.committed([self.source])
         return found[self.source].offset if found else 0
 
     def records(self) -> list[Record]:

@@ -168,6 +168,7 @@ def test_after_a_time_out_each_record_counts_once(
 ) -> None:
     """The broker stands still as the records, or the end of the transaction, are sent; what it got it does later."""
     bench = KafkaBench(tmp_path, stopped_broker.address)
+    bench.active().close()  # a new broker may take longer than the time-out below to load its coordinators
     session = bench.active(options="?timeout.ms=2500")
     bench.write(session, 5, "x")
     name = {"records": "_deliver", "commit": "_commit"}[place]

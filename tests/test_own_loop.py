@@ -49,6 +49,7 @@ class Group:
         self.topic = f"{self.app}-in"
         self.partitions = partitions
         self.log = KafkaLog(f"kafka://{address}")
+        self.group = self.log.group(self.app)
         self.log.admin.create_topic(self.topic, partitions, TopicPolicy())
         self.producer = self.log.producer()
         self.fed: Counter[str] = Counter()
@@ -69,7 +70,7 @@ class Group:
         return member
 
     def committed(self) -> int:
-        return sum(one.offset for at, one in self.log.group(self.app).committed().items() if at.topic == self.topic)
+        return sum(one.offset for at, one in self.group.committed().items() if at.topic == self.topic)
 
     def all_counted(self) -> bool:
         return self.committed() >= self.fed.total()
@@ -91,7 +92,7 @@ class Group:
         return found
 
     def plans(self) -> dict[str, MemberPlan]:
-        return plans(self.log.group(self.app).view())
+        return plans(self.group.view())
 
     def close(self) -> None:
         for member in self.members:
@@ -450,10 +451,12 @@ def test_records_given_before_a_commit_that_failed_count_once_when_the_broker_is
             session.commit(first)
         restartable_broker.start()
 
+        group = log.group(app)
+
         def done() -> bool:
             with suppress(sf.Unavailable):
                 turn({}, commit=True)
-                return sum(one.offset for one in log.group(app).committed(sources).values()) == 20
+                return sum(one.offset for one in group.committed(sources).values()) == 20
             return False
 
         while not done():
