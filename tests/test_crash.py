@@ -163,9 +163,10 @@ def test_a_wiped_unlogged_store_a_changed_neighbour_and_a_mixed_store_are_report
 
 
 @pytest.mark.slow
-def test_a_local_batch_that_is_lost_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_local_batch_that_is_lost_is_reported(tmp_path: Path, guarantee: str) -> None:
     """The newest batch is gone as a whole, rows and offset: for logged stores that is a log that is ahead."""
-    crash = Crash(tmp_path, 6, "exactly_once", stores=TWO)
+    crash = Crash(tmp_path, 6, guarantee, stores=TWO)
     with crash.life("writer", "a", stop_after=60) as writer:
         assert writer.process.wait(PATIENCE_S) == 0, writer.err.read_text()
     shutil.copytree(tmp_path / "a", tmp_path / "earlier")
