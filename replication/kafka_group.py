@@ -220,8 +220,8 @@ class KafkaGroup:
             f"{self._cluster.where}: offsets of group {self._name!r} are in a transaction that is not over after "
             f"{waited_s:.0f} s, so what is committed is not known yet: it is tried again. If this stays, another "
             "client's transaction.timeout.ms is longer, or the brokers lost the end of a transaction, as Kafka may "
-            "where all replicas of a partition restart at once: kafka-transactions.sh find-hanging shows it, abort "
-            "ends it"
+            "where all replicas of a partition restart at once: kafka-transactions.sh finds it (find-hanging) and ends "
+            "it (abort); verify the stores after that"
         )
 
     def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:

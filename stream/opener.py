@@ -317,7 +317,9 @@ class TaskOpener:
             else _local(stores, applier, at, name)
             for at, name in applier.store_of.items()
         }
-        reached = {at: max(limit, local.position if (local := locals_[at]) else 0) for at, limit in limits.items()}
+        # A commit is acknowledged before its end is written into every partition: one's own position may be above what
+        # may be read, for as long as the brokers take, such as after all of them were restarted.
+        reached = {at: max(limits.get(at, 0), local.position if local else 0) for at, local in locals_.items()}
         written = self._written({at: offset for at, offset in reached.items() if offset > bounds[at].end})
         stored = {at: found for at in locals_ if (found := applier.position(at)) is not None}
         diverged = self._reader.epoch_ends({at: found.tag for at, found in stored.items() if found.tag})

@@ -230,6 +230,32 @@ def transaction(bench: KafkaBench, *values: str) -> Producer:
     return producer
 
 
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("role", ["active", "standby"])
+def test_rows_of_a_commit_whose_end_cannot_be_read_yet_are_kept(bench: KafkaBench, role: str, before: int) -> None:
+    """The brokers acknowledge a commit first and then write its end: what is above the stable end is not lost."""
+    owner = bench.active("a")
+    bench.write(owner, before, "good")
+    foreign = transaction(bench, "bad")  # in place of an end that is not written: readers stop before it
+    bench.write(owner, before + 5, "good")
+    kept = rows(owner)
+    owner.close()
+    again = bench.active("a") if role == "active" else bench.session("a", take_over=False)
+    if role == "standby":
+        again.assign(standby=[0])
+    assert again.counters.store_wipes == {}
+    assert rows(again) == kept == {f"k{number}": "good" for number in range(before + 5)}
+    foreign.abort_transaction(10)
+    other = bench.active("b", take_over=False)
+    bench.write(other, before + 6, "good")
+    if role == "standby":
+        until(lambda: again.poll_once() >= 0 and len(rows(again)) == before + 6, "the standby goes on")
+    else:
+        with pytest.raises(sf.Fenced):
+            bench.write(again, before + 7, "late")
+    assert not list(again.state_path.glob(".aside/*"))
+
+
 def test_aborted_records_are_in_no_store_and_verify_does_not_miss_them(bench: KafkaBench) -> None:
     owner = bench.active("a")
     bench.write(owner, 3, "good")
