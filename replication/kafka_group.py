@@ -208,7 +208,7 @@ class KafkaGroup:
         """Whether the brokers answer, if open transactions are left out of account."""
         impatient = self._cluster.consumer(self._name, isolation_level="read_uncommitted")
         try:
-            impatient.committed(asked, FIRST_LOOK_S)
+            impatient.committed(asked, self._cluster.timeout_s)
         except KafkaException:
             return False
         finally:
