@@ -75,11 +75,15 @@ class TaskStores:
         limits: RowLimits | None = None,
         careful: bool = False,
         whole_wal: bool | None = None,
+        detached: bool = False,
     ) -> None:
         """`careful`: to look at a damaged database and to `forget` stores, as for RocksEngine; nothing else is changed.
 
         `whole_wal` as for RocksEngine; None: where a store has no log that the end could be read from again.
+        `detached`: empty stores in memory, for a directory that cannot be opened; its files are not looked at.
         """
+        if detached:
+            specs = tuple(replace(spec, engine="memory") for spec in specs)
         self.directory = directory
         self.app = app
         self.task = task
@@ -101,7 +105,7 @@ class TaskStores:
         self._now_ms = now_ms
         self.limits = limits or RowLimits()
         self.memory = MemoryEngine()
-        self.engine: Engine = self._open_engine(app, shared)
+        self.engine: Engine = MemoryEngine() if detached else self._open_engine(app, shared)
         try:
             self.cut = self._load()
             self.stores: dict[str, AnyStore] = {spec.name: self._open_store(spec, self.buffer) for spec in specs}

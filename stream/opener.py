@@ -13,7 +13,7 @@ at the group's committed offset, read here, after the previous owner was fenced.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -193,9 +193,7 @@ class TaskOpener:
         try:
             stores = self._stores(task)
         except StandfastError:  # the files are what it was refused for: a stand-in without any
-            specs = tuple(replace(spec, engine="memory") for spec in self.groups[task.group].specs)
-            path = self.state_dir.task_path(str(task))
-            stores = TaskStores(path, self.app, str(task), specs, self._shared, now_ms=self._clock.wall_ms)
+            stores = self._stores(task, detached=True)
         kept = self._task(task, stores, self._applier(task, stores, self.topics(task.group)))
         kept.role = role
         kept.close()
@@ -271,7 +269,13 @@ class TaskOpener:
         return ChangelogApplier(task, stores, topics, self._clock, self._reader)
 
     def _stores(
-        self, task: TaskId, directory: Path | None = None, *, careful: bool = False, whole_wal: bool | None = None
+        self,
+        task: TaskId,
+        directory: Path | None = None,
+        *,
+        careful: bool = False,
+        whole_wal: bool | None = None,
+        detached: bool = False,
     ) -> TaskStores:
         path = directory or self.state_dir.task_path(str(task))
         with self._progress.replaying(path):
@@ -286,6 +290,7 @@ class TaskOpener:
                 limits=self._limits,
                 careful=careful,
                 whole_wal=whole_wal,
+                detached=detached,
             )
 
     def _topic_infos(self, applier: ChangelogApplier) -> Mapping[str, TopicInfo]:

@@ -257,6 +257,7 @@ def make_app(
         guarantee=settings["guarantee"],
         standby_replicas=settings["standbys"],
         accept_unreadable_rows=settings["accept"],
+        accept_empty_log=settings["accept"],
         lease_ms=settings["lease_ms"],
         max_stall_ms=settings["max_stall_ms"],
         cache_max_bytes=settings["cache_max_bytes"],

@@ -63,7 +63,10 @@ Strike = tuple[str, int, str]  # place in the application, the how-manyth time, 
 
 @dataclass(frozen=True)
 class AppDamage:
-    """A flipped byte of one task. `may_refuse`: it may have cost rows that no log has, which an operator accepts."""
+    """A flipped byte of one task. `may_refuse`: it may have cost rows that no log has, which an operator accepts.
+
+    Nor is it known of a directory that cannot be read whether it had rows of a store whose changelog is empty.
+    """
 
     directory: str
     task: TaskId
@@ -298,7 +301,7 @@ class AppCrash:
         byte = flip(self.random, directory, state / str(task), task.partition, stores)
         if byte is None:
             return
-        may_refuse = byte.store == NOTES or (not byte.store and NOTES in stores)
+        may_refuse = byte.store in (NOTES, "")
         self.damages.append(AppDamage(directory, task, byte, may_refuse))
 
     # -- checks --------------------------------------------------------------------------------------------------------

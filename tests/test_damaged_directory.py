@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fix_sessions import Bench
 from test_damaged_store import ROWS, STORES, TEXT, cut, files_of, fill, flip, rows, wanted, whole
 
 import standfast as sf
+from standfast.replication.offsets import TaskId
 from standfast.store.rocks_wal import damaged_at, wal_files
 
 
@@ -57,6 +59,28 @@ def test_damage_of_the_directory_itself_restores_what_has_a_log_and_copies_what_
     fill(again, ROWS, ROWS + 100)
     again.close()
     whole(bench.active(stores=STORES, guarantee=guarantee), ROWS + 100)
+
+
+def test_refused_task_whose_directory_cannot_be_opened_stays_closed_and_stops_nothing(bench: Bench) -> None:
+    """Its changelogs are empty, so that they cannot tell whether it had rows."""
+    first = bench.session(stores=STORES, placement="shared", partitions=2)
+    bench.settle(first)
+    directory = killed(bench, first, "k")
+    first.close()
+    OWN_FILES["MANIFEST flipped"](directory)
+    before = sorted((path.name, path.stat().st_size) for path in directory.iterdir())
+    again = bench.session("k", stores=STORES, placement="shared", partitions=2)
+    bench.settle(again)
+    found = {one.task: one for one in again.statistics().tasks}
+    assert (found["0_0"].state, found["0_1"].state) == ("closed", "running")
+    assert "accept_empty_log" in found["0_0"].error
+    assert any("task 0_0 failed" in line for line in again.missing())
+    assert sorted((path.name, path.stat().st_size) for path in directory.iterdir()) == before
+    again.close()
+    accept: dict[str, Any] = {"accept_empty_log": True, "accept_unreadable_rows": True}
+    accepted = bench.session("k", stores=STORES, placement="shared", partitions=2, **accept)
+    bench.settle(accepted)
+    assert accepted.ready
 
 
 HARMLESS = ("IDENTITY", "OPTIONS-*", "rocksdict-config.json", "LOCK", "LOG", "SEAL", "*.log")
