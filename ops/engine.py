@@ -5,8 +5,9 @@
     SF.COMMIT ── begin_commit, run (any thread), end_commit ────┘         └── discard: session lost, new generation
 
     session of a task   writes since the last commit belong together. It ends when a connection that wrote is lost or a
-                        new generation begins: what was not committed is discarded, and everything bound before is
-                        FENCED. Where something was lost so, nobody writes before the offsets are taken up again.
+                        new generation begins: what was not committed is discarded, and who wrote any of it is FENCED;
+                        with a new generation, everything bound before. The others go on at once, but offsets are
+                        refused from every connection that has not read the source offsets since the discard.
 
 Rules of this file: one thread, that of the event loop, calls everything but `Commit.run`. No socket, no loop, no clock
 of its own; time comes from the clock given. A task that commits takes neither writes nor scans: MustWait, and the door
@@ -20,12 +21,16 @@ from typing import Protocol, TypeVar
 
 from standfast.ops.engine_commit import CommitAnswer, CommitRequest
 from standfast.ops.engine_statistics import DoorCounters, EngineStatistics
-from standfast.ops.engine_task import DISCARDED, Binding, Commit, EngineTask, MustWait
+from standfast.ops.engine_task import DISCARDED, TAKEN_UP, Binding, Commit, EngineTask, MustWait
 from standfast.ops.reasons import BAD_BATCH, DRAINING, FENCED, Refused
 from standfast.store.clock import Clock
+from standfast.store.errors import StandfastError
+from standfast.store.keyvalue import KeyValueState
 from standfast.stream.task import Task, TaskState
 
 T = TypeVar("T")
+
+GENERATION = "a newer generation was assigned: bind anew (SELECT, or a new connection)"
 
 
 class TaskSource(Protocol):
@@ -73,36 +78,28 @@ class Engine:
             return
         self.generation = generation
         for held in self._held.values():
-            held.end_session(lost="")
-            held.lost = ""  # who assigns is told the offsets with the answer
-
-    def take_up(self, partition: int, *, anew: bool = False) -> dict[tuple[str, int], int]:
-        """Where to read on, by (topic, partition): the caller begins there, so a lost session is made up for.
-
-        `anew`: what is uncommitted comes again with the records from there on, so it is discarded. Raises Refused as
-        `TaskSource.running`, MustWait while the task commits.
-        """
-        held = self._find(partition)
-        if held.commit is not None:
-            raise MustWait(held)
-        if anew and held.uncommitted:
-            held.end_session(lost="", ended="another connection began anew at the source offsets (SF.OFFSETS)")
-        held.lost = ""
-        return {(at.topic, at.partition): offset for at, offset in held.task.source_offsets().items()}
+            held.end_session(GENERATION, told=True)
 
     def begin_anew(self, binding: Binding) -> dict[tuple[str, int], int]:
-        """Take the offsets up for a connection, which begins there: nothing uncommitted, bound anew. As `take_up`."""
-        offsets = self.take_up(binding.partition, anew=True)
+        """Where to read on, by (topic, partition), for a connection that begins there and is bound again.
+
+        What is uncommitted comes again with the records from there on, so it is discarded. Raises Refused as
+        `TaskSource.running`, MustWait while the task commits.
+        """
+        held = self._find(binding.partition)
+        if held.commit is not None:
+            raise MustWait(held)
+        held.discard(TAKEN_UP)
         self.select(binding, binding.partition)
         self._bind(binding)
-        binding.began = True
-        return offsets
+        binding.read = held.discards
+        return {(at.topic, at.partition): offset for at, offset in held.task.source_offsets().items()}
 
     def discard(self, partition: int, why: str) -> None:
         """Discard what a partition has uncommitted and fence what is bound to it: its lease ran out, or it goes."""
         held = self._held.get(partition)
         if held is not None:
-            held.end_session(lost=why if held.uncommitted else "", ended=why)
+            held.end_session(why)
 
     def when_free(self, partition: int, call: Callable[[], None]) -> None:
         """Call once the partition's task is not committing; at once if it is not. Before a task is closed, wait so.
@@ -136,6 +133,25 @@ class Engine:
             committing=sum(held.commit is not None for held in self._held.values()),
         )
 
+    def estimates(self, store: str) -> dict[int, int]:
+        """About how many rows a key-value store has in each partition that runs here.
+
+        While a task commits, its write buffer belongs to the commit: then without what waits there.
+        """
+        found: dict[int, int] = {}
+        for partition in sorted(self.source.partitions()):
+            try:
+                task = self.source.running(partition)
+                state = task.stores.stores.get(store)
+                if isinstance(state, KeyValueState):
+                    held = self._held.get(partition)
+                    free = held is None or held.commit is None
+                    estimate = state.approximate_num_entries if free else state.rows_in_files
+                    found[partition] = estimate()
+            except StandfastError:  # it does not run: a request for its rows says why
+                continue
+        return found
+
     # -- the doors' side ----------------------------------------------------------------------------------------------
 
     def connect(self) -> Binding:
@@ -155,7 +171,7 @@ class Engine:
         if partition != binding.partition:
             self._let_go(binding)
             binding.partition = partition
-        elif binding.held is not None and binding.session != binding.held.session:
+        elif binding.fenced:
             binding.unbind()
 
     def reset(self, binding: Binding) -> None:
@@ -166,27 +182,25 @@ class Engine:
     def task(self, binding: Binding) -> EngineTask:
         """The task that a connection is bound to, to be read.
 
-        Raises Refused: NOT_ASSIGNED, NOT_ACTIVE, RESTORING; FENCED if it was bound in an older session or generation,
-        whatever has become of the task since: only who binds anew is told that.
+        Raises Refused: NOT_ASSIGNED, NOT_ACTIVE, RESTORING; FENCED if writes of the connection were discarded, or it
+        was bound in an older session or generation, whatever has become of the task since: only a connection
+        that binds again learns that.
         """
         held = binding.held
-        if held is None or (held.task.state is not TaskState.RUNNING and binding.session == held.session):
+        if held is None or (held.task.state is not TaskState.RUNNING and not binding.fenced):
             held = self._bind(binding)
-        if binding.session != held.session:
-            raise Refused(FENCED, f"partition {binding.partition}: {held.ended}")
+        if binding.lost or binding.session != held.session:
+            raise Refused(FENCED, f"partition {binding.partition}: {binding.fenced}")
         return held
 
     def write(self, binding: Binding) -> EngineTask:
         """The task that a connection is bound to, to be written; the next `commit` takes what is written now.
 
-        Raises as `task`; MustWait while it commits; FENCED while the offsets of a lost session were not taken up;
-        DRAINING.
+        Raises as `task`; MustWait while it commits; DRAINING.
         """
         held = self.task(binding)
         if held.commit is not None:
             raise MustWait(held)
-        if held.lost:
-            raise Refused(FENCED, f"partition {binding.partition}: {held.lost}")
         if self.draining:
             raise Refused(DRAINING, "the sidecar is draining and takes no more writes: connect again later")
         binding.wrote = held.commits
@@ -218,13 +232,13 @@ class Engine:
     def check_commit(self, binding: Binding, request: CommitRequest) -> CommitAnswer | None:
         """The answer of the first, if this request repeats it; None for one that can begin. Changes nothing.
 
-        Raises Refused as `task`; FENCED while the offsets of a lost session were not taken up; STALE_EPOCH; BAD_BATCH
-        for a sequence number that went back, or was used for other offsets or before writes of this connection, for an
-        offset of another partition or below the committed one, and for another group. MustWait.
+        Raises Refused as `task`; FENCED for offsets from a connection that has not read the source offsets since the
+        last discard; STALE_EPOCH; BAD_BATCH for a sequence number that went back, or was used for other offsets or
+        before writes of this connection, for an offset of another partition or below the committed one, and for
+        another group. MustWait.
         """
         held = self.scan(binding)
-        if held.lost:
-            raise Refused(FENCED, f"partition {binding.partition}: {held.lost}")
+        held.check_read(binding, request)
         repeated = held.check(request, self.source_group)
         if repeated is not None and binding.dirty and held.uncommitted:
             raise Refused(
@@ -265,20 +279,20 @@ class Engine:
         if held is None:
             held = self._held[partition] = EngineTask(task)
         elif held.task is not task:
-            held.replace(task, dirty=any(one.held is held and one.dirty for one in self._bindings))
+            held.replace(task)
         return held
 
     def _bind(self, binding: Binding) -> EngineTask:
         held = self._find(binding.partition)
         if binding.held is None:
-            binding.held, binding.session, binding.wrote = held, held.session, -1
+            binding.bind(held)
         return held
 
     def _let_go(self, binding: Binding) -> None:
         held = binding.held
         if binding.dirty:
             assert held is not None
-            held.end_session(lost=DISCARDED)
+            held.discard(DISCARDED)
         elif held is not None and held.commit is not None and binding.session == held.session:
             held.commit.orphaned = held.commit.orphaned or binding.wrote == held.commits - 1
         binding.unbind()

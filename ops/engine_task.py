@@ -15,10 +15,9 @@ from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.log import logger
 from standfast.stream.task import Task, TaskState
 
-DISCARDED = (
-    "writes that were not committed were discarded with the connection that had made them: "
-    "read the source offsets (SF.OFFSETS) and go on from there"
-)
+READ_ON = "read the source offsets (SF.OFFSETS) and go on from there"
+DISCARDED = f"writes that were not committed were discarded with the connection that had made them: {READ_ON}"
+TAKEN_UP = "another connection began anew at the source offsets (SF.OFFSETS), and what was not committed is discarded"
 REOPENED = "the task was opened anew, and what was not committed is gone: read the source offsets (SF.OFFSETS)"
 
 
@@ -33,11 +32,12 @@ class MustWait(Exception):
 class Binding:
     """What a connection is bound to. `wrote`: the number of commits when it wrote last; -1: it did not.
 
-    `began`: it has read the source offsets in this session, and so knows what the state holds.
+    `read`: the number of discards when it read the source offsets last in this session, which says what it knows of
+    the state; -1: it did not. `lost`, if not empty, says why writes of this connection are gone: it is fenced.
     `timestamp_ms` is that of the record in hand (SF.TIME), for writes that name none; None: the wall clock.
     """
 
-    __slots__ = ("began", "held", "partition", "session", "store", "timestamp_ms", "wrote")
+    __slots__ = ("held", "lost", "partition", "read", "session", "store", "timestamp_ms", "wrote")
 
     def __init__(self) -> None:
         self.partition = 0
@@ -46,17 +46,33 @@ class Binding:
         self.held: EngineTask | None = None
         self.session = 0
         self.wrote = -1
-        self.began = False
+        self.read = -1
+        self.lost = ""
+
+    def bind(self, held: EngineTask) -> None:
+        """Bound to the task as it is now."""
+        self.held, self.session = held, held.session
+        held.bound.add(self)
 
     def unbind(self) -> None:
         """Bound anew by its next call."""
-        self.held, self.wrote, self.began = None, -1, False
+        if self.held is not None:
+            self.held.bound.discard(self)
+        self.held, self.wrote, self.read, self.lost = None, -1, -1, ""
+
+    @property
+    def fenced(self) -> str:
+        """Why it is refused until it binds again; empty if it is not."""
+        held = self.held
+        if held is None or (not self.lost and self.session == held.session):
+            return ""
+        return self.lost or held.ended
 
     @property
     def took_part(self) -> bool:
         """Whether it wrote, or read the source offsets, in the session that goes on."""
         held = self.held
-        return held is not None and self.session == held.session and (self.began or self.wrote >= 0)
+        return held is not None and self.session == held.session and (self.read >= 0 or self.wrote >= 0)
 
     @property
     def dirty(self) -> bool:
@@ -66,18 +82,22 @@ class Binding:
 
 
 class EngineTask:
-    """One active task. `session` grows whenever the uncommitted is discarded; `ended` says why it did last.
+    """One active task. `session` grows when everything bound is fenced; `ended` says why it was last.
 
-    `lost`, if not empty, says what was discarded and not yet made up for: nobody writes until the offsets are taken up.
+    `discards` grows whenever something uncommitted is discarded, and `lost` says why it was last, until an assignment
+    tells the offsets. Offsets may stand for what was discarded, whoever brings them: they count only from a
+    connection that has read the source offsets since (`Binding.read`).
     """
 
-    __slots__ = ("commit", "commits", "ended", "lost", "repeats", "session", "task", "waiting")
+    __slots__ = ("bound", "commit", "commits", "discards", "ended", "lost", "repeats", "session", "task", "waiting")
 
     def __init__(self, task: Task) -> None:
         self.task = task
         task.dropped = ""  # `lost` and the bindings say so here
+        self.bound: set[Binding] = set()
         self.session = 0
         self.ended = ""
+        self.discards = 0
         self.lost = ""
         self.commits = 0
         self.commit: Commit | None = None
@@ -89,30 +109,64 @@ class EngineTask:
         """Whether anything waits for a commit."""
         return self.task.uncommitted
 
-    def end_session(self, *, lost: str, ended: str = "") -> None:
-        """Discard what is uncommitted, and fence everything that is bound now.
+    def discard(self, why: str) -> None:
+        """Discard what is uncommitted, if anything is. Who wrote any of it is fenced; the others go on.
 
-        With `lost` (what to say) only if there is something to lose. A commit that runs is let through.
+        Not while a commit runs: everything uncommitted is the commit's then.
         """
-        uncommitted = self.commit is None and self.uncommitted
-        if lost and not uncommitted:
-            return
-        if uncommitted:
+        if self.uncommitted:
             self.task.discard()
-            self.lost = lost
+        elif self.task.state is TaskState.RUNNING:
+            return  # of a task that failed or closed, the buffer may be gone already
+        self._lose(why)
+        for binding in self.bound:
+            if binding.dirty:
+                binding.lost, binding.wrote = why, -1
+
+    def end_session(self, why: str, *, told: bool = False) -> None:
+        """Discard what is uncommitted, and fence everything that is bound now. A commit that runs is let through.
+
+        `told`: the application gets the source offsets with the answer to the call that ends the session.
+        """
         if self.commit is not None:
             self.commit.orphaned = True
+        elif self.uncommitted:
+            self.task.discard()
+            self._lose(why)
         self.session += 1
-        self.ended = ended or lost or "a newer generation was assigned: bind anew (SELECT, or a new connection)"
+        self.ended = why
+        if told:
+            self.lost = ""
 
-    def replace(self, task: Task, *, dirty: bool) -> None:
-        """The task was opened anew: another object, and maybe another epoch. `dirty`: something was uncommitted."""
+    def replace(self, task: Task) -> None:
+        """The task was opened anew: another object, and maybe another epoch."""
+        if any(binding.dirty for binding in self.bound):
+            self._lose(REOPENED)
         self.task = task
         task.dropped = ""
         self.session += 1
         self.ended = REOPENED
-        if dirty:
-            self.lost = REOPENED
+
+    def _lose(self, why: str) -> None:
+        self.lost = why
+        self.discards += 1
+
+    def unread(self, binding: Binding) -> str:
+        """What was discarded since the connection read the source offsets; empty if nothing was."""
+        return self.lost if binding.read != self.discards else ""
+
+    def check_read(self, binding: Binding, request: CommitRequest) -> None:
+        """Raise Refused FENCED for offsets from who has not read the source offsets since the last discard.
+
+        An epoch is no way round: a discard does not change it.
+        """
+        lost = self.unread(binding)
+        if request.offsets and lost:
+            raise Refused(
+                FENCED,
+                f"partition {binding.partition}: the offsets may stand for writes that are gone, and this connection "
+                f"has not read the source offsets since ({lost}): {READ_ON}",
+            )
 
     def check(self, request: CommitRequest, source_group: str) -> CommitAnswer | None:
         """See Engine.check_commit."""
@@ -137,7 +191,7 @@ class EngineTask:
                 FENCED,
                 f"partition {binding.partition}: this connection has neither read the source offsets nor written since "
                 "the task was opened and assigned, and cannot tell whether what its offsets stand for is in the state: "
-                "read the source offsets (SF.OFFSETS) and go on from there, or commit with EPOCH",
+                f"{READ_ON}, or commit with EPOCH",
             )
 
     def begin_commit(self, request: CommitRequest, clock: Clock) -> Commit:
@@ -155,11 +209,11 @@ class EngineTask:
             # Refused before anything was written: it is all still there, and belongs to those who wrote it.
             self.commits -= 1
             if commit.orphaned:
-                self.end_session(lost=DISCARDED)
+                self.discard(DISCARDED)
         try:
             if commit.error is not None:
                 if self.task.state is TaskState.FAILED:
-                    self.lost = (
+                    self._lose(
                         f"a commit failed ({commit.error}): read the source offsets (SF.OFFSETS) once it is open"
                     )
                 raise commit.error

@@ -1,13 +1,15 @@
 """Commands about the connection itself: what clients send when they connect, and what people ask.
 
     HELLO [2|3 [AUTH store token] [SETNAME name]]   AUTH [store] token   SELECT partition   RESET   QUIT   PING   ECHO
-    CLIENT ID|SETNAME|GETNAME|SETINFO|INFO   COMMAND [COUNT|DOCS|INFO|LIST]   INFO   CONFIG GET
+    CLIENT ID|SETNAME|GETNAME|SETINFO|INFO   COMMAND [COUNT|DOCS|INFO|LIST]   INFO [section ...]   CONFIG GET
 
-Rules of this file: nothing here touches a store. The user of AUTH is the connection's default store; the token counts
-only where tokens are configured.
+Rules of this file: nothing here reads or writes rows. The user of AUTH is the connection's default store; the token
+counts only where tokens are configured.
 """
 
 from __future__ import annotations
+
+import os
 
 from standfast.ops.reasons import BAD_REQUEST, NOPERM, WRONGPASS, Refused
 from standfast.ops.resp_arguments import name, whole
@@ -18,6 +20,10 @@ PARTITION_MAX = 2**31 - 1
 LABEL_MAX_BYTES = 128
 NO_STORE = b"default"  # the user that clients send when they have none
 REDIS_VERSION = "7.0.0"  # whose protocol this is, for clients that ask
+_CONNECTION = "HELLO AUTH QUIT RESET SELECT PING ECHO CLIENT"
+_GENERIC = "DEL UNLINK EXISTS TYPE TTL PTTL EXPIRETIME PEXPIRETIME KEYS SCAN"
+_GROUPS = dict.fromkeys(_CONNECTION.split(), "connection") | dict.fromkeys(_GENERIC.split(), "generic")
+_GROUP_OF_KIND = {"multi": "transactions", "read": "string", "write": "string"}
 
 
 def hello(c: Connection, args: list[bytes]) -> Answer:
@@ -140,7 +146,8 @@ def command(c: Connection, args: list[bytes]) -> Answer:
     if what == b"COUNT":
         return integer(len(listed))
     if what == b"DOCS":
-        return encode({}, c.version)
+        names = [raw.decode("ascii", "replace").upper() for raw in args[2:]] or sorted(listed)
+        return encode({one.lower(): _documented(listed[one]) for one in names if one in listed}, c.version)
     if what == b"LIST":
         return encode(sorted(listed), c.version)
     if what == b"INFO" and len(args) > 2:
@@ -153,34 +160,60 @@ def command(c: Connection, args: list[bytes]) -> Answer:
 
 
 def _described(one: Command) -> bytes:
-    arity = one.least if one.least == one.most else -one.least
     flag = {"read": "readonly", "write": "write"}.get(one.kind, "fast")
-    return encode([one.name.lower(), arity, [flag], 0, 0, 0], 2)
+    return encode([one.name.lower(), _arity(one), [flag], 0, 0, 0], 2)
+
+
+def _arity(one: Command) -> int:
+    return one.least if one.least == one.most else -one.least
+
+
+def _documented(one: Command) -> dict[str, Value]:
+    """What redis-cli and graphical clients show for a command: how it is called."""
+    group = "module" if one.name.startswith("SF.") else _GROUPS.get(one.name, _GROUP_OF_KIND.get(one.kind, "server"))
+    first = (one.handler.__doc__ or one.name).strip().partition("\n")[0]
+    usage = first if first.endswith("...") else first.removesuffix(".")
+    return {"summary": usage, "since": "1.0.0", "group": group, "arity": _arity(one)}
 
 
 def info(c: Connection, args: list[bytes]) -> Answer:
-    """INFO: a few lines of text that clients look for."""
+    """INFO [section ...]: a few lines of text that clients look for."""
     engine = c.engine
     statistics = engine.statistics()
-    lines = [
-        "# Server",
-        f"redis_version:{REDIS_VERSION}",
-        f"standfast_version:{c.door.version}",
-        "redis_mode:standalone",
-        "# Clients",
-        f"connected_clients:{statistics.sessions}",
-        "# Persistence",
-        "loading:0",
-        "# Stats",
-        f"total_commands_processed:{sum(statistics.calls.values())}",
-        f"total_commits:{statistics.commits}",
-        "# Replication",
-        "role:master",
-        "# Standfast",
-        f"generation:{engine.generation}",
-        f"draining:{int(engine.draining)}",
-    ]
-    return bulk("".join(f"{line}\r\n" for line in lines).encode())
+    sections = {
+        "Server": [
+            f"redis_version:{REDIS_VERSION}",
+            f"standfast_version:{c.door.version}",
+            "redis_mode:standalone",
+            f"process_id:{os.getpid()}",
+        ],
+        "Clients": [f"connected_clients:{statistics.sessions}"],
+        "Persistence": ["loading:0"],
+        "Stats": [
+            f"total_commands_processed:{sum(statistics.calls.values())}",
+            f"total_commits:{statistics.commits}",
+        ],
+        "Replication": ["role:master"],
+        "Cluster": ["cluster_enabled:0"],
+        "Standfast": [f"generation:{engine.generation}", f"draining:{int(engine.draining)}"],
+        "Keyspace": [f"db{number}:keys={keys},expires=0,avg_ttl=0" for number, keys in _keyspace(c).items() if keys],
+    }
+    asked = {raw.decode("ascii", "replace").lower() for raw in args[1:]}
+    if asked and not asked & {"all", "everything", "default"}:
+        sections = {title: lines for title, lines in sections.items() if title.lower() in asked}
+    return bulk(
+        "\r\n".join(
+            f"# {title}\r\n" + "".join(f"{line}\r\n" for line in lines) for title, lines in sections.items()
+        ).encode()
+    )
+
+
+def _keyspace(c: Connection) -> dict[int, int]:
+    """Estimated rows of the default store by partition; nothing where the token may not read it."""
+    store = c.binding.store
+    if store is None or (c.grant is not None and c.grant.stores is not None and store not in c.grant.stores):
+        return {}
+    return c.engine.estimates(store)
 
 
 def config(c: Connection, args: list[bytes]) -> Answer:

@@ -2,7 +2,8 @@
 
     SF.COMMIT [SEQ n] [EPOCH e] [CHECKPOINT] [GROUP g [GEN e MEMBER m]] [OFFSETS topic partition offset ...]
         -> [epoch, seq, changes]      everything written before it survives from now on; OFFSETS stands last, and
-                                      needs EPOCH, or a connection that wrote or asked SF.OFFSETS since the opening
+                                      needs EPOCH, or a connection that wrote or asked SF.OFFSETS since the opening;
+                                      after a discard, a connection that asked SF.OFFSETS since
     SF.OFFSETS                 -> [topic, partition, offset, ...]   begin there: what is uncommitted is discarded
     SF.TIME [ms]               -> the stream time of the task       and the timestamp of writes that name none
     SF.WAITREADY ms            -> OK once the partition can be used; LOADING after so many milliseconds
@@ -77,7 +78,7 @@ def answer_reply(c: Connection, answer: CommitAnswer) -> bytes:
 
 
 def commit(c: Connection, args: list[bytes]) -> Answer:
-    """SF.COMMIT outside MULTI."""
+    """SF.COMMIT [SEQ n] [EPOCH e] [CHECKPOINT] [GROUP g [GEN e MEMBER m]] [OFFSETS topic partition offset ...]."""
     return run_commit(c, commit_request(args), ALONE, lambda answer: answer_reply(c, answer))
 
 
@@ -103,7 +104,7 @@ def offsets(c: Connection, args: list[bytes]) -> Answer:
 
 
 def time(c: Connection, args: list[bytes]) -> Answer:
-    """SF.TIME: the stream time, which never goes back."""
+    """SF.TIME [ms]: the stream time, which never goes back."""
     if len(args) == 1:
         return encode(c.engine.task(c.binding).task.stream_times.get(CLOCK_KEY), c.version)
     stamp = whole(args[1], "stream time")
@@ -115,7 +116,7 @@ def time(c: Connection, args: list[bytes]) -> Answer:
 
 
 def wait_ready(c: Connection, args: list[bytes]) -> Answer:
-    """SF.WAITREADY: the restore gate as one call."""
+    """SF.WAITREADY ms: the restore gate as one call."""
     clock = c.engine.clock
     deadline_ms = clock.monotonic_ms() + whole(args[1], "milliseconds", most=c.door.limits.wait_ms)
 
@@ -155,7 +156,7 @@ def status(c: Connection, args: list[bytes]) -> Answer:
         "epoch": task.epoch,
         "stores": {name: store.spec.kind for name, store in task.stores.stores.items()},
         "uncommitted_bytes": task.stores.buffer.size_bytes,
-        "lost": held.lost or None,
+        "lost": held.unread(binding) or None,
         "stream_time_ms": task.stream_times.get(CLOCK_KEY),
         "offsets": {f"{at.topic}/{at.partition}": offset for at, offset in sorted(task.source_offsets().items())},
     }

@@ -1,6 +1,6 @@
 """Key-value commands: the standard ones on the connection's default store, the SF. ones on the store they name.
 
-    GET SET [NX] [GET] GETDEL DEL EXISTS MGET MSET STRLEN SCAN DBSIZE
+    GET SET [NX] [GET] GETDEL DEL UNLINK EXISTS MGET MSET STRLEN DBSIZE
     SF.PUT store key value [NX] [GET] [TS ms]    SF.GET store key [WITHTS]    SF.DEL store key ...    SF.COUNT store
     SF.RANGE store from to [REV] [LIMIT n] [AFTER key]    both ends included, "" is open; [k, v, k, v, ...] in key order
     SF.PREFIX store prefix [REV] [LIMIT n] [AFTER key]
@@ -22,9 +22,6 @@ from standfast.store.keyvalue import KeyValueState, after_prefix
 
 _EXPIRY = {b"EX", b"PX", b"EXAT", b"PXAT", b"KEEPTTL"}
 _SET_NAMES = {b"SET", b"set"}
-SCAN_DEFAULT = 10
-SCAN_MAX = 1_000
-SCAN_BYTES = 1 << 20
 
 
 def keyvalue(store: Any) -> KeyValueState[bytes, bytes]:
@@ -34,7 +31,7 @@ def keyvalue(store: Any) -> KeyValueState[bytes, bytes]:
     return store
 
 
-def _default_read(c: Connection) -> KeyValueState[bytes, bytes]:
+def default_read(c: Connection) -> KeyValueState[bytes, bytes]:
     store = c.reads.get(b"")
     return store if store is not None else keyvalue(c.read(None))
 
@@ -46,7 +43,7 @@ def _default_write(c: Connection) -> KeyValueState[bytes, bytes]:
 
 def get(c: Connection, args: list[bytes]) -> Answer:
     """GET key."""
-    store = c.reads.get(b"") or _default_read(c)
+    store = c.reads.get(b"") or default_read(c)
     value = store.get(args[1])
     return c.nil if value is None else b"$%d\r\n%b\r\n" % (len(value), value)
 
@@ -102,7 +99,7 @@ def getdel(c: Connection, args: list[bytes]) -> Answer:
 
 
 def delete(c: Connection, args: list[bytes]) -> Answer:
-    """DEL key ..."""
+    """DEL key ..., and UNLINK key ..."""
     return _delete(c, _default_write(c), args[1:])
 
 
@@ -116,14 +113,14 @@ def _delete(c: Connection, store: KeyValueState[bytes, bytes], keys: list[bytes]
 def exists(c: Connection, args: list[bytes]) -> Answer:
     """EXISTS key ...: one named twice counts twice."""
     c.door.limits.check_keys(len(args) - 1)
-    store = _default_read(c)
+    store = default_read(c)
     return integer(sum(store.get(key) is not None for key in args[1:]))
 
 
 def mget(c: Connection, args: list[bytes]) -> Answer:
     """MGET key ..."""
     c.door.limits.check_keys(len(args) - 1)
-    return array(bounded(map(_default_read(c).get, args[1:])), c.nil)
+    return array(bounded(map(default_read(c).get, args[1:])), c.nil)
 
 
 def mset(c: Connection, args: list[bytes]) -> Answer:
@@ -137,44 +134,13 @@ def mset(c: Connection, args: list[bytes]) -> Answer:
 
 def strlen(c: Connection, args: list[bytes]) -> Answer:
     """STRLEN key."""
-    value = _default_read(c).get(args[1])
+    value = default_read(c).get(args[1])
     return integer(0 if value is None else len(value))
 
 
 def dbsize(c: Connection, args: list[bytes]) -> Answer:
     """DBSIZE: an estimate."""
     return integer(keyvalue(c.scan(None)).approximate_num_entries())
-
-
-def scan(c: Connection, args: list[bytes]) -> Answer:
-    """SCAN cursor [MATCH prefix*] [COUNT n]: in key order; a cursor is a number that stands for a place."""
-    given = options(args, 2, {b"MATCH": 1, b"COUNT": 1})
-    count = whole(given.get(b"COUNT", [b"%d" % SCAN_DEFAULT])[0], "COUNT", least=1)
-    prefix = _prefix(given.get(b"MATCH", [b"*"])[0])
-    store = keyvalue(c.scan(None))
-    cursor = whole(args[1], "cursor", most=2**64 - 1)
-    after = c.door.cursors.find(cursor, store.name, c.binding.partition) if cursor else None
-    start = prefix if after is None else max(prefix, after + b"\x00")
-    keys: list[bytes] = []
-    place = size = 0
-    with store.range(start, None) as rows:
-        for key, _ in rows:
-            if not key.startswith(prefix):
-                break
-            if len(keys) == min(count, SCAN_MAX) or size > SCAN_BYTES:
-                place = c.door.cursors.keep(store.name, c.binding.partition, keys[-1])
-                break
-            keys.append(key)
-            size += len(key)
-    return replies([bulk(b"%d" % place), array(keys, c.nil)])
-
-
-def _prefix(pattern: bytes) -> bytes:
-    """What `prefix*` begins with."""
-    prefix = pattern[:-1]
-    if not pattern.endswith(b"*") or any(special in prefix for special in (b"*", b"?", b"[", b"\\")):
-        raise Refused(BAD_REQUEST, "MATCH takes a prefix and a star (user:*): keys are found by their beginning only")
-    return prefix
 
 
 # -- commands that name their store -----------------------------------------------------------------------------------

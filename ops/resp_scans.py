@@ -20,31 +20,37 @@ ROWS_MAX = 100_000
 BYTES_MAX = 16 << 20
 AT_ONCE_ROWS = 64
 CURSORS_MAX = 1_000
+PAGES = "use LIMIT n, then AFTER the last key, or a smaller range"
 
 Row = tuple[bytes, ...]
 
 
-def collect(c: Connection, rows: Iterator[Row], given: Mapping[bytes, list[bytes]], width: int) -> Answer:
-    """The reply of a range: the encoded parts of its rows as one array; `width` parts a row."""
+def collect(
+    c: Connection, rows: Iterator[Row], given: Mapping[bytes, list[bytes]], width: int, instead: str = PAGES
+) -> Answer:
+    """The reply of a range: the encoded parts of its rows as one array; `width` parts a row.
+
+    `instead` says what to do about one that is too large.
+    """
     limit = whole(given[b"LIMIT"][0], "LIMIT", least=1, most=ROWS_MAX) if b"LIMIT" in given else None
     parts: list[bytes] = []
     wanted = islice(rows, ROWS_MAX + 1 if limit is None else limit)
-    if c.in_exec or not _take(parts, islice(wanted, AT_ONCE_ROWS), width):
+    if c.in_exec or not _take(parts, islice(wanted, AT_ONCE_ROWS), instead):
         if c.in_exec:
-            _take(parts, wanted, width)
-        return _reply(parts, width, limit)
+            _take(parts, wanted, instead)
+        return _reply(parts, width, limit, instead)
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
-            _take(parts, wanted, width)
+            _take(parts, wanted, instead)
         except BaseException as error:  # noqa: BLE001  raised again in the engine's thread
             failed.append(error)
 
     def then() -> bytes:
         if failed:
             raise failed[0]
-        return _reply(parts, width, limit)
+        return _reply(parts, width, limit, instead)
 
     return Offload(work, then)
 
@@ -59,7 +65,7 @@ def bounded(values: Iterable[bytes | None]) -> Iterator[bytes | None]:
         yield value
 
 
-def _take(parts: list[bytes], rows: Iterable[Row], width: int) -> bool:
+def _take(parts: list[bytes], rows: Iterable[Row], instead: str) -> bool:
     """Add rows to the reply; whether there may be more."""
     size = sum(map(len, parts))
     count = 0
@@ -68,13 +74,13 @@ def _take(parts: list[bytes], rows: Iterable[Row], width: int) -> bool:
         count += 1
         size += sum(map(len, row))
         if size > BYTES_MAX:
-            raise Refused(TOO_LARGE, f"more than {BYTES_MAX} bytes in this range: use LIMIT n, then AFTER the last key")
+            raise Refused(TOO_LARGE, f"more than {BYTES_MAX} bytes in this range: {instead}")
     return count == AT_ONCE_ROWS
 
 
-def _reply(parts: list[bytes], width: int, limit: int | None) -> bytes:
+def _reply(parts: list[bytes], width: int, limit: int | None, instead: str) -> bytes:
     if limit is None and len(parts) > ROWS_MAX * width:
-        raise Refused(TOO_LARGE, f"more than {ROWS_MAX} rows in this range: use LIMIT n, or a smaller range")
+        raise Refused(TOO_LARGE, f"more than {ROWS_MAX} rows in this range: {instead}")
     return b"*%d\r\n%b" % (len(parts), b"".join(parts))
 
 

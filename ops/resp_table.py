@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from standfast.ops import resp_basics as basics
+from standfast.ops import resp_browse as browse
 from standfast.ops import resp_commit as commits
 from standfast.ops import resp_keyvalue as keyvalue
 from standfast.ops import resp_multi as multi
@@ -38,12 +39,20 @@ COMMANDS: tuple[tuple[str, Handler, int, int, str], ...] = (
     ("GET", keyvalue.get, 2, 2, "read"),
     ("SET", keyvalue.set_, 3, 16, "write"),
     ("GETDEL", keyvalue.getdel, 2, 2, "write"),
+    ("GETRANGE", browse.getrange, 4, 4, "read"),
     ("DEL", keyvalue.delete, 2, MANY, "write"),
+    ("UNLINK", keyvalue.delete, 2, MANY, "write"),
     ("EXISTS", keyvalue.exists, 2, MANY, "read"),
     ("MGET", keyvalue.mget, 2, MANY, "read"),
     ("MSET", keyvalue.mset, 3, MANY, "write"),
     ("STRLEN", keyvalue.strlen, 2, 2, "read"),
-    ("SCAN", keyvalue.scan, 2, 6, "read"),
+    ("TYPE", browse.type_, 2, 2, "read"),
+    ("TTL", browse.ttl, 2, 2, "read"),
+    ("PTTL", browse.ttl, 2, 2, "read"),
+    ("EXPIRETIME", browse.ttl, 2, 2, "read"),
+    ("PEXPIRETIME", browse.ttl, 2, 2, "read"),
+    ("KEYS", browse.keys, 2, 2, "read"),
+    ("SCAN", browse.scan, 2, 8, "read"),
     ("DBSIZE", keyvalue.dbsize, 1, 1, "read"),
     ("SF.PUT", keyvalue.sf_put, 4, 8, "write"),
     ("SF.GET", keyvalue.sf_get, 3, 4, "read"),
@@ -84,15 +93,15 @@ _ARITHMETIC = "read and write the value: a task has one writer, so nobody comes 
 _WHOLE = "a store is not emptied or moved by a client: use the control door"
 
 REFUSED = {
-    _EXPIRY: "EXPIRE PEXPIRE EXPIREAT PEXPIREAT EXPIRETIME PEXPIRETIME TTL PTTL PERSIST SETEX PSETEX GETEX",
+    _EXPIRY: "EXPIRE PEXPIRE EXPIREAT PEXPIREAT PERSIST SETEX PSETEX GETEX",
     _TYPES: "LPUSH RPUSH LPOP RPOP LRANGE LLEN LINDEX BLPOP BRPOP HSET HGET HMSET HMGET HGETALL HDEL HEXISTS HKEYS "
     "HVALS HLEN HINCRBY HSCAN SADD SREM SMEMBERS SISMEMBER SCARD SSCAN ZADD ZREM ZRANGE ZSCORE ZCARD ZSCAN XADD XREAD "
-    "XRANGE XLEN XREADGROUP GEOADD PFADD PFCOUNT SETBIT GETBIT BITCOUNT TYPE SORT",
+    "XRANGE XLEN XREADGROUP GEOADD PFADD PFCOUNT SETBIT GETBIT BITCOUNT SORT",
     _SCRIPTS: "EVAL EVALSHA EVAL_RO SCRIPT FUNCTION FCALL",
     _CHANNELS: "SUBSCRIBE PSUBSCRIBE SSUBSCRIBE UNSUBSCRIBE PUNSUBSCRIBE PUBLISH PUBSUB MONITOR",
     _WATCH: "WATCH UNWATCH",
-    _ARITHMETIC: "INCR DECR INCRBY DECRBY INCRBYFLOAT APPEND SETNX GETSET MSETNX SETRANGE GETRANGE",
-    _WHOLE: "FLUSHDB FLUSHALL SWAPDB MOVE RENAME RENAMENX COPY KEYS RANDOMKEY DUMP RESTORE MIGRATE OBJECT",
+    _ARITHMETIC: "INCR DECR INCRBY DECRBY INCRBYFLOAT APPEND SETNX GETSET MSETNX SETRANGE",
+    _WHOLE: "FLUSHDB FLUSHALL SWAPDB MOVE RENAME RENAMENX COPY RANDOMKEY DUMP RESTORE MIGRATE OBJECT",
     "this instance has cluster support disabled: SELECT chooses the partition": "CLUSTER ASKING READONLY READWRITE",
     "no replication of Redis: standbys tail the changelog": "REPLICAOF SLAVEOF SYNC PSYNC WAIT FAILOVER",
     "the process is operated by the control door and the command line": "SHUTDOWN SAVE BGSAVE DEBUG ACL LATENCY "

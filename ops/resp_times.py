@@ -56,7 +56,7 @@ def _stamp(c: Connection, given: Mapping[bytes, list[bytes]]) -> int:
 
 
 def wput(c: Connection, args: list[bytes]) -> Answer:
-    """SF.WPUT: OK also for a late row, which changes nothing and is counted."""
+    """SF.WPUT store key start value [TS ms]: OK also for a late row, which changes nothing and is counted."""
     store: WindowState[bytes, bytes] = _written(c, args, WindowState)
     stamp = c.now_ms if len(args) == 5 else _stamp(c, options(args, 5, {b"TS": 1}))
     store.put(args[2], args[4], whole(args[3], "window start"), stamp)
@@ -64,7 +64,7 @@ def wput(c: Connection, args: list[bytes]) -> Answer:
 
 
 def wget(c: Connection, args: list[bytes]) -> Answer:
-    """SF.WGET."""
+    """SF.WGET store key start."""
     c.engine.scan(c.binding)
     store: WindowState[bytes, bytes] = _read(c, args, WindowState)
     value = store.fetch(args[2], whole(args[3], "window start"))
@@ -72,14 +72,14 @@ def wget(c: Connection, args: list[bytes]) -> Answer:
 
 
 def wdel(c: Connection, args: list[bytes]) -> Answer:
-    """SF.WDEL."""
+    """SF.WDEL store key start."""
     store: WindowState[bytes, bytes] = _written(c, args, WindowState)
     store.put(args[2], None, whole(args[3], "window start"), c.now_ms)
     return OK
 
 
 def wfetch(c: Connection, args: list[bytes]) -> Answer:
-    """SF.WFETCH."""
+    """SF.WFETCH store key from to [REV] [LIMIT n]."""
     given = options(args, 5, _SCAN)
     store: WindowState[bytes, bytes] = _of_kind(c.scan(args[1]), WindowState)
     rows = store.fetch_range(args[2], whole(args[3], "from"), whole(args[4], "to"), reverse=b"REV" in given)
@@ -87,7 +87,7 @@ def wfetch(c: Connection, args: list[bytes]) -> Answer:
 
 
 def wrange(c: Connection, args: list[bytes]) -> Answer:
-    """SF.WRANGE."""
+    """SF.WRANGE store keyfrom keyto from to [REV] [LIMIT n]."""
     given = options(args, 6, _SCAN)
     store: WindowState[bytes, bytes] = _of_kind(c.scan(args[1]), WindowState)
     times = whole(args[4], "from"), whole(args[5], "to")
@@ -96,7 +96,7 @@ def wrange(c: Connection, args: list[bytes]) -> Answer:
 
 
 def wall(c: Connection, args: list[bytes]) -> Answer:
-    """SF.WALL."""
+    """SF.WALL store from to [REV] [LIMIT n]."""
     given = options(args, 4, _SCAN)
     store: WindowState[bytes, bytes] = _of_kind(c.scan(args[1]), WindowState)
     rows = store.fetch_all(whole(args[2], "from"), whole(args[3], "to"), reverse=b"REV" in given)
@@ -116,7 +116,7 @@ def _session(args: list[bytes]) -> tuple[int, int]:
 
 
 def sput(c: Connection, args: list[bytes]) -> Answer:
-    """SF.SPUT: OK also for a late session, which changes nothing and is counted."""
+    """SF.SPUT store key start end value [TS ms]: OK also for a late session, which changes nothing and is counted."""
     store: SessionState[bytes, bytes] = _written(c, args, SessionState)
     stamp = c.now_ms if len(args) == 6 else _stamp(c, options(args, 6, {b"TS": 1}))
     store.put(args[2], *_session(args), args[5], stamp)
@@ -124,7 +124,7 @@ def sput(c: Connection, args: list[bytes]) -> Answer:
 
 
 def sget(c: Connection, args: list[bytes]) -> Answer:
-    """SF.SGET."""
+    """SF.SGET store key start end."""
     c.engine.scan(c.binding)
     store: SessionState[bytes, bytes] = _read(c, args, SessionState)
     value = store.fetch_session(args[2], *_session(args))
@@ -132,14 +132,14 @@ def sget(c: Connection, args: list[bytes]) -> Answer:
 
 
 def sdel(c: Connection, args: list[bytes]) -> Answer:
-    """SF.SDEL."""
+    """SF.SDEL store key start end."""
     store: SessionState[bytes, bytes] = _written(c, args, SessionState)
     store.put(args[2], *_session(args), None, c.now_ms)
     return OK
 
 
 def sfetch(c: Connection, args: list[bytes]) -> Answer:
-    """SF.SFETCH."""
+    """SF.SFETCH store key [earliest_end latest_start] [REV] [LIMIT n]."""
     bounded = len(args) >= 5 and args[3].isdigit()
     given = options(args, 5 if bounded else 3, _SCAN)
     store: SessionState[bytes, bytes] = _of_kind(c.scan(args[1]), SessionState)
@@ -152,7 +152,7 @@ def sfetch(c: Connection, args: list[bytes]) -> Answer:
 
 
 def sall(c: Connection, args: list[bytes]) -> Answer:
-    """SF.SALL."""
+    """SF.SALL store [keyfrom keyto] [REV] [LIMIT n]."""
     bounded = len(args) >= 4 and args[2].upper() not in _SCAN
     given = options(args, 4 if bounded else 2, _SCAN)
     store: SessionState[bytes, bytes] = _of_kind(c.scan(args[1]), SessionState)
@@ -164,7 +164,7 @@ def sall(c: Connection, args: list[bytes]) -> Answer:
 
 
 def vput(c: Connection, args: list[bytes]) -> Answer:
-    """SF.VPUT."""
+    """SF.VPUT store key value [TS ms]."""
     store: VersionedState[bytes, bytes] = _written(c, args, VersionedState)
     stamp = c.now_ms if len(args) == 4 else _stamp(c, options(args, 4, {b"TS": 1}))
     valid_to = store.put(args[2], args[3], stamp)
@@ -172,7 +172,7 @@ def vput(c: Connection, args: list[bytes]) -> Answer:
 
 
 def vget(c: Connection, args: list[bytes]) -> Answer:
-    """SF.VGET."""
+    """SF.VGET store key [ASOF ms]."""
     given = options(args, 3, {b"ASOF": 1})
     c.engine.scan(c.binding)
     store: VersionedState[bytes, bytes] = _read(c, args, VersionedState)
@@ -181,14 +181,14 @@ def vget(c: Connection, args: list[bytes]) -> Answer:
 
 
 def vdel(c: Connection, args: list[bytes]) -> Answer:
-    """SF.VDEL."""
+    """SF.VDEL store key [TS ms]."""
     given = options(args, 3, {b"TS": 1})
     store: VersionedState[bytes, bytes] = _written(c, args, VersionedState)
     return _version(c, store.delete(args[2], _stamp(c, given)))
 
 
 def vrange(c: Connection, args: list[bytes]) -> Answer:
-    """SF.VRANGE."""
+    """SF.VRANGE store key from to [ASC] [LIMIT n]."""
     given = options(args, 5, {b"ASC": 0, b"LIMIT": 1})
     store: VersionedState[bytes, bytes] = _of_kind(c.scan(args[1]), VersionedState)
     rows = store.range(args[2], whole(args[3], "from"), whole(args[4], "to"), ascending=b"ASC" in given)

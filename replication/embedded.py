@@ -27,7 +27,7 @@ from standfast.replication.embedded_reader import EmbeddedReader
 from standfast.replication.embedded_rows import LEAST_TIMESTAMP_MS
 from standfast.replication.embedded_topics import EmbeddedAdmin
 from standfast.replication.embedded_writer import Began, EmbeddedWriter, open_epoch
-from standfast.replication.log import LockHolder
+from standfast.replication.log import LockHolder, WriterClaim
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import Clock, SystemClock, boot_id
 from standfast.store.errors import Closed, InvalidRequest
@@ -93,7 +93,7 @@ class EmbeddedLog:
             epoch = open_epoch(
                 db, transactional_id, group=group, owner=owner, if_free=if_free, clock=self._clock, boot=self._boot
             )
-            return EmbeddedWriter(db, self._clock, self._forget, Began(), (transactional_id, epoch))
+            return EmbeddedWriter(db, self._clock, self._forget, Began(), WriterClaim(transactional_id, epoch))
 
         return self._keep(build)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from standfast.replication.embedded_db import Database, Transaction
 from standfast.replication.embedded_sums import check_seal, seal
-from standfast.replication.log import Committed, ConsumerMember, EnteredView, GroupView, Member
+from standfast.replication.log import Committed, ConsumerMember, EnteredView, GroupView, Member, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import Fenced, InvalidRequest
@@ -134,10 +134,17 @@ class EmbeddedGroup:
             return found
         return {TopicPartition(*source): found[source] for source in partitions if source in found}
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed], member: ConsumerMember | None = None) -> None:
-        """Commit without a transaction of records; all of them or none."""
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, Committed],
+        member: ConsumerMember | None = None,
+        claim: WriterClaim | None = None,
+    ) -> None:
+        """Commit without a transaction of records; all of them or none. Raises Fenced for a claim that is over."""
         check_commit(self._name, offsets)
         with self._db.write() as run:
+            if claim is not None:
+                check_claim(run, claim)
             store_commit(run, self._name, offsets)
 
     def close(self) -> None:
@@ -179,6 +186,30 @@ def stored_leases(run: Transaction, group: str) -> list[_Lease]:
         (group,),
     ).fetchall()
     return [_Lease._make(row) for row in rows]
+
+
+def check_claim(run: Transaction, claim: WriterClaim) -> None:
+    """Raise Fenced if a newer writer was opened for the id; within the transaction that this is about."""
+    transactional_id, epoch = claim
+    row = find_writer(run, transactional_id)
+    if row is None or row[1] != epoch:
+        owner, newest = row if row is not None else ("nobody", "none")
+        raise Fenced(
+            f"writer of {transactional_id!r} with epoch {epoch} was fenced by epoch {newest} of {owner!r}: "
+            "nothing was written, give up the task"
+        )
+
+
+def find_writer(run: Transaction, transactional_id: str) -> tuple[str, int] | None:
+    """Last owner and epoch of a transactional id. Raises Corruption for a row that is not as it was written."""
+    row = run.execute(
+        "SELECT transactional_id, group_name, owner, epoch, boot_id, seal FROM writers WHERE transactional_id = ?",
+        (transactional_id,),
+    ).fetchone()
+    if row is None:
+        return None
+    check_seal(f"writer {transactional_id!r}", row[-1], *row[:-1])
+    return row[2], row[3]
 
 
 def check_text(what: str, text: str) -> None:

@@ -11,14 +11,21 @@ from collections.abc import Callable
 
 from standfast.replication.embedded_blocks import append_blocks
 from standfast.replication.embedded_db import Database, Transaction
-from standfast.replication.embedded_group import check_commit, check_text, store_commit, stored_leases
+from standfast.replication.embedded_group import (
+    check_claim,
+    check_commit,
+    check_text,
+    find_writer,
+    store_commit,
+    stored_leases,
+)
 from standfast.replication.embedded_rows import OFFSET_MAX, Prepared, first_id, insert, prepare
-from standfast.replication.embedded_sums import check_seal, seal
+from standfast.replication.embedded_sums import seal
 from standfast.replication.embedded_topics import PartitionRow, partition_by_name, store_partition
-from standfast.replication.log import Batches, GroupCommit
+from standfast.replication.log import Batches, GroupCommit, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
-from standfast.store.errors import Fenced, Held, InvalidRequest
+from standfast.store.errors import Held, InvalidRequest
 
 # How finely a compacted partition remembers when its records were appended (see embedded_care.py).
 AGE_STEP_MS = 600_000
@@ -46,7 +53,7 @@ class EmbeddedWriter:
         clock: Clock,
         closed: Callable[[EmbeddedWriter], None],
         began: Began,
-        fence: tuple[str, int] | None = None,
+        fence: WriterClaim | None = None,
     ) -> None:
         self._db = db
         self._began = began
@@ -57,7 +64,12 @@ class EmbeddedWriter:
     @property
     def epoch(self) -> int:
         """Epoch of the transactional id when this writer was opened; 0 for a producer."""
-        return self._fence[1] if self._fence else 0
+        return self._fence.epoch if self._fence else 0
+
+    @property
+    def claim(self) -> WriterClaim | None:
+        """The id and the epoch that every write is checked by; None for a producer."""
+        return self._fence
 
     @property
     def marks_transactions(self) -> bool:
@@ -89,7 +101,7 @@ class EmbeddedWriter:
         now_ms = self._clock.wall_ms()
         with self._db.write() as run:
             if self._fence:
-                _check_epoch(run, *self._fence)
+                check_claim(run, self._fence)
             rows = {source: _append(run, source, batch, now_ms, self._began) for source, batch in prepared}
             if commit is not None:
                 store_commit(run, commit.group, commit.offsets)
@@ -127,28 +139,6 @@ def open_epoch(
             (*columns, seal(*columns)),
         )
     return int(last_epoch) + 1
-
-
-def _check_epoch(run: Transaction, transactional_id: str, epoch: int) -> None:
-    row = find_writer(run, transactional_id)
-    if row is None or row[1] != epoch:
-        owner, newest = row if row is not None else ("nobody", "none")
-        raise Fenced(
-            f"writer of {transactional_id!r} with epoch {epoch} was fenced by epoch {newest} of {owner!r}: "
-            "nothing was written, give up the task"
-        )
-
-
-def find_writer(run: Transaction, transactional_id: str) -> tuple[str, int] | None:
-    """Last owner and epoch of a transactional id. Raises Corruption for a row that is not as it was written."""
-    row = run.execute(
-        "SELECT transactional_id, group_name, owner, epoch, boot_id, seal FROM writers WHERE transactional_id = ?",
-        (transactional_id,),
-    ).fetchone()
-    if row is None:
-        return None
-    check_seal(f"writer {transactional_id!r}", row[-1], *row[:-1])
-    return row[2], row[3]
 
 
 def _append(run: Transaction, source: TopicPartition, batch: Prepared, now_ms: int, began: Began) -> PartitionRow:

@@ -27,11 +27,11 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from standfast.replication.kafka_board import KNOWN_MS, Board
 from standfast.replication.kafka_cluster import Cluster
 from standfast.replication.kafka_errors import PERMISSION, UNKNOWN_TOPIC, error_of
-from standfast.replication.log import Committed, ConsumerMember, GroupCommit, GroupView
+from standfast.replication.log import Committed, ConsumerMember, GroupCommit, GroupView, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import GROUP, Need, topic_needs
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, InternalError, InvalidRequest, Unavailable
+from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, Unavailable
 
 METADATA_BYTES_MAX = 4_096
 LEASE_MS_MAX = 24 * 3_600_000
@@ -118,11 +118,18 @@ class KafkaGroup:
         needs = (need, *topic_needs((at.topic for at in wanted or ()), "DESCRIBE"))
         return self._cluster.patiently(f"offsets of group {self._name!r}", lambda: self._offsets(wanted), *needs)
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed], member: ConsumerMember | None = None) -> None:
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, Committed],
+        member: ConsumerMember | None = None,
+        claim: WriterClaim | None = None,
+    ) -> None:
         """Commit without a transaction of records; all of them or none. Raises UnknownStore for an absent partition.
 
         With `member`, the broker refuses it (Fenced) if that is no member of that generation any more. The client can
-        say so in a transaction only, so it is one, of offsets alone.
+        say so in a transaction only, so it is one, of offsets alone. With a claim and no member, the members topic is
+        asked for the owner first, and a claim that is over by then is Fenced: what the broker takes does not say whose
+        it is, so an owner that stands still right after the question may still commit.
         """
         self._check_open()
         check_commit(self._name, offsets)
@@ -132,6 +139,8 @@ class KafkaGroup:
         if member is not None:
             self._transact(GroupCommit(self._name, offsets, member))
             return
+        if claim is not None:
+            self._check_claim(claim)
         if self._consumer is None:
             self._consumer = self._cluster.consumer(self._name)
         commit = GroupCommit(self._name, offsets)
@@ -161,6 +170,15 @@ class KafkaGroup:
         if unsure:
             self._cluster.check(unsure)
             self._known.update(dict.fromkeys(unsure, now_ms))
+
+    def _check_claim(self, claim: WriterClaim) -> None:
+        held = self._board.owner(claim.transactional_id)
+        if held is None or held.epoch != claim.epoch:
+            newer = "a newer writer" if held is None else f"epoch {held.epoch} of {held.member_id!r}"
+            raise Fenced(
+                f"writer of {claim.transactional_id!r} with epoch {claim.epoch} was fenced by {newer}: no offsets were "
+                "committed, give up the task"
+            )
 
     def _commit(self, offsets: Mapping[TopicPartition, Committed]) -> bool:
         """Commit from outside of the group; False if the group has members, so that the broker refuses it."""

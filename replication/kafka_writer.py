@@ -26,7 +26,7 @@ from standfast.replication.kafka_errors import FENCED, VAGUE, error_of
 from standfast.replication.kafka_group import check_commit, commit_needs, kafka_offsets, member_metadata
 from standfast.replication.kafka_members import Owner
 from standfast.replication.kafka_records import checked
-from standfast.replication.log import Batches, GroupCommit
+from standfast.replication.log import Batches, GroupCommit, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TRANSACTIONAL_ID, Need, write_needs
 from standfast.store.clock import SystemClock
@@ -107,6 +107,11 @@ class KafkaWriter:
     def epoch(self) -> int:
         """Epoch of the transactional id when this writer was opened; 0 for a producer."""
         return self._fence.epoch
+
+    @property
+    def claim(self) -> WriterClaim | None:
+        """The id and the epoch of its claim on the members topic; None for a producer."""
+        return WriterClaim(self._fence.transactional_id, self._fence.epoch) if self._fence.epoch else None
 
     @property
     def marks_transactions(self) -> bool:

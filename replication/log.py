@@ -155,6 +155,13 @@ class ConsumerMember(NamedTuple):
     member_id: str
 
 
+class WriterClaim(NamedTuple):
+    """A writer as the one that owns its transactional id: the epoch that it got when it was opened."""
+
+    transactional_id: str
+    epoch: int
+
+
 class GroupCommit(NamedTuple):
     """Source offsets to commit for a group, each with metadata of at most 4,096 bytes.
 
@@ -248,6 +255,11 @@ class LogWriter(Protocol):
     @property
     def epoch(self) -> int:
         """Grows by at least one with each writer opened for the same transactional id."""
+        ...
+
+    @property
+    def claim(self) -> WriterClaim | None:
+        """The id and the epoch; None for a producer, which owns nothing."""
         ...
 
     @property
@@ -367,8 +379,18 @@ class Group(Protocol):
         """Committed offsets of these partitions (all of the group if None); absent where there is none."""
         ...
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed], member: ConsumerMember | None = None) -> None:
-        """Commit apart from records; all of them or none. `member` as in GroupCommit."""
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, Committed],
+        member: ConsumerMember | None = None,
+        claim: WriterClaim | None = None,
+    ) -> None:
+        """Commit apart from records; all of them or none. `member` as in GroupCommit.
+
+        With `claim`, Fenced and nothing committed once a newer writer was opened for its id. The embedded log looks
+        within the transaction of the offsets. Kafka has no such transaction: the broker checks `member` there, and
+        without one the owner is asked for just before the commit.
+        """
         ...
 
     def close(self) -> None: ...

@@ -27,6 +27,7 @@ from standfast.replication.log import (
     Member,
     TopicInfo,
     TopicPolicy,
+    WriterClaim,
 )
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
@@ -163,7 +164,12 @@ class ReadOnlyGroup:
         """The group's own."""
         return self._group.committed(partitions)
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed], member: ConsumerMember | None = None) -> None:
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, Committed],
+        member: ConsumerMember | None = None,
+        claim: WriterClaim | None = None,
+    ) -> None:
         """Refused."""
         _refuse("no offsets are committed")
 

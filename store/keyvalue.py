@@ -131,7 +131,11 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
     def approximate_num_entries(self) -> int:
         """Estimated number of rows, buffered ones included."""
         buffered = self.rows.buffer.rows.get(self.name) or {}
-        return self.rows.engine.approximate_rows(self.name) + sum(row is not None for row in buffered.values())
+        return self.rows_in_files() + sum(row is not None for row in buffered.values())
+
+    def rows_in_files(self) -> int:
+        """Estimated number of rows without the buffered ones; from any thread."""
+        return self.rows.engine.approximate_rows(self.name)
 
     def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
         families = {} if into is None else into

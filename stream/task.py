@@ -232,8 +232,9 @@ class Task:
         task's or goes back: nothing is written then, and the task goes on. When this returns, the state survives
         the kill of any process; when it raises, the task takes no more writes until it is opened again. Stream times
         and progress that moved without a new offset are committed with the known offsets, so that the log has them.
-        `member` is the consumer that read the records: if it is that no more, the commit is Fenced. At least once its
-        changes are in the log by then, and the offsets are not.
+        `member` is the consumer that read the records: if it is that no more, the commit is Fenced. So it is once
+        another instance has taken the task over. At least once its changes may be in the log by then, and the offsets
+        are not.
         StateLost, with nothing written, if the task was opened again by itself and lost uncommitted changes: until
         `source_offsets` is asked, which says where to go on.
         """
@@ -472,7 +473,8 @@ class Task:
             raise
         reach("commit.local")
         if self.guarantee == "at_least_once" and commit.offsets:
-            self._group.commit(commit.offsets, commit.member)
+            # Refused once another instance has the task: it reads on from what was committed before it opened.
+            self._group.commit(commit.offsets, commit.member, writer.claim)
         return acknowledged
 
     def _write_local(

@@ -73,6 +73,35 @@ def test_offsets_alone_are_fenced_though_nobody_has_noticed_yet(bench: Bench, gu
     assert bench.log.group("app").committed() == {}
 
 
+@pytest.mark.parametrize("place", ["commit.logged", "commit.local"])
+@pytest.mark.parametrize("changes", [True, False])
+def test_commit_in_flight_of_an_owner_that_is_taken_over_is_not_acknowledged_at_least_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, place: str, changes: bool
+) -> None:
+    first = bench.active(stores=KV, guarantee="at_least_once", take_over=False)
+    task = first.task(0)
+    task.store("kv").put("k", "1")
+    first.commit({SRC: 1})
+    second: list[sf.Session] = []
+
+    def reach(name: str) -> None:
+        """The first stands still here, and goes on once the second has the task."""
+        if name == place and not second:
+            second.append(bench.active("b", stores=KV, guarantee="at_least_once"))
+
+    monkeypatch.setattr("standfast.stream.task.reach", reach)
+    if changes:
+        task.store("kv").put("k", "2")
+    with pytest.raises(sf.Fenced):
+        task.commit({SRC: 2})
+    taken = second[0].task(0)
+    assert taken.source_offsets() == {TopicPartition(*SRC): 1}
+    assert bench.log.group("app").committed()[TopicPartition(*SRC)].offset == 1
+    assert taken.store("kv").get("k") == ("2" if changes else "1"), "its record comes again: at least once"
+    taken.commit({SRC: 2})
+    assert bench.log.group("app").committed()[TopicPartition(*SRC)].offset == 2
+
+
 def test_ready_and_missing_name_a_task_that_was_taken_over(bench: Bench) -> None:
     first, _, _ = lost(bench)
     assert not first.ready

@@ -136,11 +136,18 @@ def test_redis_cli_works_unchanged(door_bench: DoorBench, redis_cli: Tool) -> No
     assert told[17].startswith("(error) ERR EXPIRE is refused")
     assert run([*base, "-3", "GET", "a"], redis_cli) == "1\n"
     assert run([*base, "--scan", "--pattern", "a*"], redis_cli) == "a\n"
-    # A write whose connection goes without a commit is lost, and the next one is told.
+    assert run([*base, "KEYS", "*"], redis_cli) == "a\nb\n"
+    assert [run([*base, *asked], redis_cli) for asked in (["TYPE", "a"], ["TTL", "a"])] == ["string\n", "-1\n"]
+    assert "keys=2" in run([*base, "INFO", "keyspace"], redis_cli)
+    assert "Biggest string found" in run([*base, "--bigkeys"], redis_cli)
+    # A write whose connection goes without a commit is lost; the next one goes on, and its offsets are refused.
     assert run([*base, "SET", "c", "3"], redis_cli) == "OK\n"
-    assert "FENCED" in run([*base, "SET", "c", "4"], redis_cli)
+    assert run([*base, "GET", "c"], redis_cli) == "\n"
+    assert run([*base, "SET", "c", "4"], redis_cli) == "OK\n"
+    refused = run([*base, "SF.COMMIT", "EPOCH", "1", "OFFSETS", "flights", "1", "13"], redis_cli)
+    assert "FENCED" in refused
+    assert "SF.OFFSETS" in refused
     assert "flights" in run([*base, "SF.OFFSETS"], redis_cli)
-    assert run([*base, "SET", "c", "5"], redis_cli) == "OK\n"
 
 
 @pytest.mark.parametrize("protocol", ["2", "3"])

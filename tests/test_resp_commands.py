@@ -218,7 +218,6 @@ def test_commands_about_the_connection(desk: Desk) -> None:
     assert talk("CLIENT", "GETNAME") is None
     assert "no-evict".upper() not in talk.refused("CLIENT", "NO-EVICT", "on")
     assert talk("COMMAND", "COUNT") == len(COMMANDS)
-    assert talk("COMMAND", "DOCS") == []
     assert len(talk("COMMAND")) == len(COMMANDS)
     assert talk("COMMAND", "INFO", "get", "nix")[1] is None
     assert b"loading:0" in talk("INFO")

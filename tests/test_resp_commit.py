@@ -159,16 +159,18 @@ def test_lost_connection_discards_what_it_wrote_and_nobody_goes_on_unaware(desk:
     again = desk.talk()
     assert again("GET", "a") == b"1"
     assert again("GET", "b") is None
-    for talk in (again, other):
-        assert talk.refused("SET", "c", "3").startswith("FENCED")
+    for request in (("GET", "a"), ("SET", "c", "3"), ("SF.COMMIT", "SEQ", 2)):
+        assert other.refused(*request).startswith("FENCED")
+    assert reader("GET", "a") == b"1"
+    for talk in (again, other, reader):
         assert talk.refused("SF.COMMIT", "SEQ", 2, *OFFSETS, 6).startswith("FENCED")
-    assert reader.refused("GET", "a").startswith("FENCED")
     assert again("SF.OFFSETS") == [b"flights", 0, 5]
     assert again("SET", "c", "3") == b"OK"
     assert other.refused("SET", "d", "4").startswith("FENCED")
     assert other("SELECT", 0) == b"OK"
     assert other("SET", "d", "4") == b"OK"
-    assert other("SF.COMMIT", "SEQ", 2, *OFFSETS, 6) == [1, 2, 2]
+    assert other.refused("SF.COMMIT", "SEQ", 2, *OFFSETS, 6).startswith("FENCED")
+    assert again("SF.COMMIT", "SEQ", 2, *OFFSETS, 6) == [1, 2, 2]
 
 
 def test_who_begins_anew_begins_without_the_writes_of_others(desk: Desk) -> None:
@@ -204,7 +206,10 @@ def test_client_that_leaves_its_partition_leaves_its_writes(desk: Desk) -> None:
     assert talk("GET", "a") is None
     assert talk("SELECT", 0) == b"OK"
     assert talk("GET", "a") is None
-    assert talk.refused("SET", "a", "1").startswith("FENCED partition 0: writes that were not committed were discarded")
+    refused = talk.refused("SF.COMMIT", *OFFSETS, 6)
+    assert refused.startswith("FENCED partition 0: ")
+    assert "writes that were not committed were discarded" in refused
+    assert talk("SET", "a", "1") == b"OK"
 
 
 def test_new_generation_discards_and_fences(desk: Desk) -> None:
@@ -301,7 +306,10 @@ def test_task_that_was_opened_anew_is_not_written_unaware(desk: Desk) -> None:
     desk.session.wait_ready(10)
     assert talk.refused("GET", "a").startswith("FENCED")
     again = desk.talk()
-    assert again.refused("SET", "a", "3").startswith("FENCED partition 0: the task was opened anew")
+    assert again("SET", "a", "3") == b"OK"
+    refused = again.refused("SF.COMMIT", "SEQ", 1, "EPOCH", 2, *OFFSETS, 6)
+    assert refused.startswith("FENCED partition 0: ")
+    assert "the task was opened anew" in refused
     assert again("SF.OFFSETS") == []
     assert again("GET", "a") == b"1"
     assert again("SF.COMMIT", "SEQ", 1) == [2, 1, 0]
@@ -369,8 +377,11 @@ def test_lease_that_ran_out_discards(desk: Desk) -> None:
     talk("SET", "a", "1")
     desk.engine.discard(0, "the lease of the application ran out")
     assert talk.refused("GET", "a").startswith("FENCED partition 0: the lease")
-    assert desk.engine.take_up(0) == {}
-    assert desk.talk()("SET", "a", "2") == b"OK"
+    again = desk.talk()
+    assert again.refused("SF.COMMIT", "EPOCH", 1, *OFFSETS, 6).startswith("FENCED")
+    assert again("SF.OFFSETS") == []
+    assert again("SET", "a", "2") == b"OK"
+    assert again("SF.COMMIT", *OFFSETS, 6) == [1, None, 1]
 
 
 def test_status_tells_and_changes_nothing(desk: Desk) -> None:
@@ -386,7 +397,7 @@ def test_status_tells_and_changes_nothing(desk: Desk) -> None:
     again = desk.talk()
     again("HELLO", "3")
     assert b"discarded" in again("SF.STATUS")[b"lost"]
-    assert again.refused("SET", "a", "1").startswith("FENCED")
+    assert again.refused("SF.COMMIT", "EPOCH", 1, *OFFSETS, 6).startswith("FENCED")
     again("SELECT", 3)
     assert again("SF.STATUS")[b"state"] == b"NOT_ASSIGNED"
 
@@ -442,4 +453,4 @@ def test_commit_that_is_refused_leaves_its_writes_to_those_who_made_them(desk: D
     (refused,) = other.replies()
     assert "over the limit" in str(refused)
     assert desk.talk()("GET", "a") == b"1"
-    assert desk.talk().refused("SF.COMMIT", "SEQ", 3).startswith("FENCED")
+    assert desk.talk().refused("SF.COMMIT", "SEQ", 3, "EPOCH", 1, *OFFSETS, 6).startswith("FENCED")

@@ -42,12 +42,13 @@ class Partition:
     session: int = 0
     commits: int = 0
     dirty: bool = False
-    lost: bool = False
+    discards: int = 0
+    told: bool = True  # nothing was discarded since the offsets were told with an assignment
 
     def discard(self) -> None:
-        """A connection that wrote is gone."""
-        self.seen, self.dirty, self.lost = dict(self.committed), False, True
-        self.session += 1
+        """What is not committed is gone."""
+        self.seen, self.dirty, self.told = dict(self.committed), False, False
+        self.discards += 1
 
 
 @dataclass
@@ -58,10 +59,11 @@ class Client:
     partition: int = 0
     session: int | None = None  # bound in
     wrote: int = -1
-    began: bool = False
+    read: int = -1  # the discards when it asked for the offsets
+    lost: bool = False  # something that it wrote was discarded
 
     def unbind(self) -> None:
-        self.session, self.wrote, self.began = None, -1, False
+        self.session, self.wrote, self.read, self.lost = None, -1, -1, False
 
 
 class DoorMachine(RuleBasedStateMachine):
@@ -87,11 +89,19 @@ class DoorMachine(RuleBasedStateMachine):
         at = self.partitions[client.partition]
         if client.session is None:
             client.session, client.wrote = at.session, -1
-        return at if client.session == at.session else None
+        return at if client.session == at.session and not client.lost else None
+
+    def discard(self, partition: int) -> None:
+        """What is not committed is gone, and who wrote any of it is fenced."""
+        at = self.partitions[partition]
+        for client in self.clients:
+            if (client.partition, client.session, client.wrote) == (partition, at.session, at.commits):
+                client.lost, client.wrote = True, -1
+        at.discard()
 
     def written(self, client: Client, changes: dict[tuple[str, bytes], bytes | None], answer: Any, good: Any) -> None:
         at = self.bound(client)
-        if at is None or at.lost:
+        if at is None:
             assert str(answer).startswith("FENCED"), answer
             return
         assert answer == good
@@ -105,7 +115,7 @@ class DoorMachine(RuleBasedStateMachine):
     def leave(self, client: Client) -> None:
         at = self.partitions[client.partition]
         if client.session == at.session and client.wrote == at.commits and at.dirty:
-            at.discard()
+            self.discard(client.partition)
         client.unbind()
 
     @rule(number=CLIENTS, store=st.sampled_from(STORES), key=KEYS, value=VALUES)
@@ -129,7 +139,7 @@ class DoorMachine(RuleBasedStateMachine):
             answer = client.talk.exec(*requests, ("SF.PUT", "win", "k", "v"))
             assert isinstance(answer, hiredis.ReplyError)
             at = self.bound(client)
-            if at is not None and not at.lost:
+            if at is not None:
                 client.wrote = at.commits
         elif batch:
             changes: dict[tuple[str, bytes], bytes | None] = {(store, key): value for store, key, value in batch}
@@ -154,13 +164,13 @@ class DoorMachine(RuleBasedStateMachine):
         again = repeat and at.last is not None
         seq, offset = at.last if again and at.last is not None else (at.seq + 1, (at.offset or 0) + 3)
         answer = client.talk("SF.COMMIT", "SEQ", seq, "OFFSETS", "flights", client.partition, offset)
-        if self.bound(client) is None or at.lost:
+        if self.bound(client) is None or (not at.told and client.read != at.discards):
             assert str(answer).startswith("FENCED")
             return
         if again and client.wrote == at.commits and at.dirty:
             assert "has written since" in str(answer)
             return
-        if not again and not client.began and client.wrote < 0:
+        if not again and client.read < 0 and client.wrote < 0:
             assert "has neither read the source offsets nor written" in str(answer)
             return
         assert answer[:2] == [1, seq]
@@ -183,7 +193,7 @@ class DoorMachine(RuleBasedStateMachine):
         if partition != client.partition:
             self.leave(client)
             client.partition = partition
-        elif client.session is not None and client.session != self.partitions[partition].session:
+        elif client.lost or (client.session is not None and client.session != self.partitions[partition].session):
             client.unbind()
 
     @rule(number=CLIENTS)
@@ -193,18 +203,19 @@ class DoorMachine(RuleBasedStateMachine):
         expected = [] if at.offset is None else [b"flights", client.partition, at.offset]
         assert client.talk("SF.OFFSETS") == expected
         if at.dirty:
-            at.discard()
-        at.lost = False
-        if client.session is not None and client.session != at.session:
+            self.discard(client.partition)
+        if client.lost or (client.session is not None and client.session != at.session):
             client.unbind()
         self.bound(client)
-        client.began = True
+        client.read = at.discards
 
     @rule(generation=st.integers(1, 3))
     def generation(self, generation: int) -> None:
         self.desk.engine.begin_generation(self.desk.engine.generation + generation)
         for at in self.partitions.values():
-            at.seen, at.dirty, at.lost = dict(at.committed), False, False
+            if at.dirty:
+                at.discard()
+            at.told = True
             at.session += 1
 
 

@@ -20,6 +20,7 @@ LOCK_FILES = {"package-lock.json", "yarn.lock", "pnpm-lock.yaml", "npm-shrinkwra
 PINNED = re.compile(r"^([a-z0-9._-]+)==([^ \\]+)", re.MULTILINE)
 METRIC_TABLE = re.compile(r"<!-- metrics -->\n(.*?)<!-- /metrics -->", re.DOTALL)
 METRIC_ROW = re.compile(r"^\|\s*`([a-zA-Z0-9_:]+)`\s*\|", re.MULTILINE)
+NAMED_TEST = re.compile(r"\b(?:test|fix)_\w+\.py\b")
 MARKED_FILES = (".py", ".md", ".toml", ".yml", ".yaml", ".cfg", ".sh", "Makefile", ".ci/run")
 
 # Written in halves, so that this file passes its own checks.
@@ -79,6 +80,14 @@ def check_text(path: str, text: str) -> Iterator[str]:
             yield f"{path}:{number}: unfinished work; finish it or leave it out"
 
 
+def check_named_tests(path: str, text: str, files: Iterable[str]) -> Iterator[str]:
+    """A page names only files of tests that are there."""
+    there = {file.rpartition("/")[2] for file in files}
+    for name in NAMED_TEST.findall(text):
+        if name not in there:
+            yield f"{path}: names {name}, which is not there: name the file that took its place"
+
+
 def check_no_lock_file(path: str) -> Iterator[str]:
     name = PurePosixPath(path).name
     if name.endswith(".lock") or name in LOCK_FILES:
@@ -124,6 +133,11 @@ def test_every_page_has_one_title(texts: dict[str, str]) -> None:
 
 def test_no_registry_no_machine_and_no_unfinished_work_is_named(texts: dict[str, str]) -> None:
     assert [problem for path, text in texts.items() for problem in check_text(path, text)] == []
+
+
+def test_every_file_of_tests_that_a_page_names_is_there(texts: dict[str, str], repo_files: list[str]) -> None:
+    pages = {path: text for path, text in texts.items() if path.endswith(".md")}
+    assert [problem for path, text in pages.items() for problem in check_named_tests(path, text, repo_files)] == []
 
 
 def test_no_lock_file_is_kept(repo_files: list[str]) -> None:
@@ -200,6 +214,11 @@ def test_package_list_that_differs_is_found(pyproject: str, files: tuple[str, ..
 def test_page_without_exactly_one_title_is_found(text: str) -> None:
     assert list(check_one_title("page.md", text))
     assert list(check_one_title("page.md", "# one\n```\n# a comment\n```\n## below\n")) == []
+
+
+def test_file_of_tests_that_is_not_there_is_found() -> None:
+    assert list(check_named_tests("page.md", "run `tests/test_gone.py`", ["tests/test_here.py"]))
+    assert list(check_named_tests("page.md", "run `tests/test_here.py`, `test_*.py`", ["tests/test_here.py"])) == []
 
 
 @pytest.mark.parametrize("host", _REGISTRIES)

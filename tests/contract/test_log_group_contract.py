@@ -176,6 +176,19 @@ def test_committed_offsets_are_kept_with_their_metadata(log: Log, reopen: Callab
     assert log.group("other").committed() == {}
 
 
+def test_offsets_alone_of_a_writer_that_was_replaced_are_refused_and_change_nothing(log: Log) -> None:
+    group = log.group("board")
+    writer = log.writer("board-0", group="board", owner="a")
+    group.commit({P0: Committed(3, "cut")}, None, writer.claim)
+    newer = log.writer("board-0", group="board", owner="b")
+    with pytest.raises(Fenced, match="'board-0'"):
+        group.commit({P0: Committed(4, "late"), P1: Committed(1)}, None, writer.claim)
+    assert group.committed() == {P0: Committed(3, "cut")}
+    group.commit({P0: Committed(5)}, None, newer.claim)
+    assert group.committed() == {P0: Committed(5)}
+    assert log.producer().claim is None
+
+
 def test_offsets_of_a_topic_outside_of_this_log_can_be_committed_or_are_refused_whole(
     log: Log, takes_any_offsets: bool
 ) -> None:
