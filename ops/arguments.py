@@ -139,6 +139,11 @@ def client_of(args: argparse.Namespace) -> Client:
     return Client.of_state_path(path, timeout_s=args.timeout, token=token, tls=tls)
 
 
+def owned(pid: int) -> str:
+    """What files of a running owner may lack."""
+    return f"pid {pid} owns these files and is running: its newest rows may be missing here"
+
+
 def log_of(args: argparse.Namespace) -> Log:
     """The log that --log or the settings name. It must exist: reading never creates one."""
     from standfast.replication.open_log import SqliteAddress, open_log, parse_address

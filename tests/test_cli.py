@@ -160,6 +160,35 @@ def test_rows_of_a_running_instance(run: Run, live: list[str]) -> None:
     assert values(run("get", "ram", "a", *live, "--json")) == ["text"]
 
 
+def test_refused_read_names_the_flags_that_read_it(run: Run, bench: Bench) -> None:
+    first, second = bench.active("state"), bench.session("other")
+    first.task(0).store("kv").put("k", "v")
+    first.task(0).commit()
+    second.assign(standby=[0])
+    bench.settle(first, second)
+    where = ["--state-dir", str(bench.root / "other")]
+    with OpsServer(second):
+        code, _, told = run("get", "kv", "k", *where)
+        assert (code, "--stale" in told, "--partition P" in told) == (1, True, True), told
+        code, _, told = run("scan", "kv", "--partition", "0", *where)
+        assert (code, "--stale" in told, "--partition P" in told) == (1, True, False), told
+        code, _, told = run("scan", "kv", "--partition", "1", "--stale", *where)
+        assert (code, "--stale" in told, "--partition with one that is held" in told) == (1, False, True), told
+        assert values(run("scan", "kv", "--partition", "0", "--stale", *where, "--json")) == ["v"]
+
+
+def test_read_of_a_restoring_store_names_stale(run: Run, bench: Bench) -> None:
+    first = bench.active("a")
+    first.task(0).store("kv").put("k", "v")
+    first.task(0).commit()
+    first.close()
+    session = bench.session("state")
+    session.assign(active=[0])
+    with OpsServer(session):
+        code, _, told = run("get", "kv", "k", "--state-dir", str(bench.root / "state"))
+    assert (code, "--stale" in told) == (1, True), told
+
+
 def test_rows_for_people_are_plain_columns_where_no_terminal_is(run: Run, live: list[str]) -> None:
     code, text, _ = run("scan", "kv", "--limit", "2", *live)
     assert code == 0
