@@ -144,13 +144,19 @@ def owned(pid: int) -> str:
     return f"pid {pid} owns these files and is running: its newest rows may be missing here"
 
 
+def log_address_of(args: argparse.Namespace) -> str:
+    """The address of the log that --log or the settings name."""
+    address = settings_of(args).log
+    if address is None:
+        raise InvalidRequest("which log? name it with --log ADDRESS (or --config FILE, or STANDFAST_APP__LOG)")
+    return address
+
+
 def log_of(args: argparse.Namespace) -> Log:
     """The log that --log or the settings name. It must exist: reading never creates one."""
     from standfast.replication.open_log import SqliteAddress, open_log, parse_address
 
-    address = settings_of(args).log
-    if address is None:
-        raise InvalidRequest("which log? name it with --log ADDRESS (or --config FILE, or STANDFAST_APP__LOG)")
+    address = log_address_of(args)
     where = parse_address(address)
     if isinstance(where, SqliteAddress):
         if not Path(where.path).exists():
