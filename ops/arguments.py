@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from standfast.ops.client import Client
     from standfast.ops.config import Loaded, Settings
     from standfast.ops.output import Output
+    from standfast.ops.times import TimeStyle
     from standfast.replication.log import Log
 
 TIMEOUT_DEFAULT_S = 10.0
@@ -29,7 +30,8 @@ def printing(run: Callable[[argparse.Namespace, Output], int]) -> Callable[[argp
     def handle(args: argparse.Namespace) -> int:
         from standfast.ops.output import Output
 
-        return run(args, Output(as_json=args.json))
+        times: TimeStyle = "utc" if getattr(args, "utc", False) else "ms" if getattr(args, "ms", False) else "local"
+        return run(args, Output(as_json=args.json, wide=getattr(args, "wide", False), times=times))
 
     return handle
 
@@ -42,6 +44,30 @@ def is_url(state: Any) -> bool:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """`--json`."""
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+
+
+def add_wide(parser: argparse.ArgumentParser) -> None:
+    """`--wide`, of a command whose table has more columns than a narrow terminal."""
+    parser.add_argument("--wide", action="store_true", help="all columns, each row on one line however long it is")
+
+
+def add_times(parser: argparse.ArgumentParser) -> None:
+    """`--utc` and `--ms`, of a command whose table has points in time."""
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument("--utc", action="store_true", help="times in UTC (default: local time)")
+    style.add_argument("--ms", action="store_true", help="times in milliseconds since the epoch, as --json has them")
+
+
+def time_of(text: str) -> int:
+    """Type of an argument that is a point in time."""
+    from standfast.ops.times import parse_time
+
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: give milliseconds since the epoch, or 2013-01-01T08:00:00Z"
+        ) from None
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

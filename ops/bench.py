@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.arguments import add_json, printing
+from standfast.ops.arguments import add_json, add_wide, printing
 from standfast.ops.bench_log import KAFKA, RUNS_DEFAULT, SQLITE, BenchLog, add_log, bench_log, kind_of
 from standfast.ops.bench_step import BATCH, KEY_BYTES, VALUE_BYTES, VERSIONS
 
@@ -79,6 +79,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         add("--memory", default="256MiB", metavar="SIZE", help="memory setting of the session (256MiB)")
         add("--dir", type=Path, metavar="D", help="work below this folder (default: the system's temporary one)")
         add_json(command)
+        add_wide(command)
         command.set_defaults(handler=printing(run_bench))
 
 
@@ -124,7 +125,7 @@ def show(document: Json, out: Output) -> None:
     columns = ("measure", "median", "slowest", "fastest", "unit", "waited for CPU", "what")
     rows = [_cells(one) for one in document["measures"]]
     numbers = ("median", "slowest", "fastest", "waited for CPU")
-    out.table(columns, rows, right=numbers)
+    out.table(columns, rows, right=numbers, fold=("what",), wide=("waited for CPU", "what"))
     for one in document["measures"]:
         if one.get("p90") is not None:
             out.line(f"{one['name']}: 90 % within {one['p90']:,.0f} ms")

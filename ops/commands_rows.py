@@ -9,7 +9,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.arguments import add_instance, add_json, add_offline, client_of, owned, printing
+from standfast.ops.arguments import (
+    add_instance,
+    add_json,
+    add_offline,
+    add_times,
+    client_of,
+    owned,
+    printing,
+    time_of,
+)
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
@@ -17,6 +26,7 @@ if TYPE_CHECKING:
 
 Json: TypeAlias = dict[str, Any]
 NEGATIVE = 1
+HOW = "milliseconds since the epoch, or ISO as 2013-01-01T08:00:00Z"
 # Why a door refuses rows, by its reason or else its error: those that --stale or --partition reads, and those not here.
 BEHIND = frozenset({"NOT_ACTIVE", "RESTORING", "NotActive", "NotReady"})
 ELSEWHERE = frozenset({"NOT_ASSIGNED", "NotAssigned"})
@@ -28,7 +38,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     get = subparsers.add_parser("get", help=text, description=f"Show {text} (exit code 1: there is none).")
     get.add_argument("store", metavar="STORE")
     get.add_argument("key", metavar="KEY")
-    get.add_argument("--as-of", type=int, metavar="MS", help="versioned store: the version valid at that time")
+    get.add_argument("--as-of", type=time_of, metavar="TIME", help=f"versioned store: the version valid then; {HOW}")
     scan = subparsers.add_parser("scan", help="rows in key order", description="Show rows in raw key order.")
     scan.add_argument("store", metavar="STORE")
     scan.add_argument("--from", dest="key_from", metavar="KEY", help="first key, included")
@@ -38,8 +48,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     fetch = subparsers.add_parser("fetch", help=text, description=f"Show {text}.")
     fetch.add_argument("store", metavar="STORE")
     fetch.add_argument("key", metavar="KEY")
-    fetch.add_argument("--start", type=int, metavar="MS", help="earliest time, included")
-    fetch.add_argument("--end", type=int, metavar="MS", help="latest time, included")
+    fetch.add_argument("--start", type=time_of, metavar="TIME", help=f"earliest time, included; {HOW}")
+    fetch.add_argument("--end", type=time_of, metavar="TIME", help="latest time, included")
     for parser in (get, scan, fetch):
         if parser is not get:
             parser.add_argument("--limit", type=int, default=100, metavar="N", help="rows at most (100; up to 10000)")
@@ -49,6 +59,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "--key-format", choices=("utf8", "hex"), default="utf8", help="keys as text, or as raw bytes in hex"
         )
         add_json(parser)
+        add_times(parser)
         add_instance(parser)
         add_offline(parser)
         parser.set_defaults(handler=printing(run_read))
@@ -75,13 +86,17 @@ def run_read(args: argparse.Namespace, out: Output) -> int:
 
 def show_rows(document: Json, out: Output) -> None:
     """Rows of a store."""
+    from standfast.ops.times import TIME_FIELDS
+
     rows = document["rows"]
     lagging = [part for part in document["partitions"] if part["lag_records"]]
     if lagging:
         out.note("; ".join(f"partition {part['partition']} lacks {part['lag_records']} records" for part in lagging))
     columns = list(rows[0]) if rows else ["partition", "key", "value"]
-    numbers = [column for column in columns if column not in ("key", "value")]
-    out.table(columns, [[row.get(column) for column in columns] for row in rows], right=numbers)
+    cells = [
+        [out.time(row.get(column)) if column in TIME_FIELDS else row.get(column) for column in columns] for row in rows
+    ]
+    out.table(columns, cells, right=("partition", *TIME_FIELDS), fold=("key", "value"))
 
 
 def _request(args: argparse.Namespace) -> ReadRequest:

@@ -10,7 +10,15 @@ import argparse
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.arguments import add_instance, add_json, add_offline, client_of, owned, printing
+from standfast.ops.arguments import (
+    add_instance,
+    add_json,
+    add_offline,
+    add_wide,
+    client_of,
+    owned,
+    printing,
+)
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
@@ -28,6 +36,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     ):
         parser = subparsers.add_parser(name, help=text, description=f"Show {text}.")
         add_json(parser)
+        add_wide(parser)
         add_instance(parser)
         if name != "lag":
             add_offline(parser)
@@ -96,7 +105,7 @@ def show_status(status: Json, out: Output) -> None:
         (task["task"], task["role"], task["state"], task["epoch"], task.get("buffer_bytes"), _offsets(task["sources"]))
         for task in status["tasks"]
     ]
-    out.table(columns, rows, right=("epoch", "buffer bytes"))
+    out.table(columns, rows, right=("epoch", "buffer bytes"), fold=("sources",))
     show_tasks(status, out)
     _show_restores(status, out)
     _show_counters(status, out)
@@ -111,7 +120,8 @@ def show_tasks(status: Json, out: Output) -> None:
         + [store[name] for name in ("keys_estimate", "sst_bytes", "segments")]
         for task, store in _stores(status)
     ]
-    out.table(columns, rows, right=("position", "end", "lag", "keys~", "SST bytes", "segments"))
+    numbers = ("position", "end", "lag", "keys~", "SST bytes", "segments")
+    out.table(columns, rows, right=numbers, wide=("kind", "end", "SST bytes", "segments"))
 
 
 def show_lag(status: Json, out: Output) -> None:
@@ -123,7 +133,8 @@ def show_lag(status: Json, out: Output) -> None:
         + ["yes" if store["paused"] else ""]
         for task, store in _stores(status)
     ]
-    out.table(columns, rows, right=("partition", "begin", "position", "end", "lag", "limit"))
+    numbers = ("partition", "begin", "position", "end", "lag", "limit")
+    out.table(columns, rows, right=numbers, wide=("begin", "limit", "paused"))
 
 
 def _show_status(args: argparse.Namespace, out: Output, status: Json) -> None:
@@ -158,7 +169,8 @@ def _show_restores(status: Json, out: Output) -> None:
         + [None if one[name] is None else round(one[name], 1) for name in ("rate", "seconds_left")]
         for one in status["restores"]
     ]
-    out.table(columns, rows, right=("partition", "position", "end", "done", "records/s", "seconds left"))
+    numbers = ("partition", "position", "end", "done", "records/s", "seconds left")
+    out.table(columns, rows, right=numbers, wide=("position", "end"))
 
 
 def _show_counters(status: Json, out: Output) -> None:

@@ -114,4 +114,9 @@ def _tell(out: Output, info: TopicInfo) -> None:
         **policy.extra,
     }
     out.document({"schema": SCHEMA, "topic": info.name, "partitions": info.partitions, "settings": settings})
-    out.table(("setting", "value"), list(settings.items()), title=f"{info.name}: {info.partitions} partitions")
+    out.table(
+        ("setting", "value"),
+        list(settings.items()),
+        title=f"{info.name}: {info.partitions} partitions",
+        fold=("value",),
+    )

@@ -134,7 +134,8 @@ def test_tasks_and_lag_of_a_running_instance(run: Run, live: list[str]) -> None:
     lag = document(run("lag", *live, "--json"))
     assert lag["schema"] == "standfast.lag/1"
     assert {(one["store"], one["partition"]): one["lag"] for one in lag["lags"]}["kv", 0] == 0
-    assert "keyvalue" in run("tasks", *live)[1]
+    assert "keyvalue" in run("tasks", "--wide", *live)[1]
+    assert "keyvalue" not in run("tasks", *live)[1]
     assert "position" in run("lag", *live)[1]
 
 
@@ -190,13 +191,27 @@ def test_read_of_a_restoring_store_names_stale(run: Run, bench: Bench) -> None:
 
 
 def test_rows_for_people_are_plain_columns_where_no_terminal_is(run: Run, live: list[str]) -> None:
-    code, text, _ = run("scan", "kv", "--limit", "2", *live)
+    code, text, _ = run("scan", "kv", "--limit", "2", "--ms", *live)
     assert code == 0
     assert [line.split() for line in text.splitlines()] == [
         ["partition", "key", "timestamp", "value"],
         ["0", "k0", "0", '{"n":', "0}"],
         ["0", "k1", "1", '{"n":', "1}"],
     ]
+
+
+def test_times_are_typed_and_shown_as_iso(run: Run, live: list[str]) -> None:
+    code, text, _ = run("fetch", "win", "k", "--start", "1970-01-01T02:00:00Z", "--utc", *live)
+    assert code == 0
+    assert [line.split() for line in text.splitlines()] == [
+        ["partition", "key", "window_start", "window_end", "value"],
+        ["0", "k", "1970-01-01T02:00:00Z", "1970-01-01T03:00:00Z", "w2"],
+    ]
+    code, _, told = run("get", "ver", "k", "--as-of", "noon", *live)
+    assert code == 2 and "'noon' is no time" in told
+    assert run("scan", "kv", "--utc", "--ms", *live)[0] == 2
+    row = document(run("fetch", "win", "k", "--utc", "--json", *live))["rows"][0]
+    assert row["window_start"] == HOUR_MS, "programs get milliseconds"
 
 
 def test_cut_answer_says_so(run: Run, live: list[str]) -> None:
@@ -252,7 +267,7 @@ def test_status_and_tasks_of_files(run: Run, files: list[str]) -> None:
     kv = next(store for store in found["tasks"][0]["stores"] if store["store"] == "kv")
     assert (kv["kind"], kv["position"]) == ("keyvalue", 5)
     assert "in/0@4" in run("status", *files)[1]
-    assert "versioned" in run("tasks", *files)[1]
+    assert "versioned" in run("tasks", "--wide", *files)[1]
 
 
 def test_reading_files_changes_nothing_and_works_beside_the_owner(run: Run, session: sf.Session, bench: Bench) -> None:
