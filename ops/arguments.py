@@ -142,7 +142,6 @@ def client_of(args: argparse.Namespace) -> Client:
     """The running instance that the flags name."""
     from standfast.ops.client import Client
     from standfast.ops.door import TlsFiles, token_of
-    from standfast.ops.run_file import find_app
 
     if args.timeout <= 0:
         raise InvalidRequest(f"--timeout is {args.timeout}: give seconds above 0")
@@ -154,6 +153,13 @@ def client_of(args: argparse.Namespace) -> Client:
         return Client.of_address(args.url, timeout_s=args.timeout, token=token, tls=tls)
     if args.run_dir is not None:
         return Client.of_run_dir(args.run_dir, timeout_s=args.timeout, token=token, tls=tls)
+    return Client.of_state_path(state_path_of(args), timeout_s=args.timeout, token=token, tls=tls)
+
+
+def state_path_of(args: argparse.Namespace) -> Path:
+    """`<state_dir>/<app>` of the instance that the flags name by its state directory."""
+    from standfast.ops.run_file import find_app
+
     settings = settings_of(args)
     if settings.state_dir is None:
         raise InvalidRequest(
@@ -161,8 +167,7 @@ def client_of(args: argparse.Namespace) -> Client:
             "STANDFAST_APP__STATE_DIR), a sidecar's run directory with --run-dir DIR, or its door with --url "
             "http://host:port"
         )
-    path = find_app(settings.state_dir, settings.app)
-    return Client.of_state_path(path, timeout_s=args.timeout, token=token, tls=tls)
+    return find_app(settings.state_dir, settings.app)
 
 
 def owned(pid: int) -> str:

@@ -18,9 +18,11 @@ from standfast.ops.arguments import (
     client_of,
     owned,
     printing,
+    state_path_of,
 )
 
 if TYPE_CHECKING:
+    from standfast.ops.offline import OfflineTask
     from standfast.ops.output import Output
 
 Json: TypeAlias = dict[str, Any]
@@ -65,7 +67,7 @@ def run_status(args: argparse.Namespace, out: Output) -> int:
         raise InvalidRequest(f"--watch is {args.watch}: give seconds above 0")
     while True:
         offline = getattr(args, "offline", None) is not None
-        status = _offline_status(args) if offline else _live_status(args)
+        status = _offline_status(args) if offline else _running_status(args, out)
         if offline and status["owner_pid"] is not None:
             out.note(owned(status["owner_pid"]))
         _show_status(args, out, status)
@@ -193,22 +195,40 @@ def _offsets(sources: dict[str, int]) -> str:
     return " ".join(f"{source}@{offset}" for source, offset in sorted(sources.items()))
 
 
-def _live_status(args: argparse.Namespace) -> Json:
+def _running_status(args: argparse.Namespace, out: Output) -> Json:
+    """Of the instance itself, or of its files where it has no HTTP door: App.run() opens none by itself."""
+    from standfast.ops.offline import tasks_of
+    from standfast.ops.run_file import doorless_owner
+
+    if args.url is None and args.run_dir is None and args.document != "lag":  # the ends of changelogs are in no file
+        path = state_path_of(args).resolve()  # its name is the application's
+        pid = doorless_owner(path)
+        if pid is not None:
+            kept = path / "INSTANCE"  # absent for a moment at the first start
+            instance = kept.read_text(encoding="ascii").strip() if kept.exists() else ""
+            status = _status_of_files(path.name, tasks_of(path.name, path), pid, instance)
+            out.note(f"{owned(pid)}; it has no HTTP door to ask (standfast.ops.http.OpsServer opens one)")
+            return status
     return client_of(args).get("/v1/status")
 
 
 def _offline_status(args: argparse.Namespace) -> Json:
-    from standfast.ops.offline import find_tasks, open_tasks
-    from standfast.ops.status import STATUS_SCHEMA
+    from standfast.ops.offline import find_tasks
 
     tasks = find_tasks(args.offline, args.app)
+    return _status_of_files(tasks[0].app, tasks, tasks[0].owner_pid, "")
+
+
+def _status_of_files(app: str, tasks: list[OfflineTask], owner: int | None, instance: str) -> Json:
+    from standfast.ops.offline import open_tasks
+    from standfast.ops.status import STATUS_SCHEMA
+
     with open_tasks(tasks) as opened:
         documents = [stores.document() for stores in opened]
-    owner = tasks[0].owner_pid
     return {
         "schema": STATUS_SCHEMA,
-        "app": tasks[0].app,
-        "instance": "",
+        "app": app,
+        "instance": instance,
         "live": False,
         "ready": False,
         "missing": [],

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fix_serve import wait_for
 from fix_sessions import Bench
 
 import standfast as sf
@@ -405,6 +409,7 @@ def test_absent_log_is_unreachable_and_is_not_created(run: Run, tmp_path: Path) 
 
 
 def test_no_running_instance_is_unavailable(run: Run, session: sf.Session, bench: Bench) -> None:
+    session.close()
     code, text, told = run("status", "--state-dir", str(bench.root / "state"), "--json")
     assert code == 69 and "--offline" in told
     assert json.loads(text)["exit_code"] == 69
@@ -417,10 +422,59 @@ def test_stale_info_file_names_the_process_that_left_it(run: Run, session: sf.Se
     server.close()
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     path.write_text(json.dumps({**kept, "pid": int(gone.stdout)}))
+    session.close()
     code, _, told = run("status", "--state-dir", str(bench.root / "state"))
     assert code == 69 and f"pid {int(gone.stdout)}" in told
     path.write_text("{}")
     assert run("status", "--state-dir", str(bench.root / "state"))[0] == 2
+
+
+def test_status_finds_an_application_that_opened_no_door(run: Run, session: sf.Session, bench: Bench) -> None:
+    where = ["--state-dir", str(bench.root / "state")]
+    code, text, told = run("status", *where)
+    assert code == 0 and f"app on instance {session.instance_id}" in text and "owned" in text and "in/0@4" in text
+    assert f"pid {os.getpid()}" in told and "OpsServer" in told
+    found = document(run("tasks", *where, "--json"))
+    assert [(task["task"], task["state"]) for task in found["tasks"]] == [("0_0", "owned"), ("0_1", "owned")]
+    code, _, told = run("lag", *where)
+    assert code == 69 and f"process {os.getpid()} runs on" in told and "--offline" in told
+    assert run("get", "kv", "k1", *where)[0] == 69
+    with OpsServer(session):
+        assert "READY" in run("status", *where)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", [False, True])
+def test_status_finds_an_app_that_runs(run: Run, bench: Bench, *, door: bool) -> None:
+    app = sf.App("app", log=bench.address, state_dir=bench.root / "state", stores=stores()[:1])
+    bench.log.admin.create_topic("in", 1, TopicPolicy())
+
+    @app.source("in")
+    class Count(sf.Processor):
+        stores = ("kv",)
+
+        def process(self, record: sf.Record) -> None: ...
+
+    def states() -> list[str]:
+        found = document(run("tasks", "--state-dir", str(bench.root / "state"), "--json"))
+        return [one["state"] for one in found["tasks"]]
+
+    opened = app.open()
+    runs = threading.Thread(target=app.run)
+    with OpsServer(opened) if door else nullcontext():
+        runs.start()
+        try:
+            wait_for(lambda: states() == ["running" if door else "owned"], timeout_s=60, told=states)
+        finally:
+            app.stop()
+            runs.join(60)
+    assert not runs.is_alive()
+
+
+def test_status_finds_an_application_that_has_no_task_yet(run: Run, bench: Bench) -> None:
+    session = bench.session("state")
+    found = document(run("status", "--state-dir", str(bench.root / "state"), "--json"))
+    assert (found["instance"], found["tasks"], found["owner_pid"]) == (session.instance_id, [], os.getpid())
 
 
 def test_door_of_another_instance_is_not_taken_for_ours(run: Run, session: sf.Session, bench: Bench) -> None:
