@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from standfast.ops.client import Client
     from standfast.ops.config import Loaded, Settings
     from standfast.ops.output import Output
+    from standfast.ops.times import TimeStyle
     from standfast.replication.log import Log
 
 TIMEOUT_DEFAULT_S = 10.0
@@ -29,7 +30,8 @@ def printing(run: Callable[[argparse.Namespace, Output], int]) -> Callable[[argp
     def handle(args: argparse.Namespace) -> int:
         from standfast.ops.output import Output
 
-        return run(args, Output(as_json=args.json))
+        times: TimeStyle = "utc" if getattr(args, "utc", False) else "ms" if getattr(args, "ms", False) else "local"
+        return run(args, Output(as_json=args.json, wide=getattr(args, "wide", False), times=times))
 
     return handle
 
@@ -42,6 +44,30 @@ def is_url(state: Any) -> bool:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """`--json`."""
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+
+
+def add_wide(parser: argparse.ArgumentParser) -> None:
+    """`--wide`, of a command whose table has more columns than a narrow terminal."""
+    parser.add_argument("--wide", action="store_true", help="all columns, each row on one line however long it is")
+
+
+def add_times(parser: argparse.ArgumentParser) -> None:
+    """`--utc` and `--ms`, of a command whose table has points in time."""
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument("--utc", action="store_true", help="times in UTC (default: local time)")
+    style.add_argument("--ms", action="store_true", help="times in milliseconds since the epoch, as --json has them")
+
+
+def time_of(text: str) -> int:
+    """Type of an argument that is a point in time."""
+    from standfast.ops.times import parse_time
+
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: give milliseconds since the epoch, or 2013-01-01T08:00:00Z"
+        ) from None
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +142,6 @@ def client_of(args: argparse.Namespace) -> Client:
     """The running instance that the flags name."""
     from standfast.ops.client import Client
     from standfast.ops.door import TlsFiles, token_of
-    from standfast.ops.run_file import find_app
 
     if args.timeout <= 0:
         raise InvalidRequest(f"--timeout is {args.timeout}: give seconds above 0")
@@ -128,6 +153,13 @@ def client_of(args: argparse.Namespace) -> Client:
         return Client.of_address(args.url, timeout_s=args.timeout, token=token, tls=tls)
     if args.run_dir is not None:
         return Client.of_run_dir(args.run_dir, timeout_s=args.timeout, token=token, tls=tls)
+    return Client.of_state_path(state_path_of(args), timeout_s=args.timeout, token=token, tls=tls)
+
+
+def state_path_of(args: argparse.Namespace) -> Path:
+    """`<state_dir>/<app>` of the instance that the flags name by its state directory."""
+    from standfast.ops.run_file import find_app
+
     settings = settings_of(args)
     if settings.state_dir is None:
         raise InvalidRequest(
@@ -135,17 +167,27 @@ def client_of(args: argparse.Namespace) -> Client:
             "STANDFAST_APP__STATE_DIR), a sidecar's run directory with --run-dir DIR, or its door with --url "
             "http://host:port"
         )
-    path = find_app(settings.state_dir, settings.app)
-    return Client.of_state_path(path, timeout_s=args.timeout, token=token, tls=tls)
+    return find_app(settings.state_dir, settings.app)
+
+
+def owned(pid: int) -> str:
+    """What files of a running owner may lack."""
+    return f"pid {pid} owns these files and is running: its newest rows may be missing here"
+
+
+def log_address_of(args: argparse.Namespace) -> str:
+    """The address of the log that --log or the settings name."""
+    address = settings_of(args).log
+    if address is None:
+        raise InvalidRequest("which log? name it with --log ADDRESS (or --config FILE, or STANDFAST_APP__LOG)")
+    return address
 
 
 def log_of(args: argparse.Namespace) -> Log:
     """The log that --log or the settings name. It must exist: reading never creates one."""
     from standfast.replication.open_log import SqliteAddress, open_log, parse_address
 
-    address = settings_of(args).log
-    if address is None:
-        raise InvalidRequest("which log? name it with --log ADDRESS (or --config FILE, or STANDFAST_APP__LOG)")
+    address = log_address_of(args)
     where = parse_address(address)
     if isinstance(where, SqliteAddress):
         if not Path(where.path).exists():

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.arguments import add_json, printing
+from standfast.ops.arguments import add_json, add_wide, printing
 from standfast.ops.bench_log import KAFKA, RUNS_DEFAULT, SQLITE, BenchLog, add_log, bench_log, kind_of
 from standfast.ops.bench_step import BATCH, KEY_BYTES, VALUE_BYTES, VERSIONS
 
@@ -79,6 +79,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         add("--memory", default="256MiB", metavar="SIZE", help="memory setting of the session (256MiB)")
         add("--dir", type=Path, metavar="D", help="work below this folder (default: the system's temporary one)")
         add_json(command)
+        add_wide(command)
         command.set_defaults(handler=printing(run_bench))
 
 
@@ -121,34 +122,29 @@ def show(document: Json, out: Output) -> None:
         f"RocksDB, {where}"
     )
     out.line(", ".join(f"{name} {version}" for name, version in versions.items()))
-    columns = ("measure", "median", "slowest", "fastest", "unit", "goal", "", "waited for CPU", "what")
+    columns = ("measure", "median", "slowest", "fastest", "unit", "waited for CPU", "what")
     rows = [_cells(one) for one in document["measures"]]
-    out.table(columns, rows, right=("median", "slowest", "fastest", "goal"))
+    numbers = ("median", "slowest", "fastest", "waited for CPU")
+    out.table(columns, rows, right=numbers, fold=("what",), wide=("waited for CPU", "what"))
     for one in document["measures"]:
         if one.get("p90") is not None:
             out.line(f"{one['name']}: 90 % within {one['p90']:,.0f} ms")
         if one.get("peak_rss_bytes") is not None:
             out.line(
                 f"{one['name']}: largest resident size {one['peak_rss_bytes'] >> 20} MiB "
-                f"(bound {one['peak_rss_bound_bytes'] >> 20} MiB: {_met(one['peak_rss_within_bound'])})"
+                f"(its memory settings and what comes beside them: {one['peak_rss_bound_bytes'] >> 20} MiB)"
             )
     for ratio in document["ratios"]:
-        goal = "" if ratio["goal"] is None else f", goal {ratio['goal']:.2f}: {_met(ratio['goal_met'])}"
         out.line(
-            f"{ratio['name']}: {ratio['value']:.2f} (rounds {ratio['min']:.2f} to {ratio['max']:.2f}{goal}; "
-            f"{ratio['what']})"
+            f"{ratio['name']}: {ratio['value']:.2f} (rounds {ratio['min']:.2f} to {ratio['max']:.2f}; {ratio['what']})"
         )
-    met = [one["name"] for one in document["measures"] if one["goal_met"]]
-    if kafka and document["bench"] == "write" and document["measures"][0]["goal"] is not None:
-        out.line(f"the goal is for one of the two guarantees; met by: {', '.join(met) or 'neither'}")
 
 
 def _cells(one: Json) -> list[str]:
     slowest, fastest = ("max", "min") if one["unit"] == "ms" else ("min", "max")
     figures = [f"{one[name]:,.0f}" for name in ("median", slowest, fastest)]
-    goal = "" if one["goal"] is None else f"{one['goal']:,}"
     waited = "" if one["waited_share"] is None else f"{one['waited_share']:.0%}"
-    return [one["name"], *figures, one["unit"], goal, _met(one["goal_met"]), waited, one["what"]]
+    return [one["name"], *figures, one["unit"], waited, one["what"]]
 
 
 def _settings(args: argparse.Namespace) -> Json:
@@ -242,7 +238,3 @@ def _versions(log: BenchLog) -> Json:
         "platform": platform.platform(),
         "cores": os.cpu_count(),
     }
-
-
-def _met(met: bool | None) -> str:
-    return "" if met is None else "met" if met else "NOT MET"

@@ -3,8 +3,7 @@
 Every run is a process of its own (`standfast.ops.bench_child`), started one after the other; the log of a restore is
 filled by another one, so the peak memory is that of the restore alone. What is compared is run in rounds, each of
 them every side once and every other round the other way round, so that other work on the machine meets all alike.
-Rates are records a second: the median over the runs, with the slowest and fastest beside it. A goal is compared only
-where the data set is the one it is set for.
+Rates are records a second: the median over the runs, with the slowest and fastest beside it.
 
 Rules of this file: nothing is timed here.
 """
@@ -21,16 +20,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.bench_log import SQLITE, BenchLog
-from standfast.ops.bench_step import BATCH, KEY_BYTES, VALUE_BYTES, VERSIONS, Step
+from standfast.ops.bench_step import Step
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
 
 Json: TypeAlias = dict[str, Any]
-# What the promise is, in records a second, for the sizes above; on Kafka for at least one of the two guarantees.
-GOALS = {"put_commit": 150_000, "restore_distinct": 350_000, "restore_versions_near": 500_000, "process_count": 60_000}
-GOALS_KAFKA = {"put_commit_exactly_once": 100_000, "put_commit_at_least_once": 100_000}
-SHARES_KAFKA = {"restore_distinct": 0.35, "restore_versions_near": 0.60}  # of the bare consume loop
 MEMORY_ALLOWANCE_BYTES = 200 << 20  # a restore may take this much beside the memory setting
 GUARANTEES = {
     "exactly_once": "one log transaction over changelog and source offset, then the local batch",
@@ -195,8 +190,6 @@ class Bench:
     def _measure(self, name: str, what: str, runs: list[Json], unit: str = "records/s") -> Json:
         """The figures of runs; `unit` is "records/s", or "ms" for what is no rate."""
         figures = [run["rate" if unit == "records/s" else "elapsed_ms"] for run in runs]
-        goals = GOALS if self.log.kind == SQLITE else GOALS_KAFKA
-        goal = goals.get(name) if self._comparable else None
         waited = [run["waited_for_cpu_ms"] for run in runs]
         elapsed_ms = sum(run["elapsed_ms"] for run in runs)
         return {
@@ -207,8 +200,6 @@ class Bench:
             "median": median(figures),
             "min": min(figures),
             "max": max(figures),
-            "goal": goal,
-            "goal_met": None if goal is None else median(figures) >= goal,
             # Time that threads spent ready but without a processor: how busy the machine was with other work.
             "waited_share": None if None in waited else sum(waited) / elapsed_ms,
             "runs": runs,
@@ -217,16 +208,12 @@ class Bench:
     def _ratio(self, measure: Json, other: Json, what: str) -> Json:
         """The median of the rounds: what runs side by side meets the same other work, what runs apart does not."""
         rounds = [one["rate"] / two["rate"] for one, two in zip(measure["runs"], other["runs"], strict=True)]
-        value = median(rounds)
-        goal = SHARES_KAFKA.get(measure["name"]) if self._comparable and self.log.kind != SQLITE else None
         return {
             "name": f"{measure['name']} / {other['name']}",
-            "value": value,
+            "value": median(rounds),
             "min": min(rounds),
             "max": max(rounds),
             "rounds": rounds,
-            "goal": goal,
-            "goal_met": None if goal is None else value >= goal,
             "what": what,
         }
 
@@ -246,8 +233,3 @@ class Bench:
             "peak_rss_bound_bytes": bound,
             "peak_rss_within_bound": max(peaks) <= bound if peaks else None,
         }
-
-    @property
-    def _comparable(self) -> bool:
-        names = ("key_bytes", "value_bytes", "batch", "versions")
-        return tuple(self.settings[name] for name in names) == (KEY_BYTES, VALUE_BYTES, BATCH, VERSIONS)

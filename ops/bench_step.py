@@ -24,7 +24,7 @@ from standfast.stream.settings import RESTORE_MEMORY_DEFAULT_BYTES
 APP = "bench"
 STORE = "store"
 SOURCE = f"{APP}-source"
-KEY_BYTES, VALUE_BYTES, BATCH, VERSIONS = 16, 100, 1_000, 4  # the data set that goals are set for
+KEY_BYTES, VALUE_BYTES, BATCH, VERSIONS = 16, 100, 1_000, 4  # the data set of the figures in README
 FILL_RECORDS = 5_000
 FETCH_RECORDS = 5_000
 VALUES = 1_000  # different values; records take them in turn

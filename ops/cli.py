@@ -20,6 +20,7 @@ EXIT_USAGE = 2
 COMMAND_MODULES = (
     "standfast.ops.commands_serve",
     "standfast.ops.commands_state",
+    "standfast.ops.commands_rows",
     "standfast.ops.commands_snapshot",
     "standfast.ops.commands_changelog",
     "standfast.ops.commands_config",

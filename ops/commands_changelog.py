@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.ops.arguments import add_config, add_json, add_times, add_wide, log_of, printing, settings_of
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
@@ -56,6 +56,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
                 "--key-format", choices=("utf8", "hex"), default="utf8", help="bytes as text where printable, or hex"
             )
         add_json(command)
+        add_times(command)
+        if name == "stats":
+            add_wide(command)
         add_config(command)
         command.set_defaults(handler=printing(handler), found_topic=None)
     topics = subparsers.add_parser("topics", help="the topics of a log", description="List the topics of a log.")
@@ -116,9 +119,12 @@ def run_stats(args: argparse.Namespace, out: Output) -> int:
     out.document({"schema": STATS_SCHEMA, **_topic_document(info), "counted": found})
     out.line(f"{topic}: {_policy(info)}")
     names = ["partition", "begin", "end", "records", "tombstones", "distinct_keys", "key_bytes", "value_bytes"]
-    columns = [*names[:5], "keys", "key bytes", "value bytes", "first ms", "last ms"]
-    names += ["timestamp_min_ms", "timestamp_max_ms"]
-    out.table(columns, [[one[name] for name in names] for one in found], right=columns)
+    columns = [*names[:5], "keys", "key bytes", "value bytes", "first", "last"]
+    counted = [
+        [one[name] for name in names] + [out.time(one[name]) for name in ("timestamp_min_ms", "timestamp_max_ms")]
+        for one in found
+    ]
+    out.table(columns, counted, right=columns, wide=columns[6:])
     if any(one["distinct_keys"] is None for one in found):
         out.note(f"keys are counted up to {KEYS_MAX:,} a partition")
     return 0
@@ -145,7 +151,8 @@ def run_topics(args: argparse.Namespace, out: Output) -> int:
         (topic["topic"], topic["partitions"], topic["span"], policy)
         for topic, policy in zip(topics, policies, strict=True)
     ]
-    out.table(("topic", "partitions", "offsets held", "policy"), rows, right=("partitions", "offsets held"))
+    columns = ("topic", "partitions", "offsets held", "policy")
+    out.table(columns, rows, right=columns[1:3], fold=("policy",))
     return 0
 
 
@@ -243,7 +250,7 @@ def _show_records(args: argparse.Namespace, out: Output, records: list[tuple[Top
     def text(raw: bytes | None) -> str | None:
         return None if raw is None else bytes_text(raw, key_format)
 
-    found = [
+    found: list[Json] = [
         {
             "partition": partition.partition,
             "offset": record.offset,
@@ -257,10 +264,16 @@ def _show_records(args: argparse.Namespace, out: Output, records: list[tuple[Top
     out.document({"schema": RECORDS_SCHEMA, "topic": _topic(args), "records": found})
     columns = ("partition", "offset", "timestamp", "key", "value")
     rows = [
-        [one[name] if name != "value" or one["value"] is not None else "(tombstone)" for name in columns]
+        (
+            one["partition"],
+            one["offset"],
+            out.time(one["timestamp"]),
+            one["key"],
+            "(tombstone)" if one["value"] is None else one["value"],
+        )
         for one in found
     ]
-    out.table(columns, rows, right=("partition", "offset", "timestamp"))
+    out.table(columns, rows, right=("partition", "offset", "timestamp"), fold=("key", "value"))
 
 
 def _topic_document(info: Any) -> Json:

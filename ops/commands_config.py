@@ -48,7 +48,7 @@ def run_show(args: argparse.Namespace, out: Output) -> int:
     loaded = config_of(args)
     out.document(document(loaded, args.config))
     columns = ("setting", "value", "from") if args.origin else ("setting", "value")
-    out.table(columns, [row[: len(columns)] for row in rows(loaded)])
+    out.table(columns, [row[: len(columns)] for row in rows(loaded)], fold=("value", "from"))
     return 0
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.ops.arguments import add_config, add_json, add_wide, log_of, printing, settings_of
 from standfast.ops.commands_verify import EXIT_CODES, state_dir_argument
 from standfast.ops.spark_arguments import add_rebuilding, add_spark, connector_options, file_bytes, session_for
 
@@ -75,6 +75,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_rebuilding(parser)
     add_spark(parser)
     add_json(parser)
+    add_wide(parser)
     add_config(parser)
     parser.set_defaults(handler=printing(run_pipeline_command))
 
@@ -257,7 +258,8 @@ def _show_plan(jobs: list[StoreJob], out: Output) -> int:
         rows.append((job.name, job.spec.kind, job.spec.changelog_of(job.app), count, at_most, job.left_out))
     names = ("store", "kind", "topic", "partitions", "records_max", "left_out")
     out.document({"schema": PLAN_SCHEMA, "stores": [dict(zip(names, row, strict=True)) for row in rows]})
-    out.table(columns, rows, right=("partitions", "records at most"))
+    numbers = ("partitions", "records at most")
+    out.table(columns, rows, right=numbers, fold=("left out",), wide=("kind",))
     out.line(f"{len(rows)} stores, {sum(row[4] for row in rows)} records at most")
     return 0
 
@@ -292,7 +294,7 @@ def _show(done: PipelineDone, summary: Json, out: Output) -> None:
                 one["indeterminate"],
             )
         )
-    out.table(columns, rows, right=columns[3:])
+    out.table(columns, rows, right=columns[3:], wide=("kind", "keys", "rows", "files", "MB"))
     for one in summary["stores"]:
         for line in explanations(one):
             out.note(line)

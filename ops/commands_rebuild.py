@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.ops.arguments import add_config, add_json, add_wide, log_of, printing, settings_of
 from standfast.ops.spark_arguments import add_rebuilding, add_spark, file_bytes
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_rebuilding(parser)
     add_spark(parser)
     add_json(parser)
+    add_wide(parser)
     add_config(parser)
     parser.set_defaults(handler=printing(run_rebuild))
 
@@ -140,7 +141,7 @@ def run_gc(args: argparse.Namespace, out: Output) -> int:
     rows = [(one.name, one.bytes) for one in found]
     document = {"folder": str(folder), "orphans": [{"name": name, "bytes": size} for name, size in rows]}
     out.document({"schema": GC_SCHEMA, **document, "old_enough": len(old), "deleted": deleted})
-    out.table(("file", "bytes"), rows, right=("bytes",))
+    out.table(("file", "bytes"), rows, right=("bytes",), fold=("file",))
     out.line(f"{folder}: {len(found)} files that no manifest names, {len(old)} as old as {args.older_than}, "
              f"{deleted} deleted")  # fmt: skip
     return 0
@@ -235,7 +236,8 @@ def _show(done: Rebuilt, out: Output) -> int:
         }
     )
     columns = ("partition", "end", "records", "rows", "tombstones", "superseded", "expired", "files", "bytes", "digest")
-    out.table(columns, [[one[name] for name in columns] for one in partitions], right=columns[:-1])
+    hidden = ("end", "tombstones", "superseded", "expired", "digest")
+    out.table(columns, [[one[name] for name in columns] for one in partitions], right=columns[:-1], wide=hidden)
     for line in done.warnings:
         out.note(line)
     seconds = max(done.elapsed_ms, 1) / 1_000

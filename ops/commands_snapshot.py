@@ -55,6 +55,6 @@ def run_list(args: argparse.Namespace, out: Output) -> int:
     """snapshot list."""
     found = client_of(args).get(PATH)
     out.document(found)
-    rows = [(one["name"], one["made_ms"], " ".join(one["tasks"])) for one in found["snapshots"]]
-    out.table(("snapshot", "made ms", "tasks"), rows, right=("made ms",))
+    rows = [(one["name"], out.time(one["made_ms"]), " ".join(one["tasks"])) for one in found["snapshots"]]
+    out.table(("snapshot", "made", "tasks"), rows, fold=("tasks",))
     return 0

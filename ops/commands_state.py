@@ -1,4 +1,4 @@
-"""Commands about state: status, tasks, lag, health, get, scan, fetch; of a running instance, or of files.
+"""Commands about state: status, tasks, lag, health; of a running instance, or of files.
 
 Rules of this file: arguments and tables. Live answers come over the HTTP door, offline ones from files opened
 read-only; both are the same documents.
@@ -10,11 +10,20 @@ import argparse
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.arguments import add_instance, add_json, add_offline, client_of, printing
+from standfast.ops.arguments import (
+    add_instance,
+    add_json,
+    add_offline,
+    add_wide,
+    client_of,
+    owned,
+    printing,
+    state_path_of,
+)
 
 if TYPE_CHECKING:
+    from standfast.ops.offline import OfflineTask
     from standfast.ops.output import Output
-    from standfast.ops.reads import ReadRequest
 
 Json: TypeAlias = dict[str, Any]
 NEGATIVE = 1
@@ -29,13 +38,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     ):
         parser = subparsers.add_parser(name, help=text, description=f"Show {text}.")
         add_json(parser)
+        add_wide(parser)
         add_instance(parser)
         if name != "lag":
             add_offline(parser)
         parser.add_argument("--watch", type=float, metavar="S", help="show it again every S seconds, until interrupted")
         parser.set_defaults(handler=printing(run_status), show=show, document=name)
     _register_health(subparsers)
-    _register_reads(subparsers)
 
 
 def _register_health(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,37 +58,6 @@ def _register_health(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     parser.set_defaults(handler=printing(run_health))
 
 
-def _register_reads(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "the row of a key"
-    get = subparsers.add_parser("get", help=text, description=f"Show {text} (exit code 1: there is none).")
-    get.add_argument("store", metavar="STORE")
-    get.add_argument("key", metavar="KEY")
-    get.add_argument("--as-of", type=int, metavar="MS", help="versioned store: the version valid at that time")
-    scan = subparsers.add_parser("scan", help="rows in key order", description="Show rows in raw key order.")
-    scan.add_argument("store", metavar="STORE")
-    scan.add_argument("--from", dest="key_from", metavar="KEY", help="first key, included")
-    scan.add_argument("--to", dest="key_to", metavar="KEY", help="last key, included")
-    scan.add_argument("--prefix", metavar="TEXT", help="only keys whose bytes begin so")
-    text = "rows of a key by time: windows, sessions or versions"
-    fetch = subparsers.add_parser("fetch", help=text, description=f"Show {text}.")
-    fetch.add_argument("store", metavar="STORE")
-    fetch.add_argument("key", metavar="KEY")
-    fetch.add_argument("--start", type=int, metavar="MS", help="earliest time, included")
-    fetch.add_argument("--end", type=int, metavar="MS", help="latest time, included")
-    for parser in (get, scan, fetch):
-        if parser is not get:
-            parser.add_argument("--limit", type=int, default=100, metavar="N", help="rows at most (100; up to 10000)")
-        parser.add_argument("--partition", type=int, metavar="P", help="only this partition")
-        parser.add_argument("--stale", action="store_true", help="also standbys and stores that are restoring")
-        parser.add_argument(
-            "--key-format", choices=("utf8", "hex"), default="utf8", help="keys as text, or as raw bytes in hex"
-        )
-        add_json(parser)
-        add_instance(parser)
-        add_offline(parser)
-        parser.set_defaults(handler=printing(run_read))
-
-
 def run_status(args: argparse.Namespace, out: Output) -> int:
     """status, tasks, lag."""
     from standfast.store.clock import SystemClock
@@ -89,9 +67,9 @@ def run_status(args: argparse.Namespace, out: Output) -> int:
         raise InvalidRequest(f"--watch is {args.watch}: give seconds above 0")
     while True:
         offline = getattr(args, "offline", None) is not None
-        status = _offline_status(args) if offline else _live_status(args)
+        status = _offline_status(args) if offline else _running_status(args, out)
         if offline and status["owner_pid"] is not None:
-            out.note(_owned(status["owner_pid"]))
+            out.note(owned(status["owner_pid"]))
         _show_status(args, out, status)
         if args.watch is None:
             return 0
@@ -107,25 +85,6 @@ def run_health(args: argparse.Namespace, out: Output) -> int:
     for reason in document["reasons"]:
         out.line(f"- {reason}")
     return 0 if ok else NEGATIVE
-
-
-def run_read(args: argparse.Namespace, out: Output) -> int:
-    """get, scan, fetch."""
-    from standfast.ops.client import NotFound
-    from standfast.ops.exit_codes import ERROR_SCHEMA
-
-    request = _request(args)
-    try:
-        document = _offline_rows(args, request, out) if args.offline is not None else _live_rows(args, request)
-    except NotFound as absent:
-        out.document({"schema": ERROR_SCHEMA, "error": "NotFound", "message": str(absent), "exit_code": NEGATIVE})
-        out.note(str(absent))
-        return NEGATIVE
-    out.document(document)
-    show_rows(document, out)
-    if document["truncated"]:
-        out.note(f"there are more rows than these {len(document['rows'])}: narrow the range, or raise --limit")
-    return 0
 
 
 def show_status(status: Json, out: Output) -> None:
@@ -148,7 +107,7 @@ def show_status(status: Json, out: Output) -> None:
         (task["task"], task["role"], task["state"], task["epoch"], task.get("buffer_bytes"), _offsets(task["sources"]))
         for task in status["tasks"]
     ]
-    out.table(columns, rows, right=("epoch", "buffer bytes"))
+    out.table(columns, rows, right=("epoch", "buffer bytes"), fold=("sources",))
     show_tasks(status, out)
     _show_restores(status, out)
     _show_counters(status, out)
@@ -163,7 +122,8 @@ def show_tasks(status: Json, out: Output) -> None:
         + [store[name] for name in ("keys_estimate", "sst_bytes", "segments")]
         for task, store in _stores(status)
     ]
-    out.table(columns, rows, right=("position", "end", "lag", "keys~", "SST bytes", "segments"))
+    numbers = ("position", "end", "lag", "keys~", "SST bytes", "segments")
+    out.table(columns, rows, right=numbers, wide=("kind", "end", "SST bytes", "segments"))
 
 
 def show_lag(status: Json, out: Output) -> None:
@@ -175,18 +135,8 @@ def show_lag(status: Json, out: Output) -> None:
         + ["yes" if store["paused"] else ""]
         for task, store in _stores(status)
     ]
-    out.table(columns, rows, right=("partition", "begin", "position", "end", "lag", "limit"))
-
-
-def show_rows(document: Json, out: Output) -> None:
-    """Rows of a store."""
-    rows = document["rows"]
-    lagging = [part for part in document["partitions"] if part["lag_records"]]
-    if lagging:
-        out.note("; ".join(f"partition {part['partition']} lacks {part['lag_records']} records" for part in lagging))
-    columns = list(rows[0]) if rows else ["partition", "key", "value"]
-    numbers = [column for column in columns if column not in ("key", "value")]
-    out.table(columns, [[row.get(column) for column in columns] for row in rows], right=numbers)
+    numbers = ("partition", "begin", "position", "end", "lag", "limit")
+    out.table(columns, rows, right=numbers, wide=("begin", "limit", "paused"))
 
 
 def _show_status(args: argparse.Namespace, out: Output, status: Json) -> None:
@@ -221,7 +171,8 @@ def _show_restores(status: Json, out: Output) -> None:
         + [None if one[name] is None else round(one[name], 1) for name in ("rate", "seconds_left")]
         for one in status["restores"]
     ]
-    out.table(columns, rows, right=("partition", "position", "end", "done", "records/s", "seconds left"))
+    numbers = ("partition", "position", "end", "done", "records/s", "seconds left")
+    out.table(columns, rows, right=numbers, wide=("position", "end"))
 
 
 def _show_counters(status: Json, out: Output) -> None:
@@ -244,22 +195,40 @@ def _offsets(sources: dict[str, int]) -> str:
     return " ".join(f"{source}@{offset}" for source, offset in sorted(sources.items()))
 
 
-def _live_status(args: argparse.Namespace) -> Json:
+def _running_status(args: argparse.Namespace, out: Output) -> Json:
+    """Of the instance itself, or of its files where it has no HTTP door: App.run() opens none by itself."""
+    from standfast.ops.offline import tasks_of
+    from standfast.ops.run_file import doorless_owner
+
+    if args.url is None and args.run_dir is None and args.document != "lag":  # the ends of changelogs are in no file
+        path = state_path_of(args).resolve()  # its name is the application's
+        pid = doorless_owner(path)
+        if pid is not None:
+            kept = path / "INSTANCE"  # absent for a moment at the first start
+            instance = kept.read_text(encoding="ascii").strip() if kept.exists() else ""
+            status = _status_of_files(path.name, tasks_of(path.name, path), pid, instance)
+            out.note(f"{owned(pid)}; it has no HTTP door to ask (standfast.ops.http.OpsServer opens one)")
+            return status
     return client_of(args).get("/v1/status")
 
 
 def _offline_status(args: argparse.Namespace) -> Json:
-    from standfast.ops.offline import find_tasks, open_tasks
-    from standfast.ops.status import STATUS_SCHEMA
+    from standfast.ops.offline import find_tasks
 
     tasks = find_tasks(args.offline, args.app)
+    return _status_of_files(tasks[0].app, tasks, tasks[0].owner_pid, "")
+
+
+def _status_of_files(app: str, tasks: list[OfflineTask], owner: int | None, instance: str) -> Json:
+    from standfast.ops.offline import open_tasks
+    from standfast.ops.status import STATUS_SCHEMA
+
     with open_tasks(tasks) as opened:
         documents = [stores.document() for stores in opened]
-    owner = tasks[0].owner_pid
     return {
         "schema": STATUS_SCHEMA,
-        "app": tasks[0].app,
-        "instance": "",
+        "app": app,
+        "instance": instance,
         "live": False,
         "ready": False,
         "missing": [],
@@ -269,74 +238,3 @@ def _offline_status(args: argparse.Namespace) -> Json:
         "tasks": documents,
         "restores": [],
     }
-
-
-def _owned(pid: int) -> str:
-    return f"pid {pid} owns these files and is running: its newest rows may be missing here"
-
-
-def _request(args: argparse.Namespace) -> ReadRequest:
-    from standfast.ops.reads import LIMIT_DEFAULT, ReadRequest
-
-    return ReadRequest(
-        args.command,
-        args.store,
-        key=getattr(args, "key", None),
-        key_from=getattr(args, "key_from", None),
-        key_to=getattr(args, "key_to", None),
-        prefix=getattr(args, "prefix", None),
-        time_from=getattr(args, "start", None),
-        time_to=getattr(args, "end", None),
-        as_of=getattr(args, "as_of", None),
-        partition=args.partition,
-        limit=getattr(args, "limit", LIMIT_DEFAULT),
-        key_format=args.key_format,
-    )
-
-
-def _live_rows(args: argparse.Namespace, request: ReadRequest) -> Json:
-    from standfast.ops.client import store_path
-
-    times = request.verb == "fetch"
-    parameters = {
-        "key": request.key,
-        "from": request.time_from if times else request.key_from,
-        "to": request.time_to if times else request.key_to,
-        "prefix": request.prefix,
-        "as_of": request.as_of,
-        "partition": request.partition,
-        "limit": None if request.verb == "get" else request.limit,
-        "stale": 1 if args.stale else None,
-        "key_format": request.key_format,
-    }
-    return client_of(args).get(store_path(request.store, request.verb), parameters)
-
-
-def _offline_rows(args: argparse.Namespace, request: ReadRequest, out: Output) -> Json:
-    from standfast.ops.client import NotFound
-    from standfast.ops.offline import find_tasks, open_tasks
-    from standfast.ops.reads import document, read
-    from standfast.store.errors import InvalidRequest
-
-    tasks = find_tasks(args.offline, args.app)
-    if request.partition is not None:
-        tasks = [task for task in tasks if task.task.partition == request.partition]
-        if not tasks:
-            raise InvalidRequest(f"{args.offline} has no task of partition {request.partition}")
-    with open_tasks(tasks) as opened:
-        # Tasks of other groups have other stores; if none has this one, the first says so.
-        having = [stores for stores in opened if request.store in stores.definitions] or opened
-        parts = [stores.part(request.store) for stores in having]
-        answer = read(parts, request)
-        custom = having[0].custom_serdes(request.store)
-        found = document(tasks[0].app, request, parts, answer)
-    owner = tasks[0].owner_pid
-    found["offline"] = str(args.offline)
-    found["owner_pid"] = owner
-    if owner is not None:
-        out.note(_owned(owner))
-    if custom:
-        out.note(f"shown as hex: the serdes {', '.join(custom)} are the application's own and not known here")
-    if request.verb == "get" and not answer.rows:
-        raise NotFound(f"store {request.store!r} has no row of this key in {args.offline}")
-    return found

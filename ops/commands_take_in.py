@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.ops.arguments import add_config, add_json, add_wide, log_of, printing, settings_of
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
@@ -44,6 +44,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--group", type=int, default=0, metavar="G", help="the tasks' group: 0 unless there are several"
     )
     add_json(parser)
+    add_wide(parser)
     add_config(parser)
     parser.set_defaults(handler=printing(run_restore))
 
@@ -66,7 +67,7 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
     rows = [(one.store, str(one.task), one.position, one.rows, one.digest.hex()) for one in taken]
     columns = ("store", "task", "position", "rows", "digest")
     out.document({"schema": SCHEMA, "stores": [dict(zip(columns, row, strict=True)) for row in rows]})
-    out.table(columns, rows, right=("position", "rows"))
+    out.table(columns, rows, right=("position", "rows"), wide=("digest",))
     out.line(f"{settings.state_dir}: {len({one.task for one in taken})} tasks made of {len(folders)} folders")
     return 0
 

@@ -3,20 +3,23 @@
     standfast topic create NAME --partitions N [--set SETTING=VALUE]... --log ADDRESS
     standfast topic alter NAME [--partitions N] [--set SETTING=VALUE]... --log ADDRESS
 
+`create` makes an embedded log that is not there yet; all other commands but those that run an application refuse one.
+
 Rules of this file: arguments and words; it works alike on both logs. Settings have Kafka's names.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standfast.ops.arguments import add_config, add_json, log_of, printing
+from standfast.ops.arguments import add_config, add_json, log_address_of, log_of, printing
 from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
-    from standfast.replication.log import TopicInfo
+    from standfast.replication.log import Log, TopicInfo, TopicPolicy
 
 SCHEMA = "standfast.topic/1"
 
@@ -50,7 +53,7 @@ def run_create(args: argparse.Namespace, out: Output) -> int:
     if args.partitions is None:
         raise InvalidRequest("how many partitions? give --partitions N")
     policy = changed(TopicPolicy(), _settings(args))
-    log = log_of(args)
+    log = _new_log(args, policy, out) or log_of(args)
     try:
         if log.admin.describe_topic(args.topic) is not None:
             raise InvalidRequest(f"topic {args.topic!r} is there already: change it with standfast topic alter")
@@ -77,6 +80,21 @@ def run_alter(args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
+def _new_log(args: argparse.Namespace, policy: TopicPolicy, out: Output) -> Log | None:
+    """An embedded log that is not there yet, made; None for one that is there, and for Kafka."""
+    from standfast.replication.embedded_topics import check_new_topic
+    from standfast.replication.open_log import SqliteAddress, open_log, parse_address
+
+    address = log_address_of(args)
+    where = parse_address(address)
+    if not isinstance(where, SqliteAddress) or Path(where.path).exists():
+        return None
+    check_new_topic(args.topic, args.partitions, policy)  # first: a topic that is refused leaves no log behind
+    log = open_log(address)
+    out.note(f"made a new log, {Path(where.path).absolute()}")  # in case the address was mistyped
+    return log
+
+
 def _settings(args: argparse.Namespace) -> dict[str, str]:
     wrong = [text for text in args.set if not text.partition("=")[0] or "=" not in text]
     if wrong:
@@ -96,4 +114,9 @@ def _tell(out: Output, info: TopicInfo) -> None:
         **policy.extra,
     }
     out.document({"schema": SCHEMA, "topic": info.name, "partitions": info.partitions, "settings": settings})
-    out.table(("setting", "value"), list(settings.items()), title=f"{info.name}: {info.partitions} partitions")
+    out.table(
+        ("setting", "value"),
+        list(settings.items()),
+        title=f"{info.name}: {info.partitions} partitions",
+        fold=("value",),
+    )

@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.arguments import add_config, add_json, is_url, log_of, printing, settings_of
+from standfast.ops.arguments import add_config, add_json, add_times, add_wide, is_url, log_of, printing, settings_of
 from standfast.ops.spark_arguments import add_spark
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.verify/1"
 LIMIT_DEFAULT = 20
 EXIT_CODES = {"equal": 0, "different": 1, "inconclusive": 3}
-COUNTS = ("matched", "missing", "extra", "different", "stale", "indeterminate")
+WRONG = ("missing", "extra", "different", "stale")
+COUNTS = ("matched", *WRONG, "indeterminate")
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,6 +56,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add_on_spark(parser)
     add_json(parser)
+    add_wide(parser)
+    add_times(parser)
     add_config(parser)
     parser.set_defaults(handler=printing(run_verify))
 
@@ -137,14 +140,21 @@ def overall(verdicts: list[StoreVerdict]) -> str:
 
 def show(verdicts: list[StoreVerdict], out: Output) -> None:
     """Tables for people: stores, why something could not be told, rows that differ."""
-    columns = ("store", "partition", "verdict", "position", "end", *COUNTS, "digest of the log", "of the store")
+    digests = ("digest of the log", "of the store")
+    columns = ("store", "partition", "verdict", "position", "end", "matched", "wrong", *COUNTS[1:], *digests)
     rows = [
-        [one.store, one.task.partition, one.verdict, _offset(one.position), _offset(one.end)]
-        + [getattr(one, count) for count in COUNTS]
+        [one.store, one.task.partition, one.verdict, _offset(one.position), _offset(one.end), one.matched]
+        + [sum(getattr(one, count) for count in WRONG)]
+        + [getattr(one, count) for count in COUNTS[1:]]
         + [one.log_digest.hex(), one.store_digest.hex()]
         for one in verdicts
     ]
-    out.table(columns, rows, right=("partition", "position", "end", *COUNTS))
+    out.table(
+        columns,
+        rows,
+        right=("partition", "position", "end", "wrong", *COUNTS),
+        wide=("position", "end", *WRONG, *digests),
+    )
     for one in verdicts:
         if one.explanation:
             out.line(f"- {one.store}, partition {one.task.partition}: {one.explanation}")
@@ -158,10 +168,11 @@ def show(verdicts: list[StoreVerdict], out: Output) -> None:
     differing = [(one, row) for one in verdicts for row in one.differences]
     if differing:
         cells = [
-            (one.store, one.task.partition, row.kind, _text(row.key), _side(row.log), _side(row.store))
+            (one.store, one.task.partition, row.kind, _text(row.key), _side(row.log, out), _side(row.store, out))
             for one, row in differing
         ]
-        out.table(("store", "partition", "row", "key", "in the log", "in the store"), cells, right=("partition",))
+        sides = ("key", "in the log", "in the store")
+        out.table(("store", "partition", "row", *sides), cells, right=("partition",), fold=sides)
     for one in verdicts:
         if one.truncated:
             out.note(f"{one.store}, partition {one.task.partition}: more rows differ than are shown, raise --limit")
@@ -312,8 +323,8 @@ def _text(raw: bytes) -> str:
     return bytes_text(raw)
 
 
-def _side(found: tuple[int, bytes] | None) -> str:
-    return "(absent)" if found is None else f"{_text(found[1])} @{found[0]}"
+def _side(found: tuple[int, bytes] | None, out: Output) -> str:
+    return "(absent)" if found is None else f"{_text(found[1])} @{out.time(found[0])}"
 
 
 def _offset(offset: int) -> int | None:

@@ -164,7 +164,7 @@ def _show_plan(plans: list[StorePlan], out: Output) -> int:
             rows.append((plan.spec.name, number, position, *(span or (None, None)), at.place.address))
     columns = ("store", "partition", "position", "begin", "end", "place")
     out.document({"schema": PLAN_SCHEMA, "tasks": [dict(zip(columns, row, strict=True)) for row in rows]})
-    out.table(columns, rows, right=("partition", "position", "begin", "end"))
+    out.table(columns, rows, right=("partition", "position", "begin", "end"), fold=("place",))
     total = sum(plan.records_max for plan in plans)
     out.line(f"{len(rows)} tasks, {total} records at most")
     return 0

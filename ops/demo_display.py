@@ -11,9 +11,10 @@ from typing import Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from standfast.ops.demo_live import LiveBoard
@@ -21,6 +22,7 @@ from standfast.ops.demo_live import LiveBoard
 NO_FLIGHT = LiveBoard()
 PLAIN_BOARDS = 4  # how often the plain lines tell of the board
 REFRESH_PER_S = 10
+LABEL_WIDTH = 11  # of the longest name of a bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class BarDisplay:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=LABEL_WIDTH)),
             BarColumn(bar_width=None, complete_style="cyan", finished_style="green", pulse_style="grey37"),
             TextColumn("{task.fields[count]}", justify="right"),
             console=console,
@@ -105,6 +107,7 @@ class BarDisplay:
             auto_refresh=False,
         )
         self._board = NO_FLIGHT
+        self._spark = ""
         self._live = Live(
             console=console, get_renderable=self._picture, refresh_per_second=REFRESH_PER_S, transient=True
         )
@@ -121,7 +124,11 @@ class BarDisplay:
 
     def event(self, text: str, *, loud: bool = False) -> None:
         """One line above the bars."""
-        self._live.console.print(Text(("■ " if loud else "· ") + text, style="bold yellow" if loud else ""))
+        line = Table.grid(padding=(0, 1, 0, 0))  # so that a line that wraps stays behind its mark
+        line.add_column(no_wrap=True)
+        line.add_column(overflow="fold")
+        line.add_row("■" if loud else "·", Text(text), style="bold yellow" if loud else "")
+        self._live.console.print(line)
 
     def numbers(self, now: Numbers) -> None:
         """Move the bars, show the board."""
@@ -135,7 +142,8 @@ class BarDisplay:
         """Move the fifth bar."""
         bar = self._bars["spark"]
         self._progress.start_task(bar)
-        self._progress.update(bar, completed=part, total=1.0, count=what)
+        self._progress.update(bar, completed=part, total=1.0, count=f"{part:.0%}")
+        self._spark = what
 
     def __enter__(self) -> Display:
         self._live.start()
@@ -147,7 +155,9 @@ class BarDisplay:
         self._live.stop()
 
     def _picture(self) -> Group:
-        return Group(board_panel(self._board), self._progress)
+        # Below the bars: in their column of counts a long text would leave no room for them.
+        spark = [Padding(Text(self._spark, overflow="fold"), (0, 0, 0, LABEL_WIDTH + 1))] if self._spark else []
+        return Group(board_panel(self._board), self._progress, *spark)
 
     def _move(self, name: str, done: int, total: int, ended: str | None = None) -> None:
         bar = self._bars[name]

@@ -103,7 +103,9 @@ def report(stage: Stage, *, as_json: bool) -> int:
             for step in part.steps
         ]
         if rows:
-            out.table(("goes in", "comes out", "expected", "", "why"), rows, title="" if part.text else part.title)
+            columns = ("goes in", "comes out", "expected", "", "why")
+            title = "" if part.text else part.title
+            out.table(columns, rows, title=title, fold=("goes in", "comes out", "expected", "why"))
             out.line()
     wrong = sum(not step.ok for step in stage.steps)
     count = len(stage.steps)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from standfast.ops.reads import Part
-from standfast.ops.run_file import find_app, pid_alive
+from standfast.ops.run_file import find_app, owner_pid
 from standfast.replication.offsets import TaskId
 from standfast.store import serde as serdes
 from standfast.store.buffer import WriteBuffer
@@ -46,12 +46,7 @@ class OfflineTask:
     @property
     def owner_pid(self) -> int | None:
         """The live process that owns the directory, or None."""
-        try:
-            words = (self.path.parent / "LOCK").read_text(encoding="ascii", errors="replace").split()
-        except OSError:
-            return None
-        pid = int(words[1]) if len(words) == 2 and words[0] == "pid" and words[1].isdigit() else None
-        return pid if pid is not None and pid_alive(pid) else None
+        return owner_pid(self.path.parent)
 
 
 def find_tasks(directory: Path, app: str | None) -> list[OfflineTask]:

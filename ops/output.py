@@ -1,6 +1,7 @@
 """What a command prints: tables for people, one JSON document for programs.
 
-    stdout     the result: a table (drawn on a terminal, plain columns elsewhere), or with --json one document
+    stdout     the result: a table (drawn on a terminal, plain columns elsewhere), or with --json one document;
+               columns that are `wide` only with --wide
     stderr     notes, progress, errors
 
 Rules of this file: nothing but printing. Store names, keys and values are shown as they are, never read as markup.
@@ -15,15 +16,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from standfast.ops.text import dumps, shown
+from standfast.ops.times import TimeStyle, time_text
 
-CELL_MAX = 120  # characters of one cell on a terminal; plain output and --json are never cut
+WIDE = 1 << 30
+CELL_MAX = 120  # characters of a cell of text on a terminal; plain output, --wide and --json are never cut
 
 
 class Output:
     """Where a command's result goes."""
 
-    def __init__(self, *, as_json: bool = False) -> None:
+    def __init__(self, *, as_json: bool = False, wide: bool = False, times: TimeStyle = "local") -> None:
         self.as_json = as_json
+        self.wide = wide
+        self._times = times
         self.pretty = not as_json and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
     def document(self, document: Mapping[str, Any]) -> None:
@@ -40,15 +45,29 @@ class Output:
         """Something to know about the result, on stderr."""
         print(f"note: {text}", file=sys.stderr)
 
+    def time(self, ms: int | None) -> str | None:
+        """A point in time as it was asked for."""
+        return None if ms is None else time_text(ms, self._times)
+
     def table(
-        self, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "", right: Sequence[str] = ()
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        *,
+        title: str = "",
+        right: Sequence[str] = (),
+        fold: Sequence[str] = (),
+        wide: Sequence[str] = (),
     ) -> None:
-        """Rows for people; `right` names the columns that are numbers."""
+        """Rows for people. `right` names the columns that are numbers, `fold` those of text, which may wrap, and `wide`
+        those that only --wide shows."""
         if self.as_json:
             return
-        cells = [[shown(cell) for cell in row] for row in rows]
+        kept = [at for at, column in enumerate(columns) if self.wide or column not in wide]
+        columns = [columns[at] for at in kept]
+        cells = [[shown(row[at]) for at in kept] for row in rows]
         if self.pretty:
-            _draw(columns, cells, title, right)
+            _draw(columns, cells, title, right, fold, self.wide)
         else:
             _print_plain(columns, cells, title)
 
@@ -91,18 +110,34 @@ class _Progress:
             self._bars.update(self._task, description=what, total=total)
 
 
-def _draw(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str, right: Sequence[str]) -> None:
-    from rich import box
+def _draw(
+    columns: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    title: str,
+    right: Sequence[str],
+    fold: Sequence[str],
+    wide: bool,
+) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*(Text(cell if len(cell) <= CELL_MAX else cell[: CELL_MAX - 1] + "…") for cell in row))
-    Console().print(table)
+    from standfast.ops.table import draw
+
+    console = Console(highlight=False)
+    if not wide:
+        cells = [
+            [_cut(cell) if column in fold else cell for column, cell in zip(columns, row, strict=True)] for row in cells
+        ]
+    # With --wide a row stays one row, however long: `| less -S` scrolls it.
+    drawing = draw(columns, cells, WIDE if wide else console.width, right=right, fold=fold)
+    if title:
+        console.print(Text(title, style="bold"), soft_wrap=True)
+    for number, line in enumerate(drawing.lines):
+        console.print(Text(line, style="bold" if number < drawing.head else ""), soft_wrap=True)
+
+
+def _cut(cell: str) -> str:
+    return cell if len(cell) <= CELL_MAX else cell[: CELL_MAX - 1] + "…"
 
 
 def _print_plain(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:

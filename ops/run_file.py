@@ -3,7 +3,8 @@
     <state_dir>/<app>/RUN.json    {"schema": "standfast.run/1", "pid": ..., "host": ..., "port": ..., ...}
 
 Rules of this file: written atomically after the door listens, removed when it closes. A file whose process is gone is
-stale (the process was killed) and is read as absent, with the reason.
+stale (the process was killed) and is read as absent, with the reason. A process may own a state directory without an
+HTTP door, as an application does that opened none: its lock tells.
 """
 
 from __future__ import annotations
@@ -57,7 +58,14 @@ def remove_run_file(state_path: Path, info: RunInfo) -> None:
 
 
 def read_run_file(state_path: Path) -> RunInfo:
-    """The instance that runs on this state directory. Raises Unavailable if none does."""
+    """The instance that runs on this state directory. Raises Unavailable if none does, or one without an HTTP door."""
+    owner = doorless_owner(state_path)
+    if owner is not None:
+        raise Unavailable(
+            f"process {owner} runs on {state_path} without an HTTP door: open one there with "
+            "standfast.ops.http.OpsServer(app.open()); without it standfast status and tasks read its files, as other "
+            "commands do with --offline"
+        )
     try:
         info = _parse(state_path / RUN_FILE)
     except FileNotFoundError:
@@ -71,6 +79,26 @@ def read_run_file(state_path: Path) -> RunInfo:
             "or read the files with --offline"
         )
     return info
+
+
+def owner_pid(state_path: Path) -> int | None:
+    """The live process that owns the state directory `<state_dir>/<app>`, by its lock; or None."""
+    try:
+        words = (state_path / "LOCK").read_text(encoding="ascii", errors="replace").split()
+    except OSError:
+        return None
+    pid = int(words[1]) if len(words) == 2 and words[0] == "pid" and words[1].isdigit() else None
+    return pid if pid is not None and pid_alive(pid) else None
+
+
+def doorless_owner(state_path: Path) -> int | None:
+    """The live process that owns the state directory and has no HTTP door; None if it has one, or nobody runs."""
+    try:
+        if pid_alive(_parse(state_path / RUN_FILE).pid):
+            return None
+    except FileNotFoundError:
+        pass
+    return owner_pid(state_path)
 
 
 def pid_alive(pid: int) -> bool:

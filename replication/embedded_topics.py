@@ -145,9 +145,7 @@ class EmbeddedAdmin:
 
     def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
         """Create a topic; one that exists is described, unchanged. Raises InvalidRequest for a bad name or policy."""
-        check_topic(name)
-        _check_count(name, partitions)
-        text = _policy_text(name, policy)
+        text = check_new_topic(name, partitions, policy)
         with self._db.write() as run:
             existing = find_topic(run, name)
             if existing is not None:
@@ -323,6 +321,13 @@ def _unknown(run: Transaction, topic: str, number: int) -> UnknownStore:
     return UnknownStore(
         f"there is no topic {topic!r}" + (f", did you mean {near[0]!r}?" if near else ".") + f" The log has: {shown}"
     )
+
+
+def check_new_topic(name: str, partitions: int, policy: TopicPolicy) -> str:
+    """The policy as JSON, of a topic that may be created. Raises InvalidRequest for a bad name, number or policy."""
+    check_topic(name)
+    _check_count(name, partitions)
+    return _policy_text(name, policy)
 
 
 def _check_count(name: str, partitions: int) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fix_serve import wait_for
 from fix_sessions import Bench
 
 import standfast as sf
@@ -134,7 +138,8 @@ def test_tasks_and_lag_of_a_running_instance(run: Run, live: list[str]) -> None:
     lag = document(run("lag", *live, "--json"))
     assert lag["schema"] == "standfast.lag/1"
     assert {(one["store"], one["partition"]): one["lag"] for one in lag["lags"]}["kv", 0] == 0
-    assert "keyvalue" in run("tasks", *live)[1]
+    assert "keyvalue" in run("tasks", "--wide", *live)[1]
+    assert "keyvalue" not in run("tasks", *live)[1]
     assert "position" in run("lag", *live)[1]
 
 
@@ -160,14 +165,57 @@ def test_rows_of_a_running_instance(run: Run, live: list[str]) -> None:
     assert values(run("get", "ram", "a", *live, "--json")) == ["text"]
 
 
+def test_refused_read_names_the_flags_that_read_it(run: Run, bench: Bench) -> None:
+    first, second = bench.active("state"), bench.session("other")
+    first.task(0).store("kv").put("k", "v")
+    first.task(0).commit()
+    second.assign(standby=[0])
+    bench.settle(first, second)
+    where = ["--state-dir", str(bench.root / "other")]
+    with OpsServer(second):
+        code, _, told = run("get", "kv", "k", *where)
+        assert (code, "--stale" in told, "--partition P" in told) == (1, True, True), told
+        code, _, told = run("scan", "kv", "--partition", "0", *where)
+        assert (code, "--stale" in told, "--partition P" in told) == (1, True, False), told
+        code, _, told = run("scan", "kv", "--partition", "1", "--stale", *where)
+        assert (code, "--stale" in told, "--partition with one that is held" in told) == (1, False, True), told
+        assert values(run("scan", "kv", "--partition", "0", "--stale", *where, "--json")) == ["v"]
+
+
+def test_read_of_a_restoring_store_names_stale(run: Run, bench: Bench) -> None:
+    first = bench.active("a")
+    first.task(0).store("kv").put("k", "v")
+    first.task(0).commit()
+    first.close()
+    session = bench.session("state")
+    session.assign(active=[0])
+    with OpsServer(session):
+        code, _, told = run("get", "kv", "k", "--state-dir", str(bench.root / "state"))
+    assert (code, "--stale" in told) == (1, True), told
+
+
 def test_rows_for_people_are_plain_columns_where_no_terminal_is(run: Run, live: list[str]) -> None:
-    code, text, _ = run("scan", "kv", "--limit", "2", *live)
+    code, text, _ = run("scan", "kv", "--limit", "2", "--ms", *live)
     assert code == 0
     assert [line.split() for line in text.splitlines()] == [
         ["partition", "key", "timestamp", "value"],
         ["0", "k0", "0", '{"n":', "0}"],
         ["0", "k1", "1", '{"n":', "1}"],
     ]
+
+
+def test_times_are_typed_and_shown_as_iso(run: Run, live: list[str]) -> None:
+    code, text, _ = run("fetch", "win", "k", "--start", "1970-01-01T02:00:00Z", "--utc", *live)
+    assert code == 0
+    assert [line.split() for line in text.splitlines()] == [
+        ["partition", "key", "window_start", "window_end", "value"],
+        ["0", "k", "1970-01-01T02:00:00Z", "1970-01-01T03:00:00Z", "w2"],
+    ]
+    code, _, told = run("get", "ver", "k", "--as-of", "noon", *live)
+    assert code == 2 and "'noon' is no time" in told
+    assert run("scan", "kv", "--utc", "--ms", *live)[0] == 2
+    row = document(run("fetch", "win", "k", "--utc", "--json", *live))["rows"][0]
+    assert row["window_start"] == HOUR_MS, "programs get milliseconds"
 
 
 def test_cut_answer_says_so(run: Run, live: list[str]) -> None:
@@ -223,7 +271,7 @@ def test_status_and_tasks_of_files(run: Run, files: list[str]) -> None:
     kv = next(store for store in found["tasks"][0]["stores"] if store["store"] == "kv")
     assert (kv["kind"], kv["position"]) == ("keyvalue", 5)
     assert "in/0@4" in run("status", *files)[1]
-    assert "versioned" in run("tasks", *files)[1]
+    assert "versioned" in run("tasks", "--wide", *files)[1]
 
 
 def test_reading_files_changes_nothing_and_works_beside_the_owner(run: Run, session: sf.Session, bench: Bench) -> None:
@@ -361,6 +409,7 @@ def test_absent_log_is_unreachable_and_is_not_created(run: Run, tmp_path: Path) 
 
 
 def test_no_running_instance_is_unavailable(run: Run, session: sf.Session, bench: Bench) -> None:
+    session.close()
     code, text, told = run("status", "--state-dir", str(bench.root / "state"), "--json")
     assert code == 69 and "--offline" in told
     assert json.loads(text)["exit_code"] == 69
@@ -373,10 +422,59 @@ def test_stale_info_file_names_the_process_that_left_it(run: Run, session: sf.Se
     server.close()
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     path.write_text(json.dumps({**kept, "pid": int(gone.stdout)}))
+    session.close()
     code, _, told = run("status", "--state-dir", str(bench.root / "state"))
     assert code == 69 and f"pid {int(gone.stdout)}" in told
     path.write_text("{}")
     assert run("status", "--state-dir", str(bench.root / "state"))[0] == 2
+
+
+def test_status_finds_an_application_that_opened_no_door(run: Run, session: sf.Session, bench: Bench) -> None:
+    where = ["--state-dir", str(bench.root / "state")]
+    code, text, told = run("status", *where)
+    assert code == 0 and f"app on instance {session.instance_id}" in text and "owned" in text and "in/0@4" in text
+    assert f"pid {os.getpid()}" in told and "OpsServer" in told
+    found = document(run("tasks", *where, "--json"))
+    assert [(task["task"], task["state"]) for task in found["tasks"]] == [("0_0", "owned"), ("0_1", "owned")]
+    code, _, told = run("lag", *where)
+    assert code == 69 and f"process {os.getpid()} runs on" in told and "--offline" in told
+    assert run("get", "kv", "k1", *where)[0] == 69
+    with OpsServer(session):
+        assert "READY" in run("status", *where)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", [False, True])
+def test_status_finds_an_app_that_runs(run: Run, bench: Bench, *, door: bool) -> None:
+    app = sf.App("app", log=bench.address, state_dir=bench.root / "state", stores=stores()[:1])
+    bench.log.admin.create_topic("in", 1, TopicPolicy())
+
+    @app.source("in")
+    class Count(sf.Processor):
+        stores = ("kv",)
+
+        def process(self, record: sf.Record) -> None: ...
+
+    def states() -> list[str]:
+        found = document(run("tasks", "--state-dir", str(bench.root / "state"), "--json"))
+        return [one["state"] for one in found["tasks"]]
+
+    opened = app.open()
+    runs = threading.Thread(target=app.run)
+    with OpsServer(opened) if door else nullcontext():
+        runs.start()
+        try:
+            wait_for(lambda: states() == ["running" if door else "owned"], timeout_s=60, told=states)
+        finally:
+            app.stop()
+            runs.join(60)
+    assert not runs.is_alive()
+
+
+def test_status_finds_an_application_that_has_no_task_yet(run: Run, bench: Bench) -> None:
+    session = bench.session("state")
+    found = document(run("status", "--state-dir", str(bench.root / "state"), "--json"))
+    assert (found["instance"], found["tasks"], found["owner_pid"]) == (session.instance_id, [], os.getpid())
 
 
 def test_door_of_another_instance_is_not_taken_for_ours(run: Run, session: sf.Session, bench: Bench) -> None:

@@ -213,6 +213,27 @@ def test_on_a_terminal_the_live_board_stands_above_the_bars() -> None:
     assert "70 min, UA1 from JFK" in text
 
 
+def test_screen_is_whole_at_eighty_columns() -> None:
+    out, picture = StringIO(), StringIO()
+    at_80 = {"width": 80, "height": 24, "force_terminal": True, "color_system": None, "highlight": False}
+    board = LiveBoard(26_483, 3_148, 12_724, 0, 1_301, "HA51 from JFK")
+    long = "a-store-of-a-long-name" * 3
+    with BarDisplay(Console(file=out, **at_80)) as display:  # type: ignore[arg-type]
+        display.event(f"live board of {board.at}: {board}, and more than one line takes")
+        display.numbers(Numbers(26_483, 26_483, 14_035, True, 121_507, 121_507, 12_448, 12_448, board))
+        display.spark(0.43, f"rebuilding {long}", store=True)
+    Console(file=picture, **at_80).print(display._picture())  # type: ignore[arg-type]
+    assert "· live board of" in out.getvalue()
+    assert "\n  retired, worst delay" in out.getvalue(), "a line that wraps stays behind its mark"
+    screen = picture.getvalue().splitlines()
+    assert max(map(len, screen)) <= 80 and len(screen) < 24 and "…" not in picture.getvalue()
+    ends = {"flights fed": "26,483", "A  killed": "14,035", "B  stood by": "121,507", "B  active": "12,448"}
+    for label, end in (ends | {"Spark": "43%"}).items():
+        (line,) = [line for line in screen if line.startswith(label)]
+        assert line.rstrip().endswith(end) and line.count("━") > 20, line
+    assert [line.strip() for line in screen[-2:]] == ["rebuilding", long]
+
+
 def test_live_board_fits_eighty_columns_when_it_is_large() -> None:
     out = StringIO()
     board = LiveBoard(328_521, 4_037, 159_050, 1_388_534_340_000, 1_301, "EV4241 from EWR")

@@ -206,6 +206,32 @@ def test_topic_is_created_and_altered_by_command(bench: Bench, run: Run) -> None
     assert (info.partitions, info.policy.retention_ms) == (3, 5)
 
 
+def test_topic_create_makes_a_log_that_is_not_there_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new" / "log"
+    address = ["--log", f"sqlite:///{path}"]
+    for wrong in (
+        ["a/b", "--partitions", "1"],
+        ["flights", "--partitions", "0"],
+        ["flights"],
+        ["flights", "--partitions", "1", "--set", "retention.ms=soon"],
+        ["flights", "--partitions", "1", "--set", "cleanup.policy=never"],
+    ):
+        assert main(["topic", "create", *wrong, *address]) in (2, 78), wrong
+        assert not path.parent.exists(), wrong
+    assert main(["topic", "alter", "flights", "--partitions", "2", *address]) == 69
+    assert not path.parent.exists()
+    capsys.readouterr()
+    assert main(["topic", "create", "flights", "--partitions", "2", *address]) == 0
+    captured = capsys.readouterr()
+    assert "flights: 2 partitions" in captured.out and f"made a new log, {path}" in captured.err
+    assert main(["topic", "create", "airports", "--partitions", "1", *address]) == 0
+    assert "made a new log" not in capsys.readouterr().err
+    assert main(["topics", *address]) == 0
+    assert "airports" in capsys.readouterr().out
+
+
 # -- files ------------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import pytest
 from fix_serve import Sidecar, Sidecars, wait_for
 
 import standfast as sf
+from standfast.ops.cli import main
 from standfast.ops.connect import SidecarClient
 from standfast.ops.reasons import LIMIT, TOO_LARGE, Refused
 from standfast.ops.tail_reads import ASKED_BYTES_MAX, ASKED_MAX, Reads
@@ -81,6 +82,20 @@ def test_rows_of_a_standby_come_in_pages(pair: Any) -> None:
             break
         after = found["after"]
     assert (keys, pages) == ([f"k{number:05d}" for number in range(ROWS)], 3)
+
+
+@pytest.mark.slow
+def test_command_that_is_refused_at_a_sidecar_names_the_flags_that_read_a_standby(
+    pair: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, standby, _ = pair
+    where = ["--run-dir", str(standby.run_dir)]
+    for flags in ([], ["--stale"], ["--partition", "0"]):
+        assert main(["scan", "kv", "--limit", "1", *where, *flags]) == 1, flags
+        told = capsys.readouterr().err.partition("; as flags of this command: ")[2]
+        assert ("--partition P" in told) == ("--partition" not in flags), told
+        assert ("--stale" in told) == ("--stale" not in flags), told
+    assert main(["scan", "kv", "--limit", "1", *where, "--partition", "0", "--stale"]) == 0
 
 
 @pytest.mark.slow
