@@ -263,6 +263,8 @@ def _show_plan(jobs: list[StoreJob], out: Output) -> int:
 
 
 def _show(done: PipelineDone, summary: Json, out: Output) -> None:
+    from standfast.restore.judgement import verdict_text
+
     columns = (
         "store",
         "kind",
@@ -297,8 +299,9 @@ def _show(done: PipelineDone, summary: Json, out: Output) -> None:
         for line in explanations(one):
             out.note(line)
     seconds = max(done.elapsed_ms, 1) / 1_000
+    said = verdict_text(done.verdict, summary["indeterminate"])
     out.line(
-        f"{summary['app']}: {done.verdict}; {len(rows)} stores, {summary['records']} records in {seconds:.1f} s "
+        f"{summary['app']}: {said}; {len(rows)} stores, {summary['records']} records in {seconds:.1f} s "
         f"(report: {summary['out']})"
     )
 

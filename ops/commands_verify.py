@@ -102,6 +102,7 @@ def on_spark(args: argparse.Namespace) -> bool:
 def run_verify(args: argparse.Namespace, out: Output) -> int:
     """verify."""
     from standfast.ops.offline import open_tasks
+    from standfast.restore.judgement import verdict_text
     from standfast.store.errors import InvalidRequest
 
     if args.limit < 0:
@@ -125,7 +126,7 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
     show(verdicts, out)
     for line in left_out:
         out.note(f"left out: {line}")
-    out.line(f"{app}: {verdict}")
+    out.line(f"{app}: {verdict_text(verdict, indeterminate(verdicts))}")
     return EXIT_CODES[verdict]
 
 
@@ -133,6 +134,11 @@ def overall(verdicts: list[StoreVerdict]) -> str:
     """The worst of all: one wrong row outweighs what could not be told."""
     found = {one.verdict for one in verdicts}
     return next((verdict for verdict in ("different", "inconclusive", "equal") if verdict in found), "inconclusive")
+
+
+def indeterminate(verdicts: list[StoreVerdict]) -> int:
+    """Rows of all stores that could not be told."""
+    return sum(one.indeterminate for one in verdicts)
 
 
 def show(verdicts: list[StoreVerdict], out: Output) -> None:
@@ -148,13 +154,6 @@ def show(verdicts: list[StoreVerdict], out: Output) -> None:
     for one in verdicts:
         if one.explanation:
             out.line(f"- {one.store}, partition {one.task.partition}: {one.explanation}")
-        elif one.indeterminate:
-            rows_in_all = one.indeterminate + one.log_digest.count
-            share = one.indeterminate / max(rows_in_all, 1)
-            out.line(
-                f"- {one.store}, partition {one.task.partition}: {share:.1%} of the rows could not be told, because "
-                "compaction removed their records in favour of newer ones above the position"
-            )
     differing = [(one, row) for one in verdicts for row in one.differences]
     if differing:
         cells = [
@@ -262,6 +261,7 @@ def _document(
         "log": settings_of(args).log,
         "owner_pid": owner,
         "verdict": verdict,
+        "indeterminate": indeterminate(verdicts),
         "stores": [store_document(one) for one in verdicts],
         "left_out": left_out,
     }

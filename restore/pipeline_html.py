@@ -35,7 +35,9 @@ def pipeline_page(summary: Mapping[str, Any], found: Sequence[Mapping[str, Any]]
         *(_details(one) for one in stores),
         differences(found, summary["differences"]),
     ]
-    return document(f"standfast pipeline: {summary['app']}", str(summary["verdict"]), body)
+    return document(
+        f"standfast pipeline: {summary['app']}", str(summary["verdict"]), body, summary.get("indeterminate", 0)
+    )
 
 
 def _told(summary: Mapping[str, Any]) -> str:

@@ -37,7 +37,9 @@ def page(summary: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
         notes([f"{row['store']}-{row['partition']}: {row['explanation']}" for row in rows if row["explanation"]]),
         differences(found, wrong),
     ]
-    return document(f"standfast verify: {summary['app']}", str(summary["verdict"]), body)
+    return document(
+        f"standfast verify: {summary['app']}", str(summary["verdict"]), body, summary.get("indeterminate", 0)
+    )
 
 
 def partitions(rows: Sequence[Mapping[str, Any]]) -> str:

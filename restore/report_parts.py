@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from standfast.restore.judgement import verdict_text
+
 # What may become of a row, in the order in which a bar shows it.
 COUNTS = ("matched", "indeterminate", "missing", "extra", "different", "stale")
 VERDICTS = ("equal", "different", "inconclusive")
@@ -55,14 +57,15 @@ class Column(NamedTuple):
     shown: str = "text"
 
 
-def document(title: str, verdict: str, body: Sequence[str]) -> str:
-    """The whole page."""
+def document(title: str, verdict: str, body: Sequence[str], indeterminate: int) -> str:
+    """The whole page. `indeterminate`: rows that could not be told."""
+    said = verdict_text(verdict, indeterminate)
     return "\n".join(
         [
             f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
             '<meta name="viewport" content="width=device-width,initial-scale=1">',
             f"<style>{STYLE}</style></head><body>",
-            f'<h1>{escape(title)} <span class="verdict {_known(verdict)}">{escape(verdict)}</span></h1>',
+            f'<h1>{escape(title)} <span class="verdict {_known(verdict)}">{escape(said)}</span></h1>',
             *body,
             "</body></html>",
             "",

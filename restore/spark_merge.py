@@ -27,7 +27,7 @@ import pyarrow as pa
 from standfast.restore.compare import Kind
 from standfast.restore.digest import Digest, digest_rows, key_hash
 from standfast.restore.fold import versions_of
-from standfast.restore.judgement import UNSURE, KeyFacts, RowVerdict, judge
+from standfast.restore.judgement import UNSURE, KeyFacts, RowVerdict, is_beyond, judge
 from standfast.restore.spark_batches import SESSION_SUFFIX, WINDOW_SUFFIX, Facts, key_times, numbers
 from standfast.restore.spark_rows import HASH, differ, digest_of, joined, timestamp_bytes
 from standfast.store.segments import earliest_visible_ms
@@ -64,6 +64,7 @@ class Outcome:
     found: list[Found] = field(default_factory=list)
     log_digest: Digest = field(default_factory=Digest)
     store_digest: Digest = field(default_factory=Digest)
+    beyond: int = 0  # extra rows that are from beyond the position
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class _Tally:
         verdict = judge(kind, key, self._keys, versioned=self._versioned, last=self.settings.last)
         outcome = self.outcome
         outcome.counts[verdict] = outcome.counts.get(verdict, 0) + 1
+        outcome.beyond += is_beyond(verdict, key, self._keys)
         if verdict not in UNSURE:
             if log is not None:
                 outcome.log_digest += digest_rows([(key, *log)])

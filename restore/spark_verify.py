@@ -329,8 +329,16 @@ def _verdict(
         verdict, reason = ("equal", "") if equal else ("inconclusive", "digest-only") if gone else ("different", "")
         matched = outcome.log_digest.count if equal else 0
     else:
-        verdict, reason = conclude(wrong, unsure, lost, matched, serdes_known=known)
-    named = {"begin": span.begin, "lost": lost, "indeterminate": unsure, "topic": source.topic}
+        verdict, reason = conclude(wrong, unsure, lost, matched, beyond=outcome.beyond, serdes_known=known)
+    named = {
+        "begin": span.begin,
+        "lost": lost,
+        "indeterminate": unsure,
+        "rows": matched + sum(counts.values()),
+        "position": at_rest.position.offset,
+        "beyond": outcome.beyond,
+        "topic": source.topic,
+    }
     shown = (
         ()
         if reason == "serdes-unknown"
@@ -369,6 +377,7 @@ def _summary_batch(facts: Facts, outcome: Outcome) -> pa.RecordBatch:
         "counts": outcome.counts,
         "log_digest": outcome.log_digest.hex(),
         "store_digest": outcome.store_digest.hex(),
+        "beyond": outcome.beyond,
     }
     cells: dict[str, list[Any]] = {name: [None] for name in OUT.names}
     cells |= {"partition": [facts.partition], "summary": [json.dumps(summary)]}
@@ -379,7 +388,7 @@ def _load(text: str) -> tuple[Facts, Outcome]:
     summary = json.loads(text)
     counts: dict[RowVerdict, int] = summary["counts"]
     digests = Digest.from_hex(summary["log_digest"]), Digest.from_hex(summary["store_digest"])
-    return Facts(**summary["facts"]), Outcome(summary["matched"], counts, [], *digests)
+    return Facts(**summary["facts"]), Outcome(summary["matched"], counts, [], *digests, beyond=summary["beyond"])
 
 
 def _found_batch(partition: int, found: Sequence[Found]) -> pa.RecordBatch:

@@ -22,7 +22,17 @@ from standfast.replication.source_records import as_logged
 from standfast.restore.compare import DIFFERENCES_MAX, Comparison, Difference, compare_rows
 from standfast.restore.digest import Digest, LogicalRow, digest_rows
 from standfast.restore.fold import Fold, fold_for
-from standfast.restore.judgement import REASONS, UNSURE, KeyFacts, RowVerdict, Verdict, conclude, deletes_expired, judge
+from standfast.restore.judgement import (
+    REASONS,
+    UNSURE,
+    KeyFacts,
+    RowVerdict,
+    Verdict,
+    conclude,
+    deletes_expired,
+    is_beyond,
+    judge,
+)
 from standfast.restore.spans import fetch_span
 from standfast.store.cut import Position
 from standfast.store.errors import StateLost, UnknownStore
@@ -234,6 +244,7 @@ def _compare(
     # All differences are needed, since compaction explains some of them; both sides are in memory or as small.
     compared = compare_rows(in_log, in_store, versioned=versioned, differences_max=2**62)
     judged: list[tuple[Difference, RowVerdict]] = []
+    beyond = 0
     if compared.mismatches:
         keys = {difference.key for difference in compared.differences}
         facts = _facts(target, reader, bounds, keys, records < position - bounds.begin, on_records)
@@ -242,7 +253,9 @@ def _compare(
         ]
         if any(verdict == "again" for _, verdict in judged):
             return None
-    return _conclude(target, bounds, records, compared, judged, (in_log.digest, in_store.digest), differences_max)
+        beyond = sum(is_beyond(verdict, one.key, facts) for one, verdict in judged)
+    digests = in_log.digest, in_store.digest
+    return _conclude(target, bounds, records, compared, judged, digests, differences_max, beyond)
 
 
 def _conclude(
@@ -253,6 +266,7 @@ def _conclude(
     judged: list[tuple[Difference, RowVerdict]],
     digests: tuple[Digest, Digest],
     differences_max: int,
+    beyond: int,
 ) -> StoreVerdict:
     unsure = [one for one, verdict in judged if verdict in UNSURE]
     wrong = [
@@ -263,12 +277,22 @@ def _conclude(
         counts[verdict] = counts.get(verdict, 0) + 1
     lost = counts.get("lost", 0)
     guessed = target.store.spec.from_source and not target.serdes_known
-    conclusion, reason = conclude(len(wrong), len(unsure), lost, compared.matched, serdes_known=not guessed)
+    conclusion, reason = conclude(
+        len(wrong), len(unsure), lost, compared.matched, beyond=beyond, serdes_known=not guessed
+    )
     if reason == "serdes-unknown":
         wrong = []
     assert target.position is not None
     position = target.position.offset
-    named = {"begin": bounds.begin, "lost": lost, "indeterminate": len(unsure), "topic": target.changelog.topic}
+    named = {
+        "begin": bounds.begin,
+        "lost": lost,
+        "indeterminate": len(unsure),
+        "rows": compared.matched + len(judged),
+        "position": position,
+        "beyond": beyond,
+        "topic": target.changelog.topic,
+    }
     explanation = REASONS[reason].format(**named) if reason else ""
     return StoreVerdict(
         store=target.store.name,

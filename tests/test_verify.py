@@ -228,6 +228,46 @@ def test_superseded_records_that_compaction_removed_leave_their_rows_indetermina
     assert {(row.kind, row.key) for row in found.differences} == {("missing", b"k4"), ("extra", b"never")}
 
 
+def test_position_that_is_too_low_is_different_and_the_rows_beyond_it_are_named(bench: Bench) -> None:
+    fill(bench).close()
+    with open_tasks([task for task in find_tasks(bench.root / "a", "app") if task.task == TASK]) as (opened,):
+        parts = {name: opened.part(name) for name in opened.definitions}
+        stores = {name: open_store(part.spec, part.rows) for name, part in parts.items()}
+        low = {name: position._replace(offset=3) for name, position in opened.cut.positions.items()}
+        found = verify_task(TASK, stores, low, bench.log, "app", now_ms=bench.clock.wall_ms())
+    for one in found:
+        assert (one.verdict, one.reason, one.matched, one.extra, one.indeterminate) == (
+            "different",
+            "beyond-position",
+            3,
+            2,
+            0,
+        )
+        assert [row.key[:2] for row in one.differences] == [b"k3", b"k4"]
+        assert "2 extra rows" in one.explanation and "position 3" in one.explanation
+
+
+def test_command_does_not_say_equal_without_the_rows_that_could_not_be_told(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(bench).close()
+    other = bench.active("b")
+    for number in (1, 2):
+        other.task(0).store("kv").put(f"k{number}", "newer")
+    other.task(0).commit()
+    assert bench.embedded.compact("app-kv-changelog", bench.clock.wall_ms()) == 2
+    assert main(command(bench)) == 0
+    printed = capsys.readouterr().out
+    assert "app: equal, but 2 rows could not be told" in printed
+    assert "2 of 5 rows could not be told" in printed
+    assert main(command(bench, "--json")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["indeterminate"] == 2
+    assert [one["reason"] for one in document["stores"] if one["store"] == "kv" and one["partition"] == 0] == [
+        "compacted-in-part"
+    ]
+
+
 def test_store_of_which_every_row_was_superseded_and_compacted_is_inconclusive(bench: Bench) -> None:
     fill(bench, 3).close()
     other = bench.active("b")
