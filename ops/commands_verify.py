@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from standfast.ops.offline import OfflineStores, OfflineTask
     from standfast.ops.output import Output
     from standfast.replication.log import Log
+    from standfast.restore.row_side import RowSide
     from standfast.restore.verify import RowDifference, StoreVerdict
     from standfast.store.task_stores import AnyStore
 
@@ -74,7 +75,9 @@ def add_on_spark(parser: argparse.ArgumentParser) -> None:
         "--report", metavar="FOLDER", help="on Spark: write summary.json, differences.parquet, report.html"
     )
     parser.add_argument(
-        "--include-values", action="store_true", help="on Spark: values in differences.parquet, not only hashes"
+        "--include-values",
+        action="store_true",
+        help="show values of rows that differ, and write them to the report; else their sizes and hashes only",
     )
     parser.add_argument(
         "--sample", type=float, default=1.0, metavar="SHARE", help="on Spark: only this share of the keys"
@@ -154,10 +157,12 @@ def show(verdicts: list[StoreVerdict], out: Output) -> None:
     for one in verdicts:
         if one.explanation:
             out.line(f"- {one.store}, partition {one.task.partition}: {one.explanation}")
+    from standfast.restore.report_parts import shown, side_text
+
     differing = [(one, row) for one in verdicts for row in one.differences]
     if differing:
         cells = [
-            (one.store, one.task.partition, row.kind, _text(row.key), _side(row.log), _side(row.store))
+            (one.store, one.task.partition, row.kind, shown(row.key), side_text(row.log), side_text(row.store))
             for one, row in differing
         ]
         out.table(("store", "partition", "row", "key", "in the log", "in the store"), cells, right=("partition",))
@@ -187,6 +192,7 @@ def _tasks(args: argparse.Namespace) -> list[OfflineTask]:
 def _verify(
     opened: list[OfflineStores], args: argparse.Namespace, log: Log, out: Output
 ) -> tuple[list[StoreVerdict], list[str]]:
+    from standfast.restore.row_side import VALUE_MAX_BYTES
     from standfast.restore.verify import verify_task
     from standfast.store.clock import SystemClock
 
@@ -210,6 +216,7 @@ def _verify(
                 one.task.app,
                 now_ms=now_ms,
                 differences_max=args.limit,
+                value_max=VALUE_MAX_BYTES if args.include_values else 0,
                 on_records=bar.advance,
                 serdes_unknown=[name for name in stores if one.custom_serdes(name)],
             )
@@ -294,8 +301,11 @@ def store_document(one: StoreVerdict) -> Json:
 def _difference(row: RowDifference) -> Json:
     from standfast.ops.text import bytes_text, hex_text
 
-    def side(found: tuple[int, bytes] | None) -> Json | None:
-        return None if found is None else {"timestamp": found[0], "value_hex": hex_text(found[1])}
+    def side(found: RowSide | None) -> Json | None:
+        if found is None:
+            return None
+        told = {"timestamp": found.timestamp, "value_bytes": found.value_bytes, "hash": found.hash_hex}
+        return told if found.value is None else told | {"value_hex": hex_text(found.value)}
 
     return {
         "row": row.kind,
@@ -304,16 +314,6 @@ def _difference(row: RowDifference) -> Json:
         "log": side(row.log),
         "store": side(row.store),
     }
-
-
-def _text(raw: bytes) -> str:
-    from standfast.ops.text import bytes_text
-
-    return bytes_text(raw)
-
-
-def _side(found: tuple[int, bytes] | None) -> str:
-    return "(absent)" if found is None else f"{_text(found[1])} @{found[0]}"
 
 
 def _offset(offset: int) -> int | None:

@@ -78,7 +78,7 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
         from standfast.restore.spark_report import write_report
 
         rows = [row for one in done for row in one.found]
-        write_report(Folder(args.report), summary, rows, values=args.include_values)
+        write_report(Folder(args.report), summary, rows)
     out.document(summary)
     show(verdicts, out)
     said = verdict_text(verdict, indeterminate(verdicts))
@@ -111,6 +111,8 @@ def _verify(
                         connector_options=options,
                         sample=args.sample,
                         digest_only=args.digest_only,
+                        include_values=args.include_values,
+                        shown_max=args.limit,
                         on_tasks=on_tasks,
                     )
                 )

@@ -11,6 +11,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from standfast.restore.judgement import verdict_text
+from standfast.restore.row_side import RowSide
 
 # What may become of a row, in the order in which a bar shows it.
 COUNTS = ("matched", "indeterminate", "missing", "extra", "different", "stale")
@@ -115,7 +116,14 @@ def differences(found: Sequence[Mapping[str, Any]], total: int) -> str:
     columns = [Column("store"), Column("partition", "number"), Column("row")]
     columns += [Column(head, "code") for head in ("key", "in the log", "in the store")]
     rows = [
-        (one["store"], one["partition"], one["row"], shown(one["key"]), _side(one["log"]), _side(one["store_row"]))
+        (
+            one["store"],
+            one["partition"],
+            one["row"],
+            shown(one["key"]),
+            side_text(one["log"]),
+            side_text(one["store_row"]),
+        )
         for one in found
     ]
     return f"<h2>Differences{of}</h2>" + table(columns, rows)
@@ -131,8 +139,10 @@ def shown(raw: bytes) -> str:
     cut = raw[:SHOWN_BYTES]
     try:
         text = cut.decode("utf-8")
-    except UnicodeDecodeError:
-        text = ""
+    except UnicodeDecodeError as error:
+        # Where the cut goes through a character, the rest is text all the same.
+        halved = len(raw) > SHOWN_BYTES and error.reason == "unexpected end of data"
+        text = cut[: error.start].decode("utf-8") if halved else ""
     if not text.isprintable() or (raw and not text):
         text = "0x" + cut.hex()
     return text + ("…" if len(raw) > SHOWN_BYTES else "")
@@ -182,7 +192,11 @@ def _known(verdict: str) -> str:
     return verdict if verdict in VERDICTS else ""
 
 
-def _side(side: tuple[int, bytes] | None) -> str:
+def side_text(side: RowSide | None) -> str:
+    """One side of a row for people: its value if it was kept, else how large it is and a hash."""
     if side is None:
         return "(absent)"
-    return shown(side[1]) + (f" @{side[0]}" if side[0] >= 0 else "")
+    text = f"{side.value_bytes:,} B #{side.hash_hex}"
+    if side.value is not None:
+        text = shown(side.value) + (f" ({side.value_bytes:,} B)" if side.value_bytes > SHOWN_BYTES else "")
+    return text + (f" @{side.timestamp}" if side.timestamp >= 0 else "")

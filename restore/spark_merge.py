@@ -28,6 +28,7 @@ from standfast.restore.compare import Kind
 from standfast.restore.digest import Digest, digest_rows, key_hash
 from standfast.restore.fold import versions_of
 from standfast.restore.judgement import UNSURE, KeyFacts, RowVerdict, is_beyond, judge
+from standfast.restore.row_side import RowSide, row_side
 from standfast.restore.spark_batches import SESSION_SUFFIX, WINDOW_SUFFIX, Facts, key_times, numbers
 from standfast.restore.spark_rows import HASH, differ, digest_of, joined, timestamp_bytes
 from standfast.store.segments import earliest_visible_ms
@@ -42,16 +43,19 @@ CHUNK_ROWS = 10_000
 SAMPLE_BITS = 0xFFFF
 DIFFERENCES_MAX = 10_000
 
+FOUND_BYTES = 32 << 20
+FOUND_OVERHEAD_BYTES = 512  # what a row that is kept takes beside its key and values
+
 Side = tuple[int, bytes] | None
 
 
 class Found(NamedTuple):
-    """One row that is not equal: each side as (timestamp, raw value) or None; `offset` of the log's record, or -1."""
+    """One row that is not equal; a side is None where it lacks the row. `offset` of the log's record, or -1."""
 
     kind: RowVerdict
     key: bytes
-    log: Side
-    store: Side
+    log: RowSide | None
+    store: RowSide | None
     offset: int = -1
 
 
@@ -69,12 +73,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to look: `last` look, rows of the sample only (of 65,536 parts), how many differences to keep."""
+    """How to look: `last` look, rows of the sample only (of 65,536 parts), how many differences to keep.
+
+    `found_bytes` bounds what these take, `value_max` how much of each value is kept (0: nothing).
+    """
 
     limit: int
     last: bool = False
     sample: int = SAMPLE_BITS + 1
     differences_max: int = DIFFERENCES_MAX
+    found_bytes: int = FOUND_BYTES
+    value_max: int = 0
     digest_only: bool = False
 
 
@@ -97,6 +106,7 @@ class _Tally:
         self.settings = settings
         self._keys = keys
         self._versioned = versioned
+        self._left_bytes = settings.found_bytes
 
     def same(self, digest: Digest) -> None:
         """Rows that are equal on both sides."""
@@ -118,8 +128,17 @@ class _Tally:
                 outcome.log_digest += digest_rows([(key, *log)])
             if store is not None:
                 outcome.store_digest += digest_rows([(key, *store)])
-            if len(outcome.found) < self.settings.differences_max:
-                outcome.found.append(Found(verdict, key, log, store, offset))
+            self._keep(verdict, key, log, store, offset)
+
+    def _keep(self, verdict: RowVerdict, key: bytes, log: Side, store: Side, offset: int) -> None:
+        """The first rows only: they go to the driver, which has the rows of all tasks."""
+        found, value_max = self.outcome.found, self.settings.value_max
+        if len(found) >= self.settings.differences_max or self._left_bytes <= 0:
+            return
+        one = Found(verdict, key, row_side(key, log, value_max), row_side(key, store, value_max), offset)
+        found.append(one)
+        values = sum(len(side.value or b"") for side in (one.log, one.store) if side is not None)
+        self._left_bytes -= FOUND_OVERHEAD_BYTES + len(key) + values
 
 
 class _Merge:

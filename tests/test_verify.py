@@ -19,6 +19,7 @@ import standfast as sf
 from standfast.ops.cli import main
 from standfast.ops.offline import find_tasks, open_tasks
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.restore.digest import row_hash
 from standfast.restore.verify import StoreVerdict, committed_views, verify_task
 from standfast.store.kinds import open_store
 from standfast.store.rocks import RocksEngine, RocksShared
@@ -172,7 +173,9 @@ def test_wrong_timestamp_alone_is_a_different_row(bench: Bench) -> None:
     fill(bench).close()
     damage(bench, lambda engine: engine.write({"kv": {b"k3": TIMESTAMP.pack(7) + b"v"}}))
     (row,) = verify(bench)["kv"].differences
-    assert (row.kind, row.log, row.store) == ("different", (START_MS + 3, b"v"), (7, b"v"))
+    assert row.log is not None and row.store is not None
+    assert (row.kind, row.log[:3], row.store[:3]) == ("different", (START_MS + 3, b"v", 1), (7, b"v", 1))
+    assert row.log.hash == row_hash(b"k3", START_MS + 3, b"v") != row.store.hash
 
 
 @pytest.mark.parametrize("store", KINDS)
@@ -394,11 +397,30 @@ def test_command_tells_differences_with_exit_code_1(bench: Bench, capsys: pytest
     (store,) = (one for one in document["stores"] if one["verdict"] == "different")
     extra, missing = store["differences"]
     assert (extra["row"], extra["key_hex"], extra["log"]) == ("extra", "0xff", None)
-    assert extra["store"] == {"timestamp": 1, "value_hex": "0x76"}
+    hashed = f"{row_hash(bytes([0xFF]), 1, b'v'):016x}"
+    assert extra["store"] == {"timestamp": 1, "value_bytes": 1, "hash": hashed}
     assert (missing["row"], missing["key"], missing["store"]) == ("missing", "k3", None)
     assert main(command(bench, "--limit", "1")) == 1
     shown = capsys.readouterr()
     assert "0xff" in shown.out and "(absent)" in shown.out and "raise --limit" in shown.err
+
+
+def test_command_shows_values_only_where_they_are_asked_for_and_cut(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(bench).close()
+    secret = b"secret" * 2_000
+    damage(bench, lambda engine: engine.write({"kv": {b"k3": TIMESTAMP.pack(1) + secret}}))
+    for options in ((), ("--json",)):
+        assert main(command(bench, "--store", "kv", *options)) == 1
+        printed = capsys.readouterr().out
+        assert "secret" not in printed and secret[:6].hex() not in printed
+    assert main(command(bench, "--store", "kv", "--include-values")) == 1
+    printed = capsys.readouterr().out
+    assert "secretsecret" in printed.replace("\n", "") and len(printed) < 4_000
+    assert main(command(bench, "--store", "kv", "--include-values", "--json")) == 1
+    (row,) = next(one for one in json.loads(capsys.readouterr().out)["stores"] if one["differences"])["differences"]
+    assert (row["store"]["value_hex"], row["store"]["value_bytes"]) == ("0x" + secret[:4096].hex(), 12_000)
 
 
 def test_command_tells_inconclusive_with_exit_code_3(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

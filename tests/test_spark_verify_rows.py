@@ -1,0 +1,104 @@
+"""What a task of a verify keeps and tells the driver, without Spark: bounded, and without values unless asked.
+
+Rules of this file: Arrow batches and stores in memory; no Spark is started.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fix_stores import keyvalue
+from spark_folds import sorted_batches
+from test_spark_fold import shape_of
+
+from standfast.replication.log import Record
+from standfast.restore.at_rest import view
+from standfast.restore.digest import row_hash
+from standfast.restore.judgement import KeyFacts
+from standfast.restore.report_parts import SHOWN_BYTES, shown, side_text
+from standfast.restore.row_side import row_side
+from standfast.restore.spark_merge import FOUND_OVERHEAD_BYTES, Found, Outcome, Settings, merge_partition
+from standfast.restore.spark_report import differences_table
+from standfast.restore.spark_rows import partitions_of
+from standfast.restore.spark_verify_rows import OUT, found_batch, load_found, load_summary, summary_batch
+from standfast.store.cut import StoreTimes
+from standfast.store.memory import MemoryEngine
+
+SPEC = keyvalue(timestamped=False)
+VALUE = b"secret" * 1_000
+
+
+class Row(SimpleNamespace):
+    """A row as Spark gives it."""
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+def merged(records: list[Record], **settings: Any) -> Outcome:
+    """The merge of these records with an empty store."""
+    engine = MemoryEngine()
+    engine.create_family(SPEC.name)
+    facts, own = next(partitions_of(sorted_batches(shape_of(SPEC, 10_000), 0, records)))
+    store = view(engine, SPEC, StoreTimes())
+    return merge_partition(own, store, facts, KeyFacts(0, compacted=False), Settings(10_000, last=True, **settings))
+
+
+def many(count: int) -> list[Record]:
+    return [Record(number, 0, b"k%03d" % number, VALUE) for number in range(count)]
+
+
+@pytest.mark.parametrize("value_max", [0, 100])
+def test_differences_leave_a_task_with_size_and_hash_and_the_bytes_that_were_asked_for(value_max: int) -> None:
+    outcome = merged(many(3), value_max=value_max)
+    batch = found_batch(7, outcome.found)
+    assert batch.schema == OUT
+    back = [load_found(Row(**one)) for one in batch.to_pylist()]
+    assert back == outcome.found
+    side = back[0].log
+    assert side is not None
+    kept = VALUE[:value_max] if value_max else None
+    assert side == (-1, kept, len(VALUE), row_hash(b"k000", -1, VALUE))
+    assert (b"secret" in batch.serialize().to_pybytes()) == bool(value_max)
+    (first, *_) = differences_table([("kv", 7, one) for one in back]).to_pylist()
+    assert (first["log_value_bytes"], first["log_hash"], first["log_value"]) == (len(VALUE), side.hash, kept)
+
+
+def test_what_a_task_keeps_is_bounded_by_rows_and_by_bytes_and_counted_whole() -> None:
+    assert [one.key for one in merged(many(50), differences_max=3).found] == [b"k000", b"k001", b"k002"]
+    few = merged(many(50), found_bytes=10 * FOUND_OVERHEAD_BYTES)
+    assert len(few.found) == 10
+    assert few.counts == {"missing": 50}
+    assert len(merged(many(50), found_bytes=10_000, value_max=4_096).found) == 3
+
+
+def test_summary_comes_back_as_it_was() -> None:
+    outcome = merged(many(2))
+    outcome.beyond = 1
+    facts, _ = next(partitions_of(sorted_batches(shape_of(SPEC, 9), 0, many(2))))
+    (row,) = summary_batch(facts, outcome).to_pylist()
+    found, back = load_summary(row["summary"])
+    assert (found, back.counts, back.matched, back.beyond) == (facts, outcome.counts, outcome.matched, 1)
+    assert (back.log_digest, back.store_digest) == (outcome.log_digest, outcome.store_digest)
+
+
+def test_side_is_shown_without_its_value_unless_it_was_kept_and_cut() -> None:
+    assert side_text(None) == "(absent)"
+    assert side_text(row_side(b"k", (5, VALUE), 0)) == f"6,000 B #{row_hash(b'k', 5, VALUE):016x} @5"
+    whole = side_text(row_side(b"k", (5, VALUE), None))
+    assert whole.startswith("secretsecret") and whole.endswith("… (6,000 B) @5") and len(whole) < SHOWN_BYTES + 30
+    assert side_text(row_side(b"k", (-1, b"v"), None)) == "v"
+
+
+def test_text_that_is_cut_within_a_character_is_shown_as_text() -> None:
+    assert shown(b"a" * (SHOWN_BYTES - 1) + "é".encode()) == "a" * (SHOWN_BYTES - 1) + "…"
+    assert shown(b"\xff" * 200).startswith("0xffff")
+
+
+def test_first_differences_are_the_first_keys() -> None:
+    assert merged(many(2)).found == [
+        Found("missing", b"k000", row_side(b"k000", (-1, VALUE), 0), None, 0),
+        Found("missing", b"k001", row_side(b"k001", (-1, VALUE), 0), None, 1),
+    ]
