@@ -28,7 +28,7 @@ from standfast.restore.row_side import VALUE_MAX_BYTES
 from standfast.restore.spark_batches import Facts, StoreShape, numbers
 from standfast.restore.spark_frames import Mapper, OnTasks, Reading, run_partitions
 from standfast.restore.spark_merge import SAMPLE_BITS, Found, Outcome, Settings, merge_partition
-from standfast.restore.spark_places import Place, open_place, stores_in
+from standfast.restore.spark_places import Place, open_place, stores_of
 from standfast.restore.spark_rows import Counts, fold_rows, partitions_of
 from standfast.restore.spark_source import SourceName
 from standfast.restore.spark_verify_rows import (
@@ -105,8 +105,8 @@ def stored_stores(places: Sequence[Place], name: str | None = None) -> dict[str,
     """Logged stores of these places, by name and partition. Raises UnknownStore, InvalidRequest for a mixed lot."""
     found: dict[str, dict[int, StoredAt]] = {}
     definitions: dict[str, Mapping[str, Any]] = {}
-    for place in places:
-        for store, at_rest in stores_in(place).items():
+    for place, at_place in stores_of(places):
+        for store, at_rest in at_place.items():
             kept = at_rest.definition["logging"] and at_rest.definition.get("engine") != "memory"
             if name not in (None, store) or not kept:
                 continue
@@ -130,23 +130,22 @@ def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -
     info = log.admin.describe_topic(topic)
     untold: list[StoreVerdict] = []
     ranges: dict[int, Bounds] = {}
+    asked = [number for number, at in stored.items() if not mismatch(at.position, info, number, None)]
     reader = log.reader()
     try:
-        for partition, at_rest in sorted(stored.items()):
-            source = TopicPartition(topic, partition)
-            reason, bounds = mismatch(at_rest.position, info, partition, None), None
-            if not reason:
-                bounds = reader.bounds([source])[source]
-                reason = mismatch(at_rest.position, info, partition, bounds)
-            if reason:
-                task, observed_ms = at_rest.place.task, at_rest.times.observed_ms
-                untold.append(
-                    inconclusive(spec, task, source, reason, at_rest.position, bounds, observed_ms=observed_ms)
-                )
-            elif bounds is not None:
-                ranges[partition] = bounds
+        # All in one question: a topic may have a thousand partitions.
+        bounds = reader.bounds([TopicPartition(topic, number) for number in sorted(asked)]) if asked else {}
     finally:
         reader.close()
+    for partition, at_rest in sorted(stored.items()):
+        source = TopicPartition(topic, partition)
+        span = bounds.get(source)
+        reason = mismatch(at_rest.position, info, partition, span)
+        if reason:
+            task, observed_ms = at_rest.place.task, at_rest.times.observed_ms
+            untold.append(inconclusive(spec, task, source, reason, at_rest.position, span, observed_ms=observed_ms))
+        elif span is not None:
+            ranges[partition] = span
     what = None
     if info is not None and ranges:
         ends = {number: span.end for number, span in ranges.items()}
