@@ -39,7 +39,10 @@ from standfast.store.value_timestamp import TIMESTAMP
 from standfast.store.versioned import versions_in
 from standfast.store.versioned_row import LATEST_PREFIX, segment_prefix
 
-CHUNK_ROWS = 10_000
+# Of the store's rows that are looked at together: somewhat more than a batch of the log has, which then goes in one.
+CHUNK_BYTES = 32 << 20
+CHUNK_ROWS = 12_000
+STEP_ROWS = 64
 SAMPLE_BITS = 0xFFFF
 DIFFERENCES_MAX = 10_000
 
@@ -75,7 +78,8 @@ class Outcome:
 class Settings:
     """How to look: `last` look, rows of the sample only (of 65,536 parts), how many differences to keep.
 
-    `found_bytes` bounds what these take, `value_max` how much of each value is kept (0: nothing).
+    `found_bytes` bounds what these take, `value_max` how much of each value is kept (0: nothing). `chunk_bytes` bounds
+    the rows of the store that are looked at together.
     """
 
     limit: int
@@ -84,6 +88,7 @@ class Settings:
     differences_max: int = DIFFERENCES_MAX
     found_bytes: int = FOUND_BYTES
     value_max: int = 0
+    chunk_bytes: int = CHUNK_BYTES
     digest_only: bool = False
 
 
@@ -146,7 +151,7 @@ class _Merge:
 
     def __init__(self, store: AnyStore, observed_ms: int, tally: _Tally, settings: Settings) -> None:
         self._spec: StoreSpec = store.spec
-        self._rows = _StoreSide(_latest_rows(store, settings))
+        self._rows = _StoreSide(_latest_rows(store, settings), settings.chunk_bytes)
         self._tally = tally
         self._limit = settings.limit
         self._held: pa.RecordBatch | None = None  # of the last key, which may go on in the next batch
@@ -182,6 +187,19 @@ class _Merge:
         return batch if kept.all() else batch.filter(pa.array(kept))
 
     def _compare(self, batch: pa.RecordBatch) -> None:
+        last = batch.column("key")[-1].as_py()
+        while True:
+            their_keys, their_rows, whole = self._rows.up_to(last)
+            if whole:
+                self._compare_part(batch, their_keys, their_rows)
+                return
+            # The store has more rows between these keys than are held at once: the log's up to the last of them first.
+            at = bisect_right(batch.column("key").to_pylist(), their_keys[-1])
+            self._compare_part(batch.slice(0, at), their_keys, their_rows)
+            batch = batch.slice(at)
+
+    def _compare_part(self, batch: pa.RecordBatch, their_keys: list[bytes], their_rows: list[bytes]) -> None:
+        """Records of the log, and the store's rows of the same range of keys."""
         below = numbers(batch, "offset") < self._limit
         newest = batch if below.all() else batch.filter(pa.array(below))
         alive = newest if not newest.column("value").null_count else newest.filter(newest.column("value").is_valid())
@@ -189,7 +207,6 @@ class _Merge:
             visible = key_times(alive.column("key"), self._suffix) >= self._visible_from
             alive = alive if visible.all() else alive.filter(pa.array(visible))
         keys, rows = alive.column("key").to_pylist(), self._encode(alive)
-        their_keys, their_rows = self._rows.up_to(batch.column("key")[-1].as_py())
         if keys == their_keys and rows == their_rows:
             self._tally.same(digest_of(alive.column(HASH)))
             return
@@ -233,25 +250,34 @@ class _Merge:
 
 
 class _StoreSide:
-    """Rows of the store in key order, taken in chunks."""
+    """Rows of the store in key order, taken in chunks of bounded rows and bytes."""
 
-    def __init__(self, rows: Iterator[tuple[bytes, bytes]]) -> None:
+    def __init__(self, rows: Iterator[tuple[bytes, bytes]], bytes_max: int) -> None:
         self._rows = rows
+        self._bytes_max = bytes_max
         self._keys: list[bytes] = []
         self._values: list[bytes] = []
+        self._ended = False
 
-    def up_to(self, last: bytes) -> tuple[list[bytes], list[bytes]]:
-        """All rows that were not taken yet with key <= last."""
-        while not self._keys or self._keys[-1] <= last:
-            chunk = list(islice(self._rows, CHUNK_ROWS))
-            if not chunk:
-                break
-            self._keys += map(itemgetter(0), chunk)
-            self._values += map(itemgetter(1), chunk)
+    def up_to(self, last: bytes) -> tuple[list[bytes], list[bytes], bool]:
+        """Rows that were not taken yet with key <= last, and whether these are all; else there is at least one."""
+        self._fill()
+        whole = self._ended or self._keys[-1] > last
         at = bisect_right(self._keys, last)
         keys, values = self._keys[:at], self._values[:at]
         del self._keys[:at], self._values[:at]
-        return keys, values
+        return keys, values, whole
+
+    def _fill(self) -> None:
+        """What is held is never more than a chunk and a step: rows may be of any size."""
+        size = sum(map(len, self._values))
+        while not self._ended and len(self._keys) < CHUNK_ROWS and size < self._bytes_max:
+            step = list(islice(self._rows, STEP_ROWS))
+            self._ended = len(step) < STEP_ROWS
+            self._keys += map(itemgetter(0), step)
+            values = list(map(itemgetter(1), step))
+            size += sum(map(len, values))
+            self._values += values
 
     def rest(self) -> Iterator[tuple[bytes, bytes]]:
         """What is left."""

@@ -32,6 +32,8 @@ INSTALL = "pip install 'standfast[spark]'"
 JAVA_MAJORS = (17, 21)  # what Spark 4 is built and tested for
 STDERR_LINES = 15
 PROBES_MAX = 64
+BATCH_ROWS = 10_000
+BATCH_BYTES = 16 << 20
 ARTIFACTS = Path("artifacts")  # where Spark keeps what users add to a session, relative to where it was started
 LOG4J = """rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = console
@@ -51,8 +53,9 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
-    # Rows, not bytes, bound a batch on its way to Python: see `batch_rows`.
+    # Bytes bound a batch on its way to Python only in some of Spark's operators, rows in all: see `batch_rows`.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(BATCH_BYTES),
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
     "spark.python.worker.reuse": "true",
 }
@@ -207,8 +210,8 @@ def executor_error(error: Exception) -> BadConfig | Unavailable:
 
 
 def batch_rows(average_bytes: float) -> int:
-    """Rows of an Arrow batch, so that it stays near 16 MiB: Spark bounds batches by rows only."""
-    return max(64, min(10_000, int((16 << 20) / max(average_bytes, 1.0))))
+    """Rows of an Arrow batch, so that it stays near 16 MiB: Spark bounds batches by rows."""
+    return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(average_bytes, 1.0))))
 
 
 def first_line(error: BaseException) -> str:

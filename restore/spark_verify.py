@@ -23,7 +23,7 @@ from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.restore.compare import DIFFERENCES_MAX
 from standfast.restore.digest import digest_rows, key_hash
 from standfast.restore.judgement import REASONS, KeyFacts, conclude, deletes_expired
-from standfast.restore.preflight import Preflight
+from standfast.restore.preflight import Preflight, average_bytes
 from standfast.restore.row_side import VALUE_MAX_BYTES
 from standfast.restore.spark_batches import Facts, StoreShape, numbers
 from standfast.restore.spark_frames import Mapper, OnTasks, Reading, run_partitions
@@ -135,21 +135,22 @@ def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -
     try:
         # All in one question: a topic may have a thousand partitions.
         bounds = reader.bounds([TopicPartition(topic, number) for number in sorted(asked)]) if asked else {}
+        for partition, at_rest in sorted(stored.items()):
+            source = TopicPartition(topic, partition)
+            span = bounds.get(source)
+            reason = mismatch(at_rest.position, info, partition, span)
+            if reason:
+                task, observed_ms = at_rest.place.task, at_rest.times.observed_ms
+                untold.append(inconclusive(spec, task, source, reason, at_rest.position, span, observed_ms=observed_ms))
+            elif span is not None:
+                ranges[partition] = span
+        average = average_bytes(reader, topic, ranges)
     finally:
         reader.close()
-    for partition, at_rest in sorted(stored.items()):
-        source = TopicPartition(topic, partition)
-        span = bounds.get(source)
-        reason = mismatch(at_rest.position, info, partition, span)
-        if reason:
-            task, observed_ms = at_rest.place.task, at_rest.times.observed_ms
-            untold.append(inconclusive(spec, task, source, reason, at_rest.position, span, observed_ms=observed_ms))
-        elif span is not None:
-            ranges[partition] = span
     what = None
     if info is not None and ranges:
         ends = {number: span.end for number, span in ranges.items()}
-        what = Preflight(log.address, app, spec, info, ranges, ends, 0.0)
+        what = Preflight(log.address, app, spec, info, ranges, ends, average)
     return StorePlan(app, spec, definition, info, stored, what, tuple(untold))
 
 

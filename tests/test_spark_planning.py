@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 from fix_stores import keyvalue
 
-from standfast.replication.log import Log, TopicPolicy
+from standfast.replication.log import Log, Outgoing, TopicPolicy
+from standfast.replication.offsets import TopicPartition
 from standfast.replication.open_log import open_log
 from standfast.restore.digest import Digest
 from standfast.restore.manifest import FILE_NAME, Made, Manifest, ManifestFile, ManifestPartition, dump_manifest
+from standfast.restore.preflight import preflight
 from standfast.restore.spark_places import manifest_places
+from standfast.restore.spark_session import BATCH_BYTES, BATCH_ROWS, batch_rows
 from standfast.restore.spark_verify import plan_verify, stored_stores
 
 PARTITIONS, FILES = 1_000, 16
@@ -77,3 +80,23 @@ def test_partitions_that_the_log_cannot_speak_for_are_left_out_and_the_others_ar
     plan = plan_verify(log, "app", SPEC.name, stored[SPEC.name])
     assert plan.what is not None and sorted(plan.what.ranges) == [0, 1]
     assert [(one.task.partition, one.reason) for one in plan.untold] == [(2, "topic-missing")]
+
+
+def test_batches_are_planned_by_the_largest_records_that_were_looked_at(log: Log, tmp_path: Path) -> None:
+    info = log.admin.create_topic(SPEC.changelog_of("app"), 1, TopicPolicy(frozenset({"compact"})))
+    source = TopicPartition(info.name, 0)
+    small = [Outgoing(b"k%d" % number, b"v", 1) for number in range(600)]
+    log.producer().append({source: small})
+    snapshot(tmp_path / "snapshot", info.topic_id)
+
+    def planned() -> int:
+        stored = stored_stores(manifest_places(str(tmp_path / "snapshot"))[:1])
+        plan = plan_verify(log, "app", SPEC.name, stored[SPEC.name])
+        assert plan.what is not None
+        assert plan.what.average_bytes == preflight(log, "app", SPEC).average_bytes
+        return batch_rows(plan.what.average_bytes)
+
+    assert planned() == BATCH_ROWS
+    # Records that grew, long after the first one: a batch of 10,000 of them would take a gigabyte.
+    log.producer().append({source: [Outgoing(b"k%d" % number, bytes(100_000), 1) for number in range(200)]})
+    assert planned() * 100_000 <= BATCH_BYTES

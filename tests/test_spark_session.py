@@ -49,4 +49,4 @@ def test_versions_that_do_not_go_together_are_told_with_the_line_that_installs_o
 
 
 def test_batches_have_fewer_rows_where_records_are_large() -> None:
-    assert [batch_rows(size) for size in (0.0, 100.0, 16_384.0, 1e6, 1e9)] == [10_000, 10_000, 1_024, 64, 64]
+    assert [batch_rows(size) for size in (0.0, 100.0, 16_384.0, 1e6, 1e9)] == [10_000, 10_000, 1_024, 16, 1]

@@ -5,6 +5,9 @@ Rules of this file: Arrow batches and stores in memory; no Spark is started.
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +27,9 @@ from standfast.restore.spark_report import differences_table
 from standfast.restore.spark_rows import partitions_of
 from standfast.restore.spark_verify_rows import OUT, found_batch, load_found, load_summary, summary_batch
 from standfast.store.cut import StoreTimes
+from standfast.store.engine import Engine
 from standfast.store.memory import MemoryEngine
+from standfast.store.rocks import RocksEngine, RocksShared
 
 SPEC = keyvalue(timestamped=False)
 VALUE = b"secret" * 1_000
@@ -44,6 +49,56 @@ def merged(records: list[Record], **settings: Any) -> Outcome:
     facts, own = next(partitions_of(sorted_batches(shape_of(SPEC, 10_000), 0, records)))
     store = view(engine, SPEC, StoreTimes())
     return merge_partition(own, store, facts, KeyFacts(0, compacted=False), Settings(10_000, last=True, **settings))
+
+
+def compared(records: list[Record], rows: dict[bytes, bytes], **settings: Any) -> Outcome:
+    """The merge of these records, in one batch, with a store of these rows."""
+    engine = MemoryEngine()
+    engine.create_family(SPEC.name)
+    engine.write({SPEC.name: rows})
+    return run(records, engine, **settings)
+
+
+def run(records: list[Record], engine: Engine, **settings: Any) -> Outcome:
+    facts, own = next(partitions_of(sorted_batches(shape_of(SPEC, 10_000), 0, records, rows=10_000)))
+    keys = KeyFacts(0, compacted=False)
+    return merge_partition(own, view(engine, SPEC, StoreTimes()), facts, keys, Settings(10_000, last=True, **settings))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_verdicts_do_not_depend_on_how_many_rows_are_held_at_once(seed: int) -> None:
+    rng = random.Random(seed)
+    keys = [b"k%04d" % number for number in range(700)]
+    logged = {key: b"v" for key in keys if rng.random() < (0.01, 0.5, 1)[seed % 3]}
+    rows = {key: rng.choice((b"v", b"v", b"x")) for key in keys if rng.random() < (1, 0.9, 0.1)[seed % 3]}
+    records = [Record(number, 0, key, value) for number, (key, value) in enumerate(logged.items())]
+    whole, pieces = compared(records, rows), compared(records, rows, chunk_bytes=1)
+    assert pieces == whole
+    assert whole.counts == {
+        kind: count
+        for kind, count in (
+            ("missing", len(logged.keys() - rows.keys())),
+            ("extra", len(rows.keys() - logged.keys())),
+            ("different", sum(rows.get(key, value) != value for key, value in logged.items())),
+        )
+        if count
+    }
+
+
+def test_rows_of_the_store_between_two_records_are_not_all_held(tmp_path: Path) -> None:
+    size, count = 20_000, 2_000
+    engine = RocksEngine(tmp_path / "rows", shared=RocksShared(8 << 20))
+    engine.create_family(SPEC.name)
+    for at in range(0, count, 100):
+        engine.write({SPEC.name: {b"k%04d" % number: bytes(size) for number in range(at, at + 100)}})
+    records = [Record(0, 0, b"a", b"v"), Record(1, 0, b"z", b"v")]
+    tracemalloc.start()
+    outcome = run(records, engine, chunk_bytes=1 << 20)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    engine.close()
+    assert outcome.counts == {"missing": 2, "extra": count}
+    assert peak < size * count / 2, f"{peak / 1e6:.0f} MB"
 
 
 def many(count: int) -> list[Record]:
