@@ -207,12 +207,12 @@ def _sessions(at_rest: StoreAtRest, spec: SessionStore, filters: Filters) -> Fou
 
 
 def _versions(at_rest: StoreAtRest, spec: VersionedStore, filters: Filters) -> Found:
-    kept_after = at_rest.times.observed_ms - spec.history_retention_ms
     first, last = _times(filters)
     if filters.as_of is not None:
-        if filters.as_of < kept_after:
-            return
         first = last = filters.as_of
+    # As the store answers: the latest version is told at any time, ended ones only where history still reaches.
+    ended_from = max(first, at_rest.times.observed_ms - spec.history_retention_ms)
+    ended_too = ended_from <= last
     bounds: tuple[bytes | None, bytes | None] = (None, None)
     for rows in _scan(at_rest, [spec.name], *bounds):
         found = [
@@ -220,9 +220,7 @@ def _versions(at_rest: StoreAtRest, spec: VersionedStore, filters: Filters) -> F
             for row_key, row in rows
             if filters.takes(row_key[8:])
             for value, valid_from, valid_to in _versions_of(row_key, row)
-            if value is not None
-            and valid_from <= last
-            and (valid_to is None or (valid_to > kept_after and valid_to > first))
+            if value is not None and valid_from <= last and (valid_to is None or (ended_too and valid_to > ended_from))
         ]
         if found:
             keys, froms, tos, values = turned(found)
