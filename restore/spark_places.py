@@ -38,12 +38,17 @@ PlaceKind = Literal["task", "manifest"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One task's state."""
+    """One task's state. A folder's address is absolute: tasks of Spark run in folders of their own."""
 
     app: str
     task: TaskId
     address: str
     kind: PlaceKind = "task"
+
+    def __post_init__(self) -> None:
+        """Here, and not in the task: that is where a relative path means what the user meant."""
+        if "://" not in self.address:
+            object.__setattr__(self, "address", str(Path(self.address).absolute()))
 
 
 @contextmanager

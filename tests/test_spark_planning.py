@@ -7,6 +7,7 @@ be busy.
 from __future__ import annotations
 
 import hashlib
+import pickle
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,12 @@ import pytest
 from fix_stores import keyvalue
 
 from standfast.replication.log import Log, Outgoing, TopicPolicy
-from standfast.replication.offsets import TopicPartition
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.open_log import open_log
 from standfast.restore.digest import Digest
 from standfast.restore.manifest import FILE_NAME, Made, Manifest, ManifestFile, ManifestPartition, dump_manifest
 from standfast.restore.preflight import preflight
-from standfast.restore.spark_places import manifest_places
+from standfast.restore.spark_places import Place, manifest_places
 from standfast.restore.spark_session import BATCH_BYTES, BATCH_ROWS, batch_rows
 from standfast.restore.spark_verify import plan_verify, stored_stores
 
@@ -100,3 +101,16 @@ def test_batches_are_planned_by_the_largest_records_that_were_looked_at(log: Log
     # Records that grew, long after the first one: a batch of 10,000 of them would take a gigabyte.
     log.producer().append({source: [Outgoing(b"k%d" % number, bytes(100_000), 1) for number in range(200)]})
     assert planned() * 100_000 <= BATCH_BYTES
+
+
+def test_place_keeps_the_folder_that_a_relative_path_means_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = Place("app", TaskId(0, 1), "state/app/0_1")
+    elsewhere = tmp_path / "executor"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    sent = pickle.loads(pickle.dumps(place))
+    assert (sent.address, place.address) == (str(tmp_path / "state/app/0_1"),) * 2
+    assert Place("app", TaskId(0, 1), "s3://bucket/state").address == "s3://bucket/state"
