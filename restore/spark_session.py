@@ -87,12 +87,27 @@ class SparkPlace:
 
 
 def submitted() -> bool:
-    """Whether spark-submit, or an address of Spark Connect, has settled where this runs."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
+    """Whether spark-submit has settled where this runs."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def check_not_remote(master: str | None = None) -> None:
+    """Raise BadConfig for Spark Connect, whose sessions lack what progress and the look at executors need."""
+    remote = f"--master {master}" if (master or "").startswith("sc://") else ""
+    if not remote and os.environ.get("SPARK_REMOTE"):
+        remote = f"SPARK_REMOTE={os.environ['SPARK_REMOTE']}"
+    if remote:
+        raise BadConfig(
+            [
+                f"{remote} asks for Spark Connect, which standfast does not run on: leave it out, and name the cluster "
+                "with --master spark://host:7077 (yarn, k8s://...) or start this with spark-submit"
+            ]
+        )
 
 
 def check_libraries() -> None:
-    """Raise BadConfig, with the line that repairs it, if a library of the extra is missing or not the right one."""
+    """Raise BadConfig, with what repairs it, for a library of the extra that is missing or wrong, or a remote Spark."""
+    check_not_remote()
     found: dict[str, str] = {}
     missing = []
     for name in ("pyspark", "pyarrow", "pandas"):
@@ -125,6 +140,7 @@ def library_problems(versions: Mapping[str, str]) -> list[str]:
 def open_session(name: str, place: SparkPlace) -> SparkSession:
     """A session. Raises BadConfig for what cannot work, Unavailable if it does not start."""
     check_libraries()
+    check_not_remote(place.master)
     if place.java_major and place.java_major < JAVA_MAJORS[0]:
         raise BadConfig([_wrong_java(place.java_major)])
     from pyspark.sql import SparkSession
