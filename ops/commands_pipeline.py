@@ -269,7 +269,7 @@ def _show(done: PipelineDone, summary: Json, out: Output) -> None:
         "kind",
         "verdict",
         "records",
-        "keys",
+        "keys, about",
         "rows",
         "files",
         "MB",

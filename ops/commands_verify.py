@@ -157,12 +157,19 @@ def show(verdicts: list[StoreVerdict], out: Output) -> None:
     for one in verdicts:
         if one.explanation:
             out.line(f"- {one.store}, partition {one.task.partition}: {one.explanation}")
-    from standfast.restore.report_parts import shown, side_text
+    from standfast.restore.report_parts import key_text, side_text
 
     differing = [(one, row) for one in verdicts for row in one.differences]
     if differing:
         cells = [
-            (one.store, one.task.partition, row.kind, shown(row.key), side_text(row.log), side_text(row.store))
+            (
+                one.store,
+                one.task.partition,
+                row.kind,
+                key_text(one.kind, row.key),
+                side_text(row.log),
+                side_text(row.store),
+            )
             for one, row in differing
         ]
         out.table(("store", "partition", "row", "key", "in the log", "in the store"), cells, right=("partition",))
@@ -293,13 +300,14 @@ def store_document(one: StoreVerdict) -> Json:
         **{count: getattr(one, count) for count in COUNTS},
         "log_digest": one.log_digest.hex(),
         "store_digest": one.store_digest.hex(),
-        "differences": [_difference(row) for row in one.differences],
+        "differences": [_difference(one.kind, row) for row in one.differences],
         "truncated": one.truncated,
     }
 
 
-def _difference(row: RowDifference) -> Json:
+def _difference(kind: str, row: RowDifference) -> Json:
     from standfast.ops.text import bytes_text, hex_text
+    from standfast.restore.report_parts import key_text
 
     def side(found: RowSide | None) -> Json | None:
         if found is None:
@@ -309,7 +317,7 @@ def _difference(row: RowDifference) -> Json:
 
     return {
         "row": row.kind,
-        "key": bytes_text(row.key),
+        "key": key_text(kind, row.key) if kind in ("window", "session") else bytes_text(row.key),
         "key_hex": hex_text(row.key),
         "log": side(row.log),
         "store": side(row.store),

@@ -82,6 +82,8 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
     out.document(summary)
     show(verdicts, out)
     said = verdict_text(verdict, indeterminate(verdicts))
+    if args.sample < 1:
+        said += f", of a sample of {args.sample:.4%} of the keys"
     out.line(f"{places[0].app}: {said}" + (f" (report: {args.report})" if args.report else ""))
     return EXIT_CODES[verdict]
 

@@ -7,11 +7,14 @@ screens and paper, and shows bytes as text where they are text and else in hex. 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from typing import Any, NamedTuple
 
 from standfast.restore.judgement import verdict_text
 from standfast.restore.row_side import RowSide
+from standfast.store import session_key, window_key
+from standfast.store.errors import Corruption
 
 # What may become of a row, in the order in which a bar shows it.
 COUNTS = ("matched", "indeterminate", "missing", "extra", "different", "stale")
@@ -109,7 +112,7 @@ def bars(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def differences(found: Sequence[Mapping[str, Any]], total: int) -> str:
-    """The heading and the table of rows that differ; each has store, partition, row, key, log, store_row."""
+    """The heading and the table of rows that differ; each has store, partition, row, key (as text), log, store_row."""
     of = f" (the first {len(found):,} of {total:,})" if total > len(found) else f" ({total:,})"
     if not found:
         return f"<h2>Differences{of}</h2>" + ("<p>None.</p>" if not total else "<p>Only counted.</p>")
@@ -146,6 +149,28 @@ def shown(raw: bytes) -> str:
     if not text.isprintable() or (raw and not text):
         text = "0x" + cut.hex()
     return text + ("…" if len(raw) > SHOWN_BYTES else "")
+
+
+def key_text(kind: str, raw: bytes) -> str:
+    """A row's key for people: of windows and sessions the key and its times, not the bytes of both."""
+    try:
+        if kind == "window":
+            key, start, sequence = window_key.unpack(raw)
+            return f"{shown(key)} [{time_text(start)}]" + (f" #{sequence}" if sequence else "")
+        if kind == "session":
+            key, start, end = session_key.unpack(raw)
+            return f"{shown(key)} [{time_text(start)} - {time_text(end)}]"
+    except Corruption:
+        pass  # bytes that are no such key are what the report is about: they are shown as they are
+    return shown(raw)
+
+
+def time_text(at_ms: int) -> str:
+    """A time in UTC, to the millisecond; the number itself where the calendar does not reach."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
 
 
 def size_text(count: float) -> str:

@@ -20,6 +20,7 @@ from pyarrow import parquet
 
 from standfast.restore.pipeline_html import pipeline_page
 from standfast.restore.report_html import page
+from standfast.restore.report_parts import key_text
 from standfast.restore.spark_folder import Folder
 from standfast.restore.spark_merge import Found
 
@@ -63,8 +64,16 @@ def _write(folder: Folder, summary: Mapping[str, Any], rows: Rows, make_page: Ma
         path = Path(scratch) / DIFFERENCES
         parquet.write_table(differences_table(rows), path)
         folder.put(path, DIFFERENCES)
+    kinds = {one["store"]: one["kind"] for one in summary["stores"]}
     shown = [
-        {"store": store, "partition": number, "row": one.kind, "key": one.key, "log": one.log, "store_row": one.store}
+        {
+            "store": store,
+            "partition": number,
+            "row": one.kind,
+            "key": key_text(kinds[store], one.key),
+            "log": one.log,
+            "store_row": one.store,
+        }
         for store, number, one in rows[:PAGE_ROWS]
     ]
     folder.write(PAGE, make_page(summary, shown).encode())

@@ -297,9 +297,17 @@ def reported(spark: Any, bench: Bench, tmp_path: Path, **given: Any) -> tuple[in
         source="native", limit=20,
     )  # fmt: skip
     vars(args).update(given)
-    code = run_verify_spark(args, Output(as_json=True), own)
+    code = run_verify_spark(args, Output(as_json=given.get("as_json", True)), own)
     folder = tmp_path / "report"
     return code, json.loads((folder / SUMMARY).read_text()), (folder / PAGE).read_text()
+
+
+def test_sample_is_told_on_the_terminal(
+    spark: Any, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(bench, 50)
+    assert reported(spark, bench, tmp_path, sample=0.5, as_json=False)[0] == 0
+    assert "app: equal, of a sample of 50.0000% of the keys (report:" in capsys.readouterr().out
 
 
 def test_bad_input_is_refused_before_spark_starts(

@@ -20,12 +20,14 @@ from standfast.replication.log import Record
 from standfast.restore.at_rest import view
 from standfast.restore.digest import row_hash
 from standfast.restore.judgement import KeyFacts
-from standfast.restore.report_parts import SHOWN_BYTES, shown, side_text
+from standfast.restore.report_html import partitions
+from standfast.restore.report_parts import COUNTS, SHOWN_BYTES, key_text, shown, side_text
 from standfast.restore.row_side import row_side
 from standfast.restore.spark_merge import FOUND_OVERHEAD_BYTES, Found, Outcome, Settings, merge_partition
 from standfast.restore.spark_report import differences_table
 from standfast.restore.spark_rows import partitions_of
 from standfast.restore.spark_verify_rows import OUT, found_batch, load_found, load_summary, summary_batch
+from standfast.store import session_key, window_key
 from standfast.store.cut import StoreTimes
 from standfast.store.engine import Engine
 from standfast.store.memory import MemoryEngine
@@ -157,3 +159,22 @@ def test_first_differences_are_the_first_keys() -> None:
         Found("missing", b"k000", row_side(b"k000", (-1, VALUE), 0), None, 0),
         Found("missing", b"k001", row_side(b"k001", (-1, VALUE), 0), None, 1),
     ]
+
+
+def test_keys_of_windows_and_sessions_are_shown_with_their_times_and_damaged_ones_as_they_are() -> None:
+    at_ms = 1_700_000_000_123
+    text = "2023-11-14T22:13:20.123Z"
+    assert key_text("window", window_key.pack(b"k3", at_ms)) == f"k3 [{text}]"
+    assert key_text("window", window_key.pack(b"k3", at_ms, 7)) == f"k3 [{text}] #7"
+    assert key_text("session", session_key.pack(b"k3", at_ms, at_ms)) == f"k3 [{text} - {text}]"
+    assert key_text("window", window_key.pack(b"k3", 2**63 - 1)) == f"k3 [{2**63 - 1}]"
+    assert key_text("keyvalue", b"k3") == "k3"
+    assert key_text("window", b"\xff") == key_text("session", b"\xff") == "0xff"
+
+
+def test_page_has_digests_in_a_table_of_their_own() -> None:
+    counts = dict.fromkeys(("position", "end", "records", *COUNTS), 1)
+    row = {"store": "kv", "kind": "keyvalue", "verdict": "equal", "partition": 0, **counts}
+    text = partitions([row | {"log_digest": "1-00ff-2", "store_digest": "1-00fe-2"}])
+    first, second = text.split("</table>")[:2]
+    assert "digest" not in first and "1-00ff-2" in second and "1-00fe-2" in second
