@@ -11,7 +11,7 @@ import pytest
 
 from standfast.ops.cli import main
 from standfast.restore.spark_frames import job_error
-from standfast.restore.spark_session import SparkPlace, open_session
+from standfast.restore.spark_session import SparkPlace, library_problems, open_session
 from standfast.store.errors import BadConfig, Unavailable
 
 STACK = """org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times
@@ -58,3 +58,12 @@ def test_spark_connect_is_refused_with_what_to_do_instead(
     for command in (["verify", "--spark"], ["pipeline", "--out", str(tmp_path / "out")]):
         assert main([*command, *arguments]) == 78
         assert "SPARK_REMOTE=sc://localhost asks for Spark Connect" in capsys.readouterr().err
+
+
+def test_release_of_spark_that_nothing_was_tested_with_is_refused() -> None:
+    others = {"pandas": "2.3.3", "pyarrow": "26.0.1"}
+    assert library_problems({"pyspark": "4.0.2"} | others) == []
+    for release in ("4.1.0", "5.0.0"):
+        assert library_problems({"pyspark": release} | others) == [
+            f"pyspark {release} is not supported: pip install 'pyspark>=4.0,<4.1'"
+        ]

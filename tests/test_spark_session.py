@@ -42,7 +42,7 @@ def test_java_that_is_too_old_is_refused_before_spark_starts() -> None:
 def test_versions_that_do_not_go_together_are_told_with_the_line_that_installs_others() -> None:
     assert library_problems({"pyspark": "4.0.0", "pandas": "2.3.3", "pyarrow": "26.0.1"}) == []
     assert library_problems({"pyspark": "3.5.1", "pandas": "3.1.1", "pyarrow": "14.0.0"}) == [
-        "pyspark 3.5.1 is not supported: pip install 'pyspark>=4.0,<5'",
+        "pyspark 3.5.1 is not supported: pip install 'pyspark>=4.0,<4.1'",
         "pandas 3.1.1 does not go with Spark 4: pip install 'pandas>=2.2,<3'",
         "pyarrow 14.0.0 is too old: pip install 'pyarrow>=18'",
     ]
