@@ -166,17 +166,24 @@ def average_bytes(reader: LogReader, topic: str, ranges: Mapping[int, Bounds]) -
     if number is None or ranges[number].begin == ranges[number].end:
         return 0.0
     begin, end = ranges[number]
-    offsets = {begin, (begin + end) // 2, max(begin, end - SAMPLE_RECORDS)}
-    return max(_sampled_bytes(reader, TopicPartition(topic, number), offset) for offset in sorted(offsets))
+    largest, read_to = 0.0, begin
+    for offset in (begin, (begin + end) // 2, end - SAMPLE_RECORDS):
+        if offset >= read_to:
+            average, read_to = _sampled_bytes(reader, TopicPartition(topic, number), Bounds(offset, end))
+            largest = max(largest, average)
+    return largest
 
 
-def _sampled_bytes(reader: LogReader, source: TopicPartition, offset: int) -> float:
-    reader.assign({source: offset})
+def _sampled_bytes(reader: LogReader, source: TopicPartition, span: Bounds) -> tuple[float, int]:
+    """Average of a few records, and the offset behind them; it does not wait for more than the span has."""
+    reader.assign({source: span.begin})
     count = size = 0
+    at = span.begin
     for wanted in (SAMPLE_FIRST, SAMPLE_RECORDS - SAMPLE_FIRST):
         for batch in reader.fetch(wanted, SAMPLE_WAIT_MS):
             count += len(batch.records)
             size += sum(len(record.key or b"") + len(record.value or b"") for record in batch.records)
-        if size >= SAMPLE_BYTES:
+            at = batch.next_offset
+        if size >= SAMPLE_BYTES or at >= span.end:
             break
-    return size / count if count else 0.0
+    return (size / count if count else 0.0), at
