@@ -7,7 +7,6 @@ be busy.
 from __future__ import annotations
 
 import hashlib
-import pickle
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +110,5 @@ def test_place_keeps_the_folder_that_a_relative_path_means_here(
     elsewhere = tmp_path / "executor"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    sent = pickle.loads(pickle.dumps(place))
-    assert (sent.address, place.address) == (str(tmp_path / "state/app/0_1"),) * 2
+    assert place.address == str(tmp_path / "state/app/0_1")
     assert Place("app", TaskId(0, 1), "s3://bucket/state").address == "s3://bucket/state"
