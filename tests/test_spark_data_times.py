@@ -1,4 +1,4 @@
-"""Versions of a time as Spark's table of a store tells them: the answers of the store itself, without Spark.
+"""Spark's table of a store, without Spark: versions of a time as the store itself answers, bounded batches.
 
 Rules of this file: real stores; no Spark is started.
 """
@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fix_stores import versioned
+from fix_stores import keyvalue, versioned
 from test_spark_fold import applied
 
 from standfast.replication.log import Record
 from standfast.restore.at_rest import StoreAtRest, view
 from standfast.restore.spark_data_options import Filters
-from standfast.restore.spark_data_stores import read_rows
+from standfast.restore.spark_data_stores import CHUNK_BYTES, STEP_ROWS, read_rows
 from standfast.store.cut import StoreTimes
+from standfast.store.memory import MemoryEngine
 from standfast.store.results import VALID_TO_UNDEFINED
 
 SPEC = versioned()
@@ -62,3 +63,16 @@ def test_table_of_a_time_has_the_versions_that_the_store_answers_with(tmp_path: 
         answers = {as_told(key, one) for key in keys for one in store.range(key, first, last)}
         assert told(at_rest, Filters(time_from=first, time_to=last)) == answers, (first, last)
     stores.close()
+
+
+def test_batches_of_a_table_are_bounded_by_bytes() -> None:
+    spec = keyvalue(timestamped=False)
+    engine = MemoryEngine()
+    engine.create_family(spec.name)
+    value = bytes(1 << 17)
+    engine.write({spec.name: {b"k%03d" % number: value for number in range(600)}})
+    times = StoreTimes()
+    at_rest = StoreAtRest(view(engine, spec, times), spec.definition(), None, times)
+    counts = [count for count, _ in read_rows(at_rest, spec, Filters())]
+    assert sum(counts) == 600
+    assert max(counts) <= (CHUNK_BYTES >> 17) + STEP_ROWS
