@@ -123,7 +123,7 @@ def differences(found: Sequence[Mapping[str, Any]], total: int) -> str:
             one["store"],
             one["partition"],
             one["row"],
-            shown(one["key"]),
+            one["key"],
             side_text(one["log"]),
             side_text(one["store_row"]),
         )

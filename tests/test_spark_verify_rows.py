@@ -23,8 +23,9 @@ from standfast.restore.judgement import KeyFacts
 from standfast.restore.report_html import partitions
 from standfast.restore.report_parts import COUNTS, SHOWN_BYTES, key_text, shown, side_text
 from standfast.restore.row_side import row_side
+from standfast.restore.spark_folder import Folder
 from standfast.restore.spark_merge import FOUND_OVERHEAD_BYTES, Found, Outcome, Settings, merge_partition
-from standfast.restore.spark_report import differences_table
+from standfast.restore.spark_report import PAGE, differences_table, write_report
 from standfast.restore.spark_rows import partitions_of
 from standfast.restore.spark_verify_rows import OUT, found_batch, load_found, load_summary, summary_batch
 from standfast.store import session_key, window_key
@@ -178,3 +179,16 @@ def test_page_has_digests_in_a_table_of_their_own() -> None:
     text = partitions([row | {"log_digest": "1-00ff-2", "store_digest": "1-00fe-2"}])
     first, second = text.split("</table>")[:2]
     assert "digest" not in first and "1-00ff-2" in second and "1-00fe-2" in second
+
+
+def test_page_shows_keys_with_their_times_and_no_values(tmp_path: Path) -> None:
+    counts = dict.fromkeys(("position", "end", "records", *COUNTS), 1)
+    row = {"store": "win", "kind": "window", "verdict": "different", "partition": 0, "explanation": "", **counts}
+    row |= {"log_digest": "1-00-1", "store_digest": "1-01-1"}
+    about = {"app": "a", "verdict": "different", "elapsed_ms": 1, "log": "l", "source": "native", "sample": 1}
+    key = window_key.pack(b"<b>", 1_000)
+    found = Found("extra", key, None, row_side(key, (5, VALUE), 0), -1)
+    write_report(Folder(str(tmp_path)), about | {"stores": [row]}, [("win", 0, found)])
+    page = (tmp_path / PAGE).read_text()
+    assert "&lt;b&gt; [1970-01-01T00:00:01.000Z]" in page and "6,000 B #" in page
+    assert "secret" not in page and "<b>" not in page
