@@ -70,7 +70,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--partition", type=int, metavar="P", help="only this partition")
     parser.add_argument("--out", metavar="FOLDER", help="a new or empty folder, or s3://bucket/path and the like")
     parser.add_argument(
-        "--include-values", action="store_true", help="values in differences.parquet, not only their hashes"
+        "--include-values", action="store_true", help="values of rows that differ in the report, not only their hashes"
     )
     add_rebuilding(parser)
     add_spark(parser)
@@ -122,9 +122,9 @@ def _run(
         "state": None if looked_at == "log" else shown_address(str(args.snapshot or state_of(args))),
         "source": args.source,
     }
-    reader = Reader(args.source, options, file_bytes(args))
+    reader = Reader(args.source, options, file_bytes(args), args.include_values)
     with open_session(args, out, f"standfast pipeline {jobs[0].app}") as spark, _steps(out) as steps:
-        return run_and_report(spark, log, jobs, folder, steps, about, reader=reader, values=args.include_values)
+        return run_and_report(spark, log, jobs, folder, steps, about, reader=reader)
 
 
 def run_and_report(
@@ -136,7 +136,6 @@ def run_and_report(
     about: Json,
     *,
     reader: Reader | None = None,
-    values: bool = False,
 ) -> tuple[PipelineDone, Json]:
     """All steps, then the report in `folder`; what was found, and its document. `about`: looked_at, state, source."""
     from standfast.ops.pipeline_summary import summary_of
@@ -149,7 +148,7 @@ def run_and_report(
     ran = {"spark": spark.version, "master": spark.conf.get("spark.master", ""), "ended_ms": clock.wall_ms()}
     summary = summary_of(done, {"app": jobs[0].app, "log": log.address, "out": str(folder), **about, **ran})
     rows = [row for one in done.stores for row in one.found]
-    write_pipeline_report(folder, summary, rows, values=values)
+    write_pipeline_report(folder, summary, rows)
     return done, summary
 
 
@@ -265,12 +264,14 @@ def _show_plan(jobs: list[StoreJob], out: Output) -> int:
 
 
 def _show(done: PipelineDone, summary: Json, out: Output) -> None:
+    from standfast.restore.judgement import verdict_text
+
     columns = (
         "store",
         "kind",
         "verdict",
         "records",
-        "keys",
+        "keys, about",
         "rows",
         "files",
         "MB",
@@ -299,8 +300,9 @@ def _show(done: PipelineDone, summary: Json, out: Output) -> None:
         for line in explanations(one):
             out.note(line)
     seconds = max(done.elapsed_ms, 1) / 1_000
+    said = verdict_text(done.verdict, summary["indeterminate"])
     out.line(
-        f"{summary['app']}: {done.verdict}; {len(rows)} stores, {summary['records']} records in {seconds:.1f} s "
+        f"{summary['app']}: {said}; {len(rows)} stores, {summary['records']} records in {seconds:.1f} s "
         f"(report: {summary['out']})"
     )
 

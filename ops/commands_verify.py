@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from standfast.ops.offline import OfflineStores, OfflineTask
     from standfast.ops.output import Output
     from standfast.replication.log import Log
+    from standfast.restore.row_side import RowSide
     from standfast.restore.verify import RowDifference, StoreVerdict
     from standfast.store.task_stores import AnyStore
 
@@ -77,7 +78,9 @@ def add_on_spark(parser: argparse.ArgumentParser) -> None:
         "--report", metavar="FOLDER", help="on Spark: write summary.json, differences.parquet, report.html"
     )
     parser.add_argument(
-        "--include-values", action="store_true", help="on Spark: values in differences.parquet, not only hashes"
+        "--include-values",
+        action="store_true",
+        help="show values of rows that differ, and write them to the report; else their sizes and hashes only",
     )
     parser.add_argument(
         "--sample", type=float, default=1.0, metavar="SHARE", help="on Spark: only this share of the keys"
@@ -105,6 +108,7 @@ def on_spark(args: argparse.Namespace) -> bool:
 def run_verify(args: argparse.Namespace, out: Output) -> int:
     """verify."""
     from standfast.ops.offline import open_tasks
+    from standfast.restore.judgement import verdict_text
     from standfast.store.errors import InvalidRequest
 
     if args.limit < 0:
@@ -128,7 +132,7 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
     show(verdicts, out)
     for line in left_out:
         out.note(f"left out: {line}")
-    out.line(f"{app}: {verdict}")
+    out.line(f"{app}: {verdict_text(verdict, indeterminate(verdicts))}")
     return EXIT_CODES[verdict]
 
 
@@ -136,6 +140,11 @@ def overall(verdicts: list[StoreVerdict]) -> str:
     """The worst of all: one wrong row outweighs what could not be told."""
     found = {one.verdict for one in verdicts}
     return next((verdict for verdict in ("different", "inconclusive", "equal") if verdict in found), "inconclusive")
+
+
+def indeterminate(verdicts: list[StoreVerdict]) -> int:
+    """Rows of all stores that could not be told."""
+    return sum(one.indeterminate for one in verdicts)
 
 
 def show(verdicts: list[StoreVerdict], out: Output) -> None:
@@ -158,17 +167,19 @@ def show(verdicts: list[StoreVerdict], out: Output) -> None:
     for one in verdicts:
         if one.explanation:
             out.line(f"- {one.store}, partition {one.task.partition}: {one.explanation}")
-        elif one.indeterminate:
-            rows_in_all = one.indeterminate + one.log_digest.count
-            share = one.indeterminate / max(rows_in_all, 1)
-            out.line(
-                f"- {one.store}, partition {one.task.partition}: {share:.1%} of the rows could not be told, because "
-                "compaction removed their records in favour of newer ones above the position"
-            )
+    from standfast.restore.report_parts import key_text, side_text
+
     differing = [(one, row) for one in verdicts for row in one.differences]
     if differing:
         cells = [
-            (one.store, one.task.partition, row.kind, _text(row.key), _side(row.log, out), _side(row.store, out))
+            (
+                one.store,
+                one.task.partition,
+                row.kind,
+                key_text(one.kind, row.key),
+                side_text(row.log, out.time),
+                side_text(row.store, out.time),
+            )
             for one, row in differing
         ]
         sides = ("key", "in the log", "in the store")
@@ -199,6 +210,7 @@ def _tasks(args: argparse.Namespace) -> list[OfflineTask]:
 def _verify(
     opened: list[OfflineStores], args: argparse.Namespace, log: Log, out: Output
 ) -> tuple[list[StoreVerdict], list[str]]:
+    from standfast.restore.row_side import VALUE_MAX_BYTES
     from standfast.restore.verify import verify_task
     from standfast.store.clock import SystemClock
 
@@ -222,6 +234,7 @@ def _verify(
                 one.task.app,
                 now_ms=now_ms,
                 differences_max=args.limit,
+                value_max=VALUE_MAX_BYTES if args.include_values else 0,
                 on_records=bar.advance,
                 serdes_unknown=[name for name in stores if one.custom_serdes(name)],
             )
@@ -273,6 +286,7 @@ def _document(
         "log": settings_of(args).log,
         "owner_pid": owner,
         "verdict": verdict,
+        "indeterminate": indeterminate(verdicts),
         "stores": [store_document(one) for one in verdicts],
         "left_out": left_out,
     }
@@ -297,34 +311,28 @@ def store_document(one: StoreVerdict) -> Json:
         **{count: getattr(one, count) for count in COUNTS},
         "log_digest": one.log_digest.hex(),
         "store_digest": one.store_digest.hex(),
-        "differences": [_difference(row) for row in one.differences],
+        "differences": [_difference(one.kind, row) for row in one.differences],
         "truncated": one.truncated,
     }
 
 
-def _difference(row: RowDifference) -> Json:
+def _difference(kind: str, row: RowDifference) -> Json:
     from standfast.ops.text import bytes_text, hex_text
+    from standfast.restore.report_parts import key_text
 
-    def side(found: tuple[int, bytes] | None) -> Json | None:
-        return None if found is None else {"timestamp": found[0], "value_hex": hex_text(found[1])}
+    def side(found: RowSide | None) -> Json | None:
+        if found is None:
+            return None
+        told = {"timestamp": found.timestamp, "value_bytes": found.value_bytes, "hash": found.hash_hex}
+        return told if found.value is None else told | {"value_hex": hex_text(found.value)}
 
     return {
         "row": row.kind,
-        "key": bytes_text(row.key),
+        "key": key_text(kind, row.key) if kind in ("window", "session") else bytes_text(row.key),
         "key_hex": hex_text(row.key),
         "log": side(row.log),
         "store": side(row.store),
     }
-
-
-def _text(raw: bytes) -> str:
-    from standfast.ops.text import bytes_text
-
-    return bytes_text(raw)
-
-
-def _side(found: tuple[int, bytes] | None, out: Output) -> str:
-    return "(absent)" if found is None else f"{_text(found[1])} @{out.time(found[0])}"
 
 
 def _offset(offset: int) -> int | None:

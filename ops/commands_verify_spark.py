@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.arguments import is_url, log_of, settings_of
-from standfast.ops.commands_verify import EXIT_CODES, SCHEMA, overall, show, store_document
+from standfast.ops.commands_verify import EXIT_CODES, SCHEMA, indeterminate, overall, show, store_document
 from standfast.ops.spark_arguments import connector_options, session_for, task_progress
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ PLAN_SCHEMA = "standfast.verify-plan/1"
 
 def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSession = session_for) -> int:
     """verify --spark; `open_session` gives the session to run on."""
+    from standfast.restore.judgement import verdict_text
     from standfast.restore.spark_session import check_libraries
     from standfast.store.clock import SystemClock
     from standfast.store.errors import InvalidRequest
@@ -69,6 +70,7 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
         "digest_only": args.digest_only,
         "elapsed_ms": clock.monotonic_ms() - began_ms,
         "verdict": verdict,
+        "indeterminate": indeterminate(verdicts),
         "stores": [store_document(one) for one in verdicts],
     }
     if args.report is not None:
@@ -76,10 +78,13 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
         from standfast.restore.spark_report import write_report
 
         rows = [row for one in done for row in one.found]
-        write_report(Folder(args.report), summary, rows, values=args.include_values)
+        write_report(Folder(args.report), summary, rows)
     out.document(summary)
     show(verdicts, out)
-    out.line(f"{places[0].app}: {verdict}" + (f" (report: {args.report})" if args.report else ""))
+    said = verdict_text(verdict, indeterminate(verdicts))
+    if args.sample < 1:
+        said += f", of a sample of {args.sample:.4%} of the keys"
+    out.line(f"{places[0].app}: {said}" + (f" (report: {args.report})" if args.report else ""))
     return EXIT_CODES[verdict]
 
 
@@ -108,6 +113,8 @@ def _verify(
                         connector_options=options,
                         sample=args.sample,
                         digest_only=args.digest_only,
+                        include_values=args.include_values,
+                        shown_max=args.limit,
                         on_tasks=on_tasks,
                     )
                 )

@@ -26,7 +26,21 @@ from standfast.stream.task import Task
 
 Json = dict[str, Any]
 PROTOCOL = 1
-_VERDICT = ("store", "verdict", "reason", "position", "end", "records", "matched", "missing", "extra", "different")
+_VERDICT = (
+    "store",
+    "verdict",
+    "reason",
+    "explanation",
+    "position",
+    "end",
+    "records",
+    "matched",
+    "missing",
+    "extra",
+    "different",
+    "stale",
+    "indeterminate",
+)
 FEATURES = ("keyvalue", "window", "session", "versioned", "exactly_once", "standby", "events", "schedule")
 
 

@@ -137,7 +137,7 @@ class VerifyNumbers:
         for one in verdicts:
             store = str(one["store"])
             self.records[store] += int(one["records"])
-            self.mismatches[store] += sum(int(one[name]) for name in ("missing", "extra", "different"))
+            self.mismatches[store] += sum(int(one[name]) for name in ("missing", "extra", "different", "stale"))
             if one["verdict"] == "equal":
                 self.success_ms[store] = now_ms
 

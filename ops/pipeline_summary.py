@@ -27,6 +27,7 @@ def summary_of(done: PipelineDone, about: Mapping[str, Any]) -> Json:
         "records": sum(part.records for one in done.stores for part in one.inspected),
         "rows": sum(one.matched for store in done.stores for one in store.verdicts),
         "differences": sum(_wrong(one) for one in done.stores),
+        "indeterminate": sum(one.indeterminate for store in done.stores for one in store.verdicts),
         "inspect_ms": done.inspect_ms,
         "elapsed_ms": done.elapsed_ms,
         "stores": [_store(one) for one in done.stores],

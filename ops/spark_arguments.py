@@ -107,9 +107,10 @@ def connector_options(address: str) -> dict[str, str]:
 @contextmanager
 def session_for(args: argparse.Namespace, out: Output, name: str) -> Iterator[Any]:
     """A session with executors that can do the work."""
-    from standfast.restore.spark_session import check_executors, check_libraries, session
+    from standfast.restore.spark_session import check_executors, check_libraries, check_not_remote, session
 
     check_libraries()
+    check_not_remote(args.master)
     place = place_of(args, out)
     with session(name, place) as spark:
         if not place.local:

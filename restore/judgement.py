@@ -5,13 +5,17 @@
     value                            absent     no / yes                missing / looked at again
     value                            other      no / yes                different / looked at again
     tombstone                        present    no / yes                stale (a delete was not applied) / again
-    none                             present    yes                     indeterminate: compaction removed the older one
+    none                             present    yes                     indeterminate where the log has gaps below the
+                                                                        position: compaction may have removed an older
+                                                                        one; extra where it has none: the row is from
+                                                                        beyond the position, which is too low
     none                             present    no                      extra, unless what explains it may be gone:
                                                                         the log begins above 0; the partition was
                                                                         compacted and the store is versioned, or its
                                                                         position older than tombstones are kept
 
-    equal          every row that the log can still speak for is as the log has it
+    equal          every row that the log can still speak for is as the log has it; how many rows it cannot speak for is
+                   said with it (`verdict_text`)
     different      at least one row is missing, extra, different or stale
     inconclusive   the log cannot speak for the store (see REASONS), or for not one of its rows
 
@@ -41,6 +45,10 @@ REASONS = {
     "log-truncated": "the log begins at {begin}: the records of {lost} rows below the position are gone",
     "log-changed": "the log was truncated or made anew while it was read: verify again",
     "compacted": "compaction removed the records below the position of all {indeterminate} rows: verify after a commit",
+    "compacted-in-part": "{indeterminate} of {rows} rows could not be told: the log has no record of them below the "
+    "position {position}; compaction removes older records, and a position that is too low looks the same",
+    "beyond-position": "{beyond} extra rows have a record at or above the position {position} and none below it, where "
+    "the log has no gaps: the store is ahead of its position; remove the task's directory, so that it is restored",
     "digest-only": "the digests differ, but records below the position were compacted or later ones follow, so that "
     "this proves nothing: verify row by row",
     "serdes-unknown": "rows differ, but {topic} is the application's own topic, and what its serdes make of it is not "
@@ -72,7 +80,8 @@ def judge(kind: Kind, key: bytes, facts: KeyFacts, *, versioned: bool, last: boo
     if kind == "extra" and (not below or unknown):
         if facts.begin > 0:
             return "lost"
-        return "indeterminate" if later or unknown or facts.deletes_expired else "extra"
+        # Without gaps every record below the position was read, none was compacted away: a later one explains nothing.
+        return "indeterminate" if unknown or facts.deletes_expired or (later and facts.compacted) else "extra"
     if unknown:
         return "indeterminate"
     if later and not last:
@@ -91,9 +100,27 @@ def deletes_expired(policy: TopicPolicy, age_ms: int, *, compacted: bool, gaps: 
     return compacted and old and gaps
 
 
-def conclude(wrong: int, unsure: int, lost: int, matched: int, *, serdes_known: bool = True) -> tuple[Verdict, str]:
-    """(verdict, reason) of a store from its numbers of rows; the reason is "" or one of REASONS."""
-    reason = "log-truncated" if lost else "compacted" if unsure and not matched else ""
+def is_beyond(verdict: RowVerdict, key: bytes, facts: KeyFacts) -> bool:
+    """Whether a row is extra because the store is ahead of its position."""
+    return verdict == "extra" and key in facts.later and key not in facts.below
+
+
+def conclude(
+    wrong: int, unsure: int, lost: int, matched: int, *, beyond: int = 0, serdes_known: bool = True
+) -> tuple[Verdict, str]:
+    """(verdict, reason) of a store from its numbers of rows; the reason is "" or one of REASONS.
+
+    `beyond` are those of `wrong` that are from beyond the position.
+    """
     if wrong and not serdes_known:
         return "inconclusive", "serdes-unknown"
-    return "different" if wrong else "inconclusive" if reason else "equal", reason
+    silent = "log-truncated" if lost else "compacted" if unsure and not matched else ""
+    reason = silent or ("beyond-position" if beyond else "compacted-in-part" if unsure else "")
+    return "different" if wrong else "inconclusive" if silent else "equal", reason
+
+
+def verdict_text(verdict: str, indeterminate: int) -> str:
+    """A verdict for people: "equal" is not said without the rows that could not be told."""
+    if verdict != "equal" or not indeterminate:
+        return verdict
+    return f"equal, but {indeterminate:,} {'row' if indeterminate == 1 else 'rows'} could not be told"

@@ -35,7 +35,9 @@ def pipeline_page(summary: Mapping[str, Any], found: Sequence[Mapping[str, Any]]
         *(_details(one) for one in stores),
         differences(found, summary["differences"]),
     ]
-    return document(f"standfast pipeline: {summary['app']}", str(summary["verdict"]), body)
+    return document(
+        f"standfast pipeline: {summary['app']}", str(summary["verdict"]), body, summary.get("indeterminate", 0)
+    )
 
 
 def _told(summary: Mapping[str, Any]) -> str:
@@ -113,7 +115,7 @@ def _details(store: Mapping[str, Any]) -> str:
     opened = "" if store["verdict"] == "equal" else " open"
     parts = [f"<details{opened}><summary>{escape(store['store'])} ({escape(store['topic'])})</summary>"]
     numbers = ("partition", "begin", "end", "records", "gaps", "tombstones", "keys", "bytes", "value_max_bytes")
-    heads = [Column(name.replace("_", " "), "number") for name in numbers]
+    heads = [Column("keys, about" if name == "keys" else name.replace("_", " "), "number") for name in numbers]
     rows = [
         [*(one[name] for name in numbers), _time(one["first_ms"]), _time(one["last_ms"])] for one in store["inspected"]
     ]

@@ -17,13 +17,16 @@ from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
 from standfast.store.specs import SessionStore, StoreSpec, WindowStore
 
-SAMPLE_RECORDS = 500
+SAMPLE_RECORDS = 170  # at each of three offsets
+SAMPLE_FIRST = 5  # if these are large already, they are enough
+SAMPLE_BYTES = 4 << 20
 SAMPLE_WAIT_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """A changelog as a job is going to read it. `average_bytes` of a record's key and value, 0.0 if nothing is there.
+    """A changelog as a job is going to read it. `average_bytes` of a record's key and value where they are largest
+    of what was looked at, 0.0 if nothing is there.
 
     `log_ends` are the ends of the log, which an `until` may lie below.
     """
@@ -49,7 +52,7 @@ class Preflight:
 
     @property
     def bytes_estimate(self) -> int:
-        """Bytes of keys and values, about."""
+        """Bytes of keys and values, about; rather more than less."""
         return int(self.records_max * self.average_bytes)
 
 
@@ -89,7 +92,7 @@ def preflight(
         truncated = tuple(number for number, span in ranges.items() if _head_missing(spec, info, span))
         if truncated and not allow_truncated:
             raise _truncated(info, truncated, ranges)
-        average = _average_bytes(reader, info.name, ranges)
+        average = average_bytes(reader, info.name, ranges)
     finally:
         reader.close()
     log_ends = {source.partition: span.end for source, span in bounds.items()}
@@ -154,11 +157,33 @@ def _truncated(info: TopicInfo, partitions: Collection[int], ranges: Mapping[int
     )
 
 
-def _average_bytes(reader: LogReader, topic: str, ranges: Mapping[int, Bounds]) -> float:
+def average_bytes(reader: LogReader, topic: str, ranges: Mapping[int, Bounds]) -> float:
+    """Bytes of a record's key and value: a few records of the longest partition, where they are largest.
+
+    Records may have grown since the first one, and batches are made as small as the largest need them.
+    """
     number = max(ranges, key=lambda one: ranges[one].end - ranges[one].begin, default=None)
     if number is None or ranges[number].begin == ranges[number].end:
         return 0.0
-    reader.assign({TopicPartition(topic, number): ranges[number].begin})
-    records = [record for batch in reader.fetch(SAMPLE_RECORDS, SAMPLE_WAIT_MS) for record in batch.records]
-    size = sum(len(record.key or b"") + len(record.value or b"") for record in records)
-    return size / len(records) if records else 0.0
+    begin, end = ranges[number]
+    largest, read_to = 0.0, begin
+    for offset in (begin, (begin + end) // 2, end - SAMPLE_RECORDS):
+        if offset >= read_to:
+            average, read_to = _sampled_bytes(reader, TopicPartition(topic, number), Bounds(offset, end))
+            largest = max(largest, average)
+    return largest
+
+
+def _sampled_bytes(reader: LogReader, source: TopicPartition, span: Bounds) -> tuple[float, int]:
+    """Average of a few records, and the offset behind them; it does not wait for more than the span has."""
+    reader.assign({source: span.begin})
+    count = size = 0
+    at = span.begin
+    for wanted in (SAMPLE_FIRST, SAMPLE_RECORDS - SAMPLE_FIRST):
+        for batch in reader.fetch(wanted, SAMPLE_WAIT_MS):
+            count += len(batch.records)
+            size += sum(len(record.key or b"") + len(record.value or b"") for record in batch.records)
+            at = batch.next_offset
+        if size >= SAMPLE_BYTES or at >= span.end:
+            break
+    return (size / count if count else 0.0), at

@@ -37,17 +37,22 @@ def page(summary: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
         notes([f"{row['store']}-{row['partition']}: {row['explanation']}" for row in rows if row["explanation"]]),
         differences(found, wrong),
     ]
-    return document(f"standfast verify: {summary['app']}", str(summary["verdict"]), body)
+    return document(
+        f"standfast verify: {summary['app']}", str(summary["verdict"]), body, summary.get("indeterminate", 0)
+    )
 
 
 def partitions(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table of verified partitions."""
+    """Tables of verified partitions: verdicts with counts, and digests."""
     numbers = ("partition", "position", "end", "records", *COUNTS)
     columns = [Column("store"), Column("kind"), Column("verdict", "verdict")]
     columns += [Column(name, "number") for name in numbers]
-    columns += [Column("digest of the log", "digest"), Column("of the store", "digest")]
-    names = ("store", "kind", "verdict", *numbers, "log_digest", "store_digest")
-    return table(columns, [[row[name] for name in names] for row in rows])
+    names = ("store", "kind", "verdict", *numbers)
+    # Digests are long: beside the counts they would stand outside of most screens.
+    digests = [Column("store"), Column("partition", "number"), Column("digest of the log", "digest")]
+    digests += [Column("of the store", "digest")]
+    cells = [[row[name] for name in ("store", "partition", "log_digest", "store_digest")] for row in rows]
+    return table(columns, [[row[name] for name in names] for row in rows]) + table(digests, cells)
 
 
 def _told(summary: Mapping[str, Any]) -> str:

@@ -6,9 +6,15 @@ screens and paper, and shows bytes as text where they are text and else in hex. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from typing import Any, NamedTuple
+
+from standfast.restore.judgement import verdict_text
+from standfast.restore.row_side import RowSide
+from standfast.store import session_key, window_key
+from standfast.store.errors import Corruption
 
 # What may become of a row, in the order in which a bar shows it.
 COUNTS = ("matched", "indeterminate", "missing", "extra", "different", "stale")
@@ -55,14 +61,15 @@ class Column(NamedTuple):
     shown: str = "text"
 
 
-def document(title: str, verdict: str, body: Sequence[str]) -> str:
-    """The whole page."""
+def document(title: str, verdict: str, body: Sequence[str], indeterminate: int) -> str:
+    """The whole page. `indeterminate`: rows that could not be told."""
+    said = verdict_text(verdict, indeterminate)
     return "\n".join(
         [
             f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
             '<meta name="viewport" content="width=device-width,initial-scale=1">',
             f"<style>{STYLE}</style></head><body>",
-            f'<h1>{escape(title)} <span class="verdict {_known(verdict)}">{escape(verdict)}</span></h1>',
+            f'<h1>{escape(title)} <span class="verdict {_known(verdict)}">{escape(said)}</span></h1>',
             *body,
             "</body></html>",
             "",
@@ -105,14 +112,21 @@ def bars(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def differences(found: Sequence[Mapping[str, Any]], total: int) -> str:
-    """The heading and the table of rows that differ; each has store, partition, row, key, log, store_row."""
+    """The heading and the table of rows that differ; each has store, partition, row, key (as text), log, store_row."""
     of = f" (the first {len(found):,} of {total:,})" if total > len(found) else f" ({total:,})"
     if not found:
         return f"<h2>Differences{of}</h2>" + ("<p>None.</p>" if not total else "<p>Only counted.</p>")
     columns = [Column("store"), Column("partition", "number"), Column("row")]
     columns += [Column(head, "code") for head in ("key", "in the log", "in the store")]
     rows = [
-        (one["store"], one["partition"], one["row"], shown(one["key"]), _side(one["log"]), _side(one["store_row"]))
+        (
+            one["store"],
+            one["partition"],
+            one["row"],
+            one["key"],
+            side_text(one["log"]),
+            side_text(one["store_row"]),
+        )
         for one in found
     ]
     return f"<h2>Differences{of}</h2>" + table(columns, rows)
@@ -128,11 +142,35 @@ def shown(raw: bytes) -> str:
     cut = raw[:SHOWN_BYTES]
     try:
         text = cut.decode("utf-8")
-    except UnicodeDecodeError:
-        text = ""
+    except UnicodeDecodeError as error:
+        # Where the cut goes through a character, the rest is text all the same.
+        halved = len(raw) > SHOWN_BYTES and error.reason == "unexpected end of data"
+        text = cut[: error.start].decode("utf-8") if halved else ""
     if not text.isprintable() or (raw and not text):
         text = "0x" + cut.hex()
     return text + ("…" if len(raw) > SHOWN_BYTES else "")
+
+
+def key_text(kind: str, raw: bytes) -> str:
+    """A row's key for people: of windows and sessions the key and its times, not the bytes of both."""
+    try:
+        if kind == "window":
+            key, start, sequence = window_key.unpack(raw)
+            return f"{shown(key)} [{time_text(start)}]" + (f" #{sequence}" if sequence else "")
+        if kind == "session":
+            key, start, end = session_key.unpack(raw)
+            return f"{shown(key)} [{time_text(start)} - {time_text(end)}]"
+    except Corruption:
+        pass  # bytes that are no such key are what the report is about: they are shown as they are
+    return shown(raw)
+
+
+def time_text(at_ms: int) -> str:
+    """A time in UTC, to the millisecond; the number itself where the calendar does not reach."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
 
 
 def size_text(count: float) -> str:
@@ -179,7 +217,11 @@ def _known(verdict: str) -> str:
     return verdict if verdict in VERDICTS else ""
 
 
-def _side(side: tuple[int, bytes] | None) -> str:
+def side_text(side: RowSide | None, time_of: Callable[[int], str | None] = str) -> str:
+    """One side of a row for people: its value if it was kept, else how large it is and a hash."""
     if side is None:
         return "(absent)"
-    return shown(side[1]) + (f" @{side[0]}" if side[0] >= 0 else "")
+    text = f"{side.value_bytes:,} B #{side.hash_hex}"
+    if side.value is not None:
+        text = shown(side.value) + (f" ({side.value_bytes:,} B)" if side.value_bytes > SHOWN_BYTES else "")
+    return text + (f" @{time_of(side.timestamp)}" if side.timestamp >= 0 else "")

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -270,10 +269,3 @@ def filter_key(text: str, serde: Serde[Any], option: str) -> bytes:
 def turned(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Rows, at least one, as columns. zip(*rows) has thousands of arguments, and takes ten times as long."""
     return [[row[at] for row in rows] for at in range(len(rows[0]))]
-
-
-def chunks(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Rows as lists of at most `size`."""
-    source = iter(rows)
-    while chunk := list(islice(source, size)):
-        yield chunk

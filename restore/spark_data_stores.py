@@ -10,7 +10,9 @@ Rules of this file: reads only, in bounded memory; the store is opened within th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +21,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from standfast.restore.at_rest import StoreAtRest
-from standfast.restore.spark_data_columns import Cells, Shaper, chunks, filter_key, split_times, store_columns, turned
+from standfast.restore.spark_data_columns import Cells, Shaper, filter_key, split_times, store_columns, turned
 from standfast.restore.spark_data_options import Filters, Given
 from standfast.restore.spark_data_places import Stored, chosen, find_store
 from standfast.restore.spark_places import Place, open_place
@@ -34,6 +36,8 @@ from standfast.store.value_timestamp import TIMESTAMP
 from standfast.store.versioned_row import LATEST_PREFIX, SegmentRow, unpack_latest
 
 CHUNK_ROWS = 8_192
+CHUNK_BYTES = 16 << 20
+STEP_ROWS = 128
 TIME_MAX = 2**63 - 1
 Found: TypeAlias = Iterator[tuple[int, Cells]]
 
@@ -207,12 +211,12 @@ def _sessions(at_rest: StoreAtRest, spec: SessionStore, filters: Filters) -> Fou
 
 
 def _versions(at_rest: StoreAtRest, spec: VersionedStore, filters: Filters) -> Found:
-    kept_after = at_rest.times.observed_ms - spec.history_retention_ms
     first, last = _times(filters)
     if filters.as_of is not None:
-        if filters.as_of < kept_after:
-            return
         first = last = filters.as_of
+    # As the store answers: the latest version is told at any time, ended ones only where history still reaches.
+    ended_from = max(first, at_rest.times.observed_ms - spec.history_retention_ms)
+    ended_too = ended_from <= last
     bounds: tuple[bytes | None, bytes | None] = (None, None)
     for rows in _scan(at_rest, [spec.name], *bounds):
         found = [
@@ -220,9 +224,7 @@ def _versions(at_rest: StoreAtRest, spec: VersionedStore, filters: Filters) -> F
             for row_key, row in rows
             if filters.takes(row_key[8:])
             for value, valid_from, valid_to in _versions_of(row_key, row)
-            if value is not None
-            and valid_from <= last
-            and (valid_to is None or (valid_to > kept_after and valid_to > first))
+            if value is not None and valid_from <= last and (valid_to is None or (ended_too and valid_to > ended_from))
         ]
         if found:
             keys, froms, tos, values = turned(found)
@@ -243,7 +245,20 @@ def _scan(at_rest: StoreAtRest, families: Sequence[str], low: bytes | None, high
     for family in families:
         if family in present:
             with engine.scan(family, low, high) as scan:
-                yield from chunks(scan, CHUNK_ROWS)
+                yield from _chunks(scan)
+
+
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows as lists that are bounded by bytes, too: a column of an Arrow batch holds 2 GiB at most."""
+    source, found, size = iter(rows), list[Row](), 0
+    while step := list(islice(source, STEP_ROWS)):
+        found += step
+        size += sum(map(len, map(itemgetter(1), step)))
+        if len(found) >= CHUNK_ROWS or size >= CHUNK_BYTES:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
 
 
 def _bounds(filters: Filters) -> tuple[bytes | None, bytes | None]:

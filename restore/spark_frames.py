@@ -1,7 +1,7 @@
 """DataFrames that rebuild and verify share, and running a job with errors that say what to do.
 
-Rules of this file: only functions of DataFrames and Arrow, so that it works over Spark Connect as well. An error that a
-task raised on purpose leaves as the error that it is, not as a Java stack.
+Rules of this file: only functions of DataFrames and Arrow. An error that a task raised on purpose leaves as the error
+that it is, not as a Java stack.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ OnTasks: TypeAlias = Callable[[int, int], None]
 
 PROGRESS_S = 0.5
 _OURS = re.compile(r"standfast\.store\.errors\.(\w+): (.*)")
+# What Java says where a worker of Python went without a word: which one depends on what the socket was doing.
+_WORKER_GONE = ("Python worker exited unexpectedly", "Connection reset", "Broken pipe", "java.io.EOFException")
 _JAVA_LOST = ("Could not read records in offset", "Some data may have been lost", "OffsetOutOfRange")
 
 
@@ -164,6 +166,17 @@ def job_error(error: Exception) -> StandfastError:
         )
     if "No module named" in text or "PYTHON_VERSION_MISMATCH" in text:
         return executor_error(error)
+    if type(error).__name__ == "Py4JNetworkError":
+        return Unavailable(
+            "the Spark job failed: Spark's Java process has ended (killed, or out of memory): run it again; if it ends "
+            "again, give it more memory (--conf spark.driver.memory=4g)"
+        )
+    if any(sign in text for sign in _WORKER_GONE):
+        return Unavailable(
+            "the Spark job failed: a Python worker of Spark was killed, or crashed (out of memory?): run it again; if "
+            "it fails again, run fewer tasks at once (--master local[1]) or give executors more memory "
+            "(--conf spark.executor.memoryOverhead=2g)"
+        )
     return Unavailable(f"the Spark job failed: {first_line(error)}; run it again")
 
 

@@ -27,7 +27,8 @@ import pyarrow as pa
 from standfast.restore.compare import Kind
 from standfast.restore.digest import Digest, digest_rows, key_hash
 from standfast.restore.fold import versions_of
-from standfast.restore.judgement import UNSURE, KeyFacts, RowVerdict, judge
+from standfast.restore.judgement import UNSURE, KeyFacts, RowVerdict, is_beyond, judge
+from standfast.restore.row_side import RowSide, row_side
 from standfast.restore.spark_batches import SESSION_SUFFIX, WINDOW_SUFFIX, Facts, key_times, numbers
 from standfast.restore.spark_rows import HASH, differ, digest_of, joined, timestamp_bytes
 from standfast.store.segments import earliest_visible_ms
@@ -38,20 +39,26 @@ from standfast.store.value_timestamp import TIMESTAMP
 from standfast.store.versioned import versions_in
 from standfast.store.versioned_row import LATEST_PREFIX, segment_prefix
 
-CHUNK_ROWS = 10_000
+# Of the store's rows that are looked at together: somewhat more than a batch of the log has, which then goes in one.
+CHUNK_BYTES = 32 << 20
+CHUNK_ROWS = 12_000
+STEP_ROWS = 64
 SAMPLE_BITS = 0xFFFF
 DIFFERENCES_MAX = 10_000
+
+FOUND_BYTES = 32 << 20
+FOUND_OVERHEAD_BYTES = 512  # what a row that is kept takes beside its key and values
 
 Side = tuple[int, bytes] | None
 
 
 class Found(NamedTuple):
-    """One row that is not equal: each side as (timestamp, raw value) or None; `offset` of the log's record, or -1."""
+    """One row that is not equal; a side is None where it lacks the row. `offset` of the log's record, or -1."""
 
     kind: RowVerdict
     key: bytes
-    log: Side
-    store: Side
+    log: RowSide | None
+    store: RowSide | None
     offset: int = -1
 
 
@@ -64,16 +71,24 @@ class Outcome:
     found: list[Found] = field(default_factory=list)
     log_digest: Digest = field(default_factory=Digest)
     store_digest: Digest = field(default_factory=Digest)
+    beyond: int = 0  # extra rows that are from beyond the position
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to look: `last` look, rows of the sample only (of 65,536 parts), how many differences to keep."""
+    """How to look: `last` look, rows of the sample only (of 65,536 parts), how many differences to keep.
+
+    `found_bytes` bounds what these take, `value_max` how much of each value is kept (0: nothing). `chunk_bytes` bounds
+    the rows of the store that are looked at together.
+    """
 
     limit: int
     last: bool = False
     sample: int = SAMPLE_BITS + 1
     differences_max: int = DIFFERENCES_MAX
+    found_bytes: int = FOUND_BYTES
+    value_max: int = 0
+    chunk_bytes: int = CHUNK_BYTES
     digest_only: bool = False
 
 
@@ -96,6 +111,7 @@ class _Tally:
         self.settings = settings
         self._keys = keys
         self._versioned = versioned
+        self._left_bytes = settings.found_bytes
 
     def same(self, digest: Digest) -> None:
         """Rows that are equal on both sides."""
@@ -111,13 +127,23 @@ class _Tally:
         verdict = judge(kind, key, self._keys, versioned=self._versioned, last=self.settings.last)
         outcome = self.outcome
         outcome.counts[verdict] = outcome.counts.get(verdict, 0) + 1
+        outcome.beyond += is_beyond(verdict, key, self._keys)
         if verdict not in UNSURE:
             if log is not None:
                 outcome.log_digest += digest_rows([(key, *log)])
             if store is not None:
                 outcome.store_digest += digest_rows([(key, *store)])
-            if len(outcome.found) < self.settings.differences_max:
-                outcome.found.append(Found(verdict, key, log, store, offset))
+            self._keep(verdict, key, log, store, offset)
+
+    def _keep(self, verdict: RowVerdict, key: bytes, log: Side, store: Side, offset: int) -> None:
+        """The first rows only: they go to the driver, which has the rows of all tasks."""
+        found, value_max = self.outcome.found, self.settings.value_max
+        if len(found) >= self.settings.differences_max or self._left_bytes <= 0:
+            return
+        one = Found(verdict, key, row_side(key, log, value_max), row_side(key, store, value_max), offset)
+        found.append(one)
+        values = sum(len(side.value or b"") for side in (one.log, one.store) if side is not None)
+        self._left_bytes -= FOUND_OVERHEAD_BYTES + len(key) + values
 
 
 class _Merge:
@@ -125,7 +151,7 @@ class _Merge:
 
     def __init__(self, store: AnyStore, observed_ms: int, tally: _Tally, settings: Settings) -> None:
         self._spec: StoreSpec = store.spec
-        self._rows = _StoreSide(_latest_rows(store, settings))
+        self._rows = _StoreSide(_latest_rows(store, settings), settings.chunk_bytes)
         self._tally = tally
         self._limit = settings.limit
         self._held: pa.RecordBatch | None = None  # of the last key, which may go on in the next batch
@@ -161,6 +187,19 @@ class _Merge:
         return batch if kept.all() else batch.filter(pa.array(kept))
 
     def _compare(self, batch: pa.RecordBatch) -> None:
+        last = batch.column("key")[-1].as_py()
+        while True:
+            their_keys, their_rows, whole = self._rows.up_to(last)
+            if whole:
+                self._compare_part(batch, their_keys, their_rows)
+                return
+            # The store has more rows between these keys than are held at once: the log's up to the last of them first.
+            at = bisect_right(batch.column("key").to_pylist(), their_keys[-1])
+            self._compare_part(batch.slice(0, at), their_keys, their_rows)
+            batch = batch.slice(at)
+
+    def _compare_part(self, batch: pa.RecordBatch, their_keys: list[bytes], their_rows: list[bytes]) -> None:
+        """Records of the log, and the store's rows of the same range of keys."""
         below = numbers(batch, "offset") < self._limit
         newest = batch if below.all() else batch.filter(pa.array(below))
         alive = newest if not newest.column("value").null_count else newest.filter(newest.column("value").is_valid())
@@ -168,7 +207,6 @@ class _Merge:
             visible = key_times(alive.column("key"), self._suffix) >= self._visible_from
             alive = alive if visible.all() else alive.filter(pa.array(visible))
         keys, rows = alive.column("key").to_pylist(), self._encode(alive)
-        their_keys, their_rows = self._rows.up_to(batch.column("key")[-1].as_py())
         if keys == their_keys and rows == their_rows:
             self._tally.same(digest_of(alive.column(HASH)))
             return
@@ -212,25 +250,34 @@ class _Merge:
 
 
 class _StoreSide:
-    """Rows of the store in key order, taken in chunks."""
+    """Rows of the store in key order, taken in chunks of bounded rows and bytes."""
 
-    def __init__(self, rows: Iterator[tuple[bytes, bytes]]) -> None:
+    def __init__(self, rows: Iterator[tuple[bytes, bytes]], bytes_max: int) -> None:
         self._rows = rows
+        self._bytes_max = bytes_max
         self._keys: list[bytes] = []
         self._values: list[bytes] = []
+        self._ended = False
 
-    def up_to(self, last: bytes) -> tuple[list[bytes], list[bytes]]:
-        """All rows that were not taken yet with key <= last."""
-        while not self._keys or self._keys[-1] <= last:
-            chunk = list(islice(self._rows, CHUNK_ROWS))
-            if not chunk:
-                break
-            self._keys += map(itemgetter(0), chunk)
-            self._values += map(itemgetter(1), chunk)
+    def up_to(self, last: bytes) -> tuple[list[bytes], list[bytes], bool]:
+        """Rows that were not taken yet with key <= last, and whether these are all; else there is at least one."""
+        self._fill()
+        whole = self._ended or self._keys[-1] > last
         at = bisect_right(self._keys, last)
         keys, values = self._keys[:at], self._values[:at]
         del self._keys[:at], self._values[:at]
-        return keys, values
+        return keys, values, whole
+
+    def _fill(self) -> None:
+        """What is held is never more than a chunk and a step: rows may be of any size."""
+        size = sum(map(len, self._values))
+        while not self._ended and len(self._keys) < CHUNK_ROWS and size < self._bytes_max:
+            step = list(islice(self._rows, STEP_ROWS))
+            self._ended = len(step) < STEP_ROWS
+            self._keys += map(itemgetter(0), step)
+            values = list(map(itemgetter(1), step))
+            size += sum(map(len, values))
+            self._values += values
 
     def rest(self) -> Iterator[tuple[bytes, bytes]]:
         """What is left."""

@@ -122,11 +122,12 @@ class PipelineDone:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How records are read, and how large files are made."""
+    """How records are read, how large files are made, and whether values of rows that differ are kept."""
 
     source: SourceName = "native"
     options: Mapping[str, str] = field(default_factory=dict)
     file_bytes: int = FILE_BYTES
+    include_values: bool = False
 
 
 def worst(verdicts: set[str]) -> str:
@@ -270,6 +271,7 @@ class _Run:
             now_ms=began_ms,
             source=self.reader.source,
             connector_options=self.reader.options,
+            include_values=self.reader.include_values,
             on_tasks=self.steps.tasks,
         )
         compared = _compared(made.manifest, seen.verdicts, plan) if made is not None else Compared()

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -37,12 +38,17 @@ PlaceKind = Literal["task", "manifest"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One task's state."""
+    """One task's state. A folder's address is absolute: tasks of Spark run in folders of their own."""
 
     app: str
     task: TaskId
     address: str
     kind: PlaceKind = "task"
+
+    def __post_init__(self) -> None:
+        """Here, and not in the task: that is where a relative path means what the user meant."""
+        if "://" not in self.address:
+            object.__setattr__(self, "address", str(Path(self.address).absolute()))
 
 
 @contextmanager
@@ -108,13 +114,28 @@ def _manifest_store(manifest: Manifest, number: int, engine: Engine) -> StoreAtR
     return StoreAtRest(view(engine, spec, times), dict(manifest.definition), position, times)
 
 
+def stores_of(places: Iterable[Place]) -> Iterator[tuple[Place, dict[str, StoreAtRest]]]:
+    """All stores of each place, for what their records say; their rows cannot be read any more.
+
+    A manifest speaks for all its partitions and is read once.
+    """
+    manifests: dict[str, Manifest] = {}
+    for place in places:
+        if place.kind == "task":
+            with local_copy(place.address) as path, open_task(path) as engine:
+                found = {name: store_of(engine, name, place.address) for name in definitions_of(engine, place.address)}
+            yield place, found
+            continue
+        if place.address not in manifests:
+            manifests[place.address] = manifest_of(Folder(place.address))
+        manifest = manifests[place.address]
+        yield place, {manifest.store: _manifest_store(manifest, place.task.partition, MemoryEngine())}
+
+
 def stores_in(place: Place) -> dict[str, StoreAtRest]:
-    """All stores of a place, for what their records say; their rows cannot be read any more."""
-    if place.kind == "manifest":
-        manifest = manifest_of(Folder(place.address))
-        return {manifest.store: _manifest_store(manifest, place.task.partition, MemoryEngine())}
-    with local_copy(place.address) as path, open_task(path) as engine:
-        return {name: store_of(engine, name, place.address) for name in definitions_of(engine, place.address)}
+    """As `stores_of`, of one place."""
+    ((_, found),) = stores_of([place])
+    return found
 
 
 def manifest_of(folder: Folder) -> Manifest:
@@ -122,7 +143,13 @@ def manifest_of(folder: Folder) -> Manifest:
     raw = folder.read(FILE_NAME)
     if raw is None:
         raise InvalidRequest(f"{folder} has no {FILE_NAME}: it is no such folder, or its making was cut short")
-    return parse_manifest(raw, f"{folder}/{FILE_NAME}")
+    return _parsed(raw, f"{folder}/{FILE_NAME}")
+
+
+@lru_cache(maxsize=2)
+def _parsed(raw: bytes, where: str) -> Manifest:
+    """Each task of a process needs the same one, and it grows with the number of partitions."""
+    return parse_manifest(raw, where)
 
 
 def manifest_places(address: str) -> list[Place]:

@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 MASTER_DEFAULT = "local[*]"
 INSTALL = "pip install 'standfast[spark]'"
 JAVA_MAJORS = (17, 21)  # what Spark 4 is built and tested for
+SPARK_RELEASE = "4.0."
 STDERR_LINES = 15
 PROBES_MAX = 64
+BATCH_ROWS = 10_000
+BATCH_BYTES = 16 << 20
 ARTIFACTS = Path("artifacts")  # where Spark keeps what users add to a session, relative to where it was started
 LOG4J = """rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = console
@@ -51,8 +54,9 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
-    # Rows, not bytes, bound a batch on its way to Python: see `batch_rows`.
+    # Bytes bound a batch on its way to Python only in some of Spark's operators, rows in all: see `batch_rows`.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(BATCH_BYTES),
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
     "spark.python.worker.reuse": "true",
 }
@@ -84,12 +88,27 @@ class SparkPlace:
 
 
 def submitted() -> bool:
-    """Whether spark-submit, or an address of Spark Connect, has settled where this runs."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
+    """Whether spark-submit has settled where this runs."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def check_not_remote(master: str | None = None) -> None:
+    """Raise BadConfig for Spark Connect, whose sessions lack what progress and the look at executors need."""
+    remote = f"--master {master}" if (master or "").startswith("sc://") else ""
+    if not remote and os.environ.get("SPARK_REMOTE"):
+        remote = f"SPARK_REMOTE={os.environ['SPARK_REMOTE']}"
+    if remote:
+        raise BadConfig(
+            [
+                f"{remote} asks for Spark Connect, which standfast does not run on: leave it out, and name the cluster "
+                "with --master spark://host:7077 (yarn, k8s://...) or start this with spark-submit"
+            ]
+        )
 
 
 def check_libraries() -> None:
-    """Raise BadConfig, with the line that repairs it, if a library of the extra is missing or not the right one."""
+    """Raise BadConfig, with what repairs it, for a library of the extra that is missing or wrong, or a remote Spark."""
+    check_not_remote()
     found: dict[str, str] = {}
     missing = []
     for name in ("pyspark", "pyarrow", "pandas"):
@@ -110,8 +129,9 @@ def library_problems(versions: Mapping[str, str]) -> list[str]:
     """What is wrong with these versions of pyspark, pyarrow and pandas."""
     major = {name: int(version.partition(".")[0]) for name, version in versions.items()}
     problems = []
-    if major.get("pyspark", 4) != 4:
-        problems.append(f"pyspark {versions['pyspark']} is not supported: pip install 'pyspark>=4.0,<5'")
+    # The release that all of this is tested with; sources in Python change from one to the next.
+    if not versions.get("pyspark", SPARK_RELEASE).startswith(SPARK_RELEASE):
+        problems.append(f"pyspark {versions['pyspark']} is not supported: pip install 'pyspark>=4.0,<4.1'")
     if major.get("pandas", 2) > 2:
         problems.append(f"pandas {versions['pandas']} does not go with Spark 4: pip install 'pandas>=2.2,<3'")
     if major.get("pyarrow", 18) < 18:
@@ -122,6 +142,7 @@ def library_problems(versions: Mapping[str, str]) -> list[str]:
 def open_session(name: str, place: SparkPlace) -> SparkSession:
     """A session. Raises BadConfig for what cannot work, Unavailable if it does not start."""
     check_libraries()
+    check_not_remote(place.master)
     if place.java_major and place.java_major < JAVA_MAJORS[0]:
         raise BadConfig([_wrong_java(place.java_major)])
     from pyspark.sql import SparkSession
@@ -207,8 +228,8 @@ def executor_error(error: Exception) -> BadConfig | Unavailable:
 
 
 def batch_rows(average_bytes: float) -> int:
-    """Rows of an Arrow batch, so that it stays near 16 MiB: Spark bounds batches by rows only."""
-    return max(64, min(10_000, int((16 << 20) / max(average_bytes, 1.0))))
+    """Rows of an Arrow batch, so that it stays near 16 MiB: Spark bounds batches by rows."""
+    return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(average_bytes, 1.0))))
 
 
 def first_line(error: BaseException) -> str:

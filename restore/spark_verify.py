@@ -12,9 +12,8 @@ verify of one process. It reads only.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -22,15 +21,24 @@ import pyarrow as pa
 from standfast.replication.log import Log, TopicInfo
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.restore.compare import DIFFERENCES_MAX
-from standfast.restore.digest import Digest, digest_rows, key_hash, row_hash
-from standfast.restore.judgement import REASONS, KeyFacts, RowVerdict, conclude, deletes_expired
-from standfast.restore.preflight import Preflight
+from standfast.restore.digest import digest_rows, key_hash
+from standfast.restore.judgement import REASONS, KeyFacts, conclude, deletes_expired
+from standfast.restore.preflight import Preflight, average_bytes
+from standfast.restore.row_side import VALUE_MAX_BYTES
 from standfast.restore.spark_batches import Facts, StoreShape, numbers
 from standfast.restore.spark_frames import Mapper, OnTasks, Reading, run_partitions
 from standfast.restore.spark_merge import SAMPLE_BITS, Found, Outcome, Settings, merge_partition
-from standfast.restore.spark_places import Place, open_place, stores_in
+from standfast.restore.spark_places import Place, open_place, stores_of
 from standfast.restore.spark_rows import Counts, fold_rows, partitions_of
 from standfast.restore.spark_source import SourceName
+from standfast.restore.spark_verify_rows import (
+    FOUND_ROWS,
+    OUT_DDL,
+    found_batch,
+    load_found,
+    load_summary,
+    summary_batch,
+)
 from standfast.restore.verify import ATTEMPTS, RowDifference, StoreVerdict, inconclusive, mismatch
 from standfast.store import serde as serdes
 from standfast.store.cut import Position, StoreTimes
@@ -41,24 +49,9 @@ from standfast.store.specs import StoreSpec
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OUT = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("summary", pa.string()),
-        ("kind", pa.string()),
-        ("key", pa.binary()),
-        ("log_timestamp", pa.int64()),
-        ("log_value", pa.binary()),
-        ("store_timestamp", pa.int64()),
-        ("store_value", pa.binary()),
-        ("log_offset", pa.int64()),
-    ]
-)
-OUT_DDL = (
-    "partition int, summary string, kind string, key binary, log_timestamp bigint, log_value binary, "
-    "store_timestamp bigint, store_value binary, log_offset bigint"
-)
-FOUND_ROWS = 1_000  # differences in one batch
+FOUND_MAX = 10_000  # rows that are kept of each partition, and bytes of all those of a store: they end in the driver
+FOUND_BYTES = 32 << 20
+FOUND_BYTES_MIN = 32 << 10
 
 
 class StoredAt(NamedTuple):
@@ -112,8 +105,8 @@ def stored_stores(places: Sequence[Place], name: str | None = None) -> dict[str,
     """Logged stores of these places, by name and partition. Raises UnknownStore, InvalidRequest for a mixed lot."""
     found: dict[str, dict[int, StoredAt]] = {}
     definitions: dict[str, Mapping[str, Any]] = {}
-    for place in places:
-        for store, at_rest in stores_in(place).items():
+    for place, at_place in stores_of(places):
+        for store, at_rest in at_place.items():
             kept = at_rest.definition["logging"] and at_rest.definition.get("engine") != "memory"
             if name not in (None, store) or not kept:
                 continue
@@ -137,27 +130,30 @@ def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -
     info = log.admin.describe_topic(topic)
     untold: list[StoreVerdict] = []
     ranges: dict[int, Bounds] = {}
+    asked = [number for number, at in stored.items() if not mismatch(at.position, info, number, None)]
     reader = log.reader()
     try:
+        # All in one question: a topic may have a thousand partitions.
+        bounds = reader.bounds([TopicPartition(topic, number) for number in sorted(asked)]) if asked else {}
         for partition, at_rest in sorted(stored.items()):
             source = TopicPartition(topic, partition)
-            reason, bounds = mismatch(at_rest.position, info, partition, None), None
-            if not reason:
-                bounds = reader.bounds([source])[source]
-                reason = mismatch(at_rest.position, info, partition, bounds)
+            span = bounds.get(source)
+            reason = mismatch(at_rest.position, info, partition, span)
             if reason:
                 task, observed_ms = at_rest.place.task, at_rest.times.observed_ms
-                untold.append(
-                    inconclusive(spec, task, source, reason, at_rest.position, bounds, observed_ms=observed_ms)
-                )
-            elif bounds is not None:
-                ranges[partition] = bounds
+                untold.append(inconclusive(spec, task, source, reason, at_rest.position, span, observed_ms=observed_ms))
+            elif span is not None:
+                ranges[partition] = span
+        try:
+            average = average_bytes(reader, topic, ranges)
+        except StateLost:
+            average = 0.0  # cut off since the question: the job finds that out, and says it of the partitions
     finally:
         reader.close()
     what = None
     if info is not None and ranges:
         ends = {number: span.end for number, span in ranges.items()}
-        what = Preflight(log.address, app, spec, info, ranges, ends, 0.0)
+        what = Preflight(log.address, app, spec, info, ranges, ends, average)
     return StorePlan(app, spec, definition, info, stored, what, tuple(untold))
 
 
@@ -171,14 +167,24 @@ def verify_store(
     connector_options: Mapping[str, str] | None = None,
     sample: float = 1.0,
     digest_only: bool = False,
-    differences_max: int = 10_000,
+    include_values: bool = False,
+    shown_max: int = DIFFERENCES_MAX,
     on_tasks: OnTasks | None = None,
 ) -> Verified:
-    """Verify one store. Rows that may have changed under the reader are looked at once more before they are judged."""
+    """Verify one store. Rows that may have changed under the reader are looked at once more before they are judged.
+
+    A verdict has the first `shown_max` rows that differ, `found` more of them: FOUND_MAX of a partition, FOUND_BYTES in
+    all. Values stay where they are unless `include_values`; then their first bytes come along.
+    """
     verdicts = {verdict.task.partition: verdict for verdict in plan.untold}
     found: dict[int, list[Found]] = {}
     settings = Settings(
-        0, sample=max(1, round(sample * (SAMPLE_BITS + 1))), differences_max=differences_max, digest_only=digest_only
+        0,
+        sample=max(1, round(sample * (SAMPLE_BITS + 1))),
+        differences_max=max(FOUND_MAX, shown_max),
+        found_bytes=max(FOUND_BYTES_MIN, FOUND_BYTES // max(1, len(plan.stored))),
+        value_max=VALUE_MAX_BYTES if include_values else 0,
+        digest_only=digest_only,
     )
     what = plan.what
     for attempt in range(1, ATTEMPTS + 1):
@@ -198,7 +204,7 @@ def verify_store(
                 again.append(number)
                 continue
             found[number] = outcome.found
-            verdicts[number] = _verdict(plan, what.ranges[number], number, facts, outcome, settings)
+            verdicts[number] = _verdict(plan, what.ranges[number], number, facts, outcome, settings, shown_max)
         what = _again(log, plan, what, again, verdicts)
     rows = tuple((plan.spec.name, number, one) for number in sorted(found) for one in found[number])
     return Verified(tuple(verdicts[number] for number in sorted(verdicts)), rows)
@@ -255,9 +261,9 @@ def _look(
     found: dict[int, list[Found]] = {}
     for row in run_partitions(spark, reading, _merging(job), OUT_DDL, on_tasks):
         if row.summary is None:
-            found.setdefault(row.partition, []).append(_found(row))
+            found.setdefault(row.partition, []).append(load_found(row))
         else:
-            looked[row.partition] = _load(row.summary)
+            looked[row.partition] = load_summary(row.summary)
     if looked.keys() != set(what.ranges):
         raise InternalError(f"verify: partitions {sorted(set(what.ranges) - looked.keys())} gave no answer")
     for number, rows in found.items():
@@ -269,9 +275,9 @@ def _merging(job: _Job) -> Mapper:
     def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for facts, own in partitions_of(batches):
             outcome = verify_partition(job, facts, own)
-            yield _summary_batch(facts, outcome)
+            yield summary_batch(facts, outcome)
             for at in range(0, len(outcome.found), FOUND_ROWS):
-                yield _found_batch(facts.partition, outcome.found[at : at + FOUND_ROWS])
+                yield found_batch(facts.partition, outcome.found[at : at + FOUND_ROWS])
 
     return compare
 
@@ -312,7 +318,13 @@ def _digests(job: _Job, facts: Facts, batches: Iterator[pa.RecordBatch], store: 
 
 
 def _verdict(
-    plan: StorePlan, span: Bounds, number: int, facts: Facts, outcome: Outcome, settings: Settings
+    plan: StorePlan,
+    span: Bounds,
+    number: int,
+    facts: Facts,
+    outcome: Outcome,
+    settings: Settings,
+    shown_max: int,
 ) -> StoreVerdict:
     at_rest = plan.stored[number]
     assert at_rest.position is not None and plan.what is not None
@@ -329,12 +341,20 @@ def _verdict(
         verdict, reason = ("equal", "") if equal else ("inconclusive", "digest-only") if gone else ("different", "")
         matched = outcome.log_digest.count if equal else 0
     else:
-        verdict, reason = conclude(wrong, unsure, lost, matched, serdes_known=known)
-    named = {"begin": span.begin, "lost": lost, "indeterminate": unsure, "topic": source.topic}
+        verdict, reason = conclude(wrong, unsure, lost, matched, beyond=outcome.beyond, serdes_known=known)
+    named = {
+        "begin": span.begin,
+        "lost": lost,
+        "indeterminate": unsure,
+        "rows": matched + sum(counts.values()),
+        "position": at_rest.position.offset,
+        "beyond": outcome.beyond,
+        "topic": source.topic,
+    }
     shown = (
         ()
         if reason == "serdes-unknown"
-        else tuple(RowDifference(one.kind, one.key, one.log, one.store) for one in outcome.found[:DIFFERENCES_MAX])
+        else tuple(RowDifference(one.kind, one.key, one.log, one.store) for one in outcome.found[:shown_max])
     )
     return StoreVerdict(
         store=plan.spec.name,
@@ -362,52 +382,6 @@ def _verdict(
     )
 
 
-def _summary_batch(facts: Facts, outcome: Outcome) -> pa.RecordBatch:
-    summary = {
-        "facts": asdict(facts),
-        "matched": outcome.matched,
-        "counts": outcome.counts,
-        "log_digest": outcome.log_digest.hex(),
-        "store_digest": outcome.store_digest.hex(),
-    }
-    cells: dict[str, list[Any]] = {name: [None] for name in OUT.names}
-    cells |= {"partition": [facts.partition], "summary": [json.dumps(summary)]}
-    return pa.RecordBatch.from_pydict(cells, schema=OUT)
-
-
-def _load(text: str) -> tuple[Facts, Outcome]:
-    summary = json.loads(text)
-    counts: dict[RowVerdict, int] = summary["counts"]
-    digests = Digest.from_hex(summary["log_digest"]), Digest.from_hex(summary["store_digest"])
-    return Facts(**summary["facts"]), Outcome(summary["matched"], counts, [], *digests)
-
-
-def _found_batch(partition: int, found: Sequence[Found]) -> pa.RecordBatch:
-    cells = {
-        "partition": [partition] * len(found),
-        "summary": [None] * len(found),
-        "kind": [one.kind for one in found],
-        "key": [one.key for one in found],
-        "log_timestamp": [None if one.log is None else one.log[0] for one in found],
-        "log_value": [None if one.log is None else one.log[1] for one in found],
-        "store_timestamp": [None if one.store is None else one.store[0] for one in found],
-        "store_value": [None if one.store is None else one.store[1] for one in found],
-        "log_offset": [one.offset for one in found],
-    }
-    return pa.RecordBatch.from_pydict(cells, schema=OUT)
-
-
-def _found(row: Any) -> Found:
-    log = None if row.log_timestamp is None else (row.log_timestamp, bytes(row.log_value))
-    store = None if row.store_timestamp is None else (row.store_timestamp, bytes(row.store_value))
-    return Found(row.kind, bytes(row.key), log, store, row.log_offset)
-
-
 def _own_serdes(definition: Mapping[str, Any]) -> bool:
     """Whether a serde of the store is the application's own, and not known here."""
     return any(serdes.by_name(definition[part]) is None for part in ("key", "value"))
-
-
-def found_hash(key: bytes, side: tuple[int, bytes] | None) -> int | None:
-    """Hash of one side of a difference, None where the side lacks the row."""
-    return None if side is None else row_hash(key, *side)

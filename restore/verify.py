@@ -22,7 +22,18 @@ from standfast.replication.source_records import as_logged
 from standfast.restore.compare import DIFFERENCES_MAX, Comparison, Difference, compare_rows
 from standfast.restore.digest import Digest, LogicalRow, digest_rows
 from standfast.restore.fold import Fold, fold_for
-from standfast.restore.judgement import REASONS, UNSURE, KeyFacts, RowVerdict, Verdict, conclude, deletes_expired, judge
+from standfast.restore.judgement import (
+    REASONS,
+    UNSURE,
+    KeyFacts,
+    RowVerdict,
+    Verdict,
+    conclude,
+    deletes_expired,
+    is_beyond,
+    judge,
+)
+from standfast.restore.row_side import RowSide, row_side
 from standfast.restore.spans import fetch_span
 from standfast.store.cut import Position
 from standfast.store.errors import StateLost, UnknownStore
@@ -36,12 +47,12 @@ ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
-    """One row that is wrong: `log` and `store` are (timestamp, raw value), None where a side lacks the row."""
+    """One row that is wrong; `log` and `store` are None where a side lacks the row."""
 
     kind: RowVerdict
     key: bytes
-    log: tuple[int, bytes] | None
-    store: tuple[int, bytes] | None
+    log: RowSide | None
+    store: RowSide | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,7 @@ class _Target:
     info: TopicInfo | None
     now_ms: int
     serdes_known: bool = True
+    value_max: int | None = None
 
     def records_of(self, batch: Fetched) -> Sequence[Record]:
         """Records of a batch as the store logs them."""
@@ -156,6 +168,7 @@ def verify_task(
     *,
     now_ms: int,
     differences_max: int = DIFFERENCES_MAX,
+    value_max: int | None = None,
     on_records: Callable[[int], None] | None = None,
     serdes_unknown: Collection[str] = (),
 ) -> tuple[StoreVerdict, ...]:
@@ -163,8 +176,9 @@ def verify_task(
 
     `stores` show committed rows only, with the observed times of the cut that `positions` are from: views of files at
     rest, or `committed_views` of a live task. `now_ms` is wall time, as in the positions. `on_records` is called with
-    the number of records of each batch read. `serdes_unknown` are stores opened over raw bytes because their serdes are
-    the application's own: if such a store is read from a source topic, rows that differ prove nothing.
+    the number of records of each batch read. `value_max` bytes of the values of rows that differ are kept: all by
+    default, 0 for none. `serdes_unknown` are stores opened over raw bytes because their serdes are the application's
+    own: if such a store is read from a source topic, rows that differ prove nothing.
     Raises Unavailable if the log does not answer, Corruption for damaged rows.
     """
     reader = log.reader()
@@ -175,7 +189,7 @@ def verify_task(
             info = log.admin.describe_topic(topic)
             changelog = TopicPartition(topic, task.partition)
             known = name not in serdes_unknown
-            target = _Target(task, store, positions.get(name), changelog, info, now_ms, known)
+            target = _Target(task, store, positions.get(name), changelog, info, now_ms, known, value_max)
             verdicts.append(_verify_store(target, reader, differences_max, on_records or _ignore))
         return tuple(verdicts)
     finally:
@@ -234,6 +248,7 @@ def _compare(
     # All differences are needed, since compaction explains some of them; both sides are in memory or as small.
     compared = compare_rows(in_log, in_store, versioned=versioned, differences_max=2**62)
     judged: list[tuple[Difference, RowVerdict]] = []
+    beyond = 0
     if compared.mismatches:
         keys = {difference.key for difference in compared.differences}
         facts = _facts(target, reader, bounds, keys, records < position - bounds.begin, on_records)
@@ -242,7 +257,9 @@ def _compare(
         ]
         if any(verdict == "again" for _, verdict in judged):
             return None
-    return _conclude(target, bounds, records, compared, judged, (in_log.digest, in_store.digest), differences_max)
+        beyond = sum(is_beyond(verdict, one.key, facts) for one, verdict in judged)
+    digests = in_log.digest, in_store.digest
+    return _conclude(target, bounds, records, compared, judged, digests, differences_max, beyond)
 
 
 def _conclude(
@@ -253,22 +270,31 @@ def _conclude(
     judged: list[tuple[Difference, RowVerdict]],
     digests: tuple[Digest, Digest],
     differences_max: int,
+    beyond: int,
 ) -> StoreVerdict:
     unsure = [one for one, verdict in judged if verdict in UNSURE]
-    wrong = [
-        RowDifference(verdict, one.key, one.expected, one.actual) for one, verdict in judged if verdict not in UNSURE
-    ]
+    wrong = [(verdict, one) for one, verdict in judged if verdict not in UNSURE]
     counts: dict[RowVerdict, int] = {}
     for _, verdict in judged:
         counts[verdict] = counts.get(verdict, 0) + 1
     lost = counts.get("lost", 0)
     guessed = target.store.spec.from_source and not target.serdes_known
-    conclusion, reason = conclude(len(wrong), len(unsure), lost, compared.matched, serdes_known=not guessed)
+    conclusion, reason = conclude(
+        len(wrong), len(unsure), lost, compared.matched, beyond=beyond, serdes_known=not guessed
+    )
     if reason == "serdes-unknown":
         wrong = []
     assert target.position is not None
     position = target.position.offset
-    named = {"begin": bounds.begin, "lost": lost, "indeterminate": len(unsure), "topic": target.changelog.topic}
+    named = {
+        "begin": bounds.begin,
+        "lost": lost,
+        "indeterminate": len(unsure),
+        "rows": compared.matched + len(judged),
+        "position": position,
+        "beyond": beyond,
+        "topic": target.changelog.topic,
+    }
     explanation = REASONS[reason].format(**named) if reason else ""
     return StoreVerdict(
         store=target.store.name,
@@ -291,9 +317,14 @@ def _conclude(
         indeterminate=len(unsure),
         log_digest=_without(digests[0], ((one.key, *one.expected) for one in unsure if one.expected is not None)),
         store_digest=_without(digests[1], ((one.key, *one.actual) for one in unsure if one.actual is not None)),
-        differences=tuple(wrong[:differences_max]),
+        differences=tuple(_shown(verdict, one, target.value_max) for verdict, one in wrong[:differences_max]),
         truncated=len(wrong) > differences_max,
     )
+
+
+def _shown(verdict: RowVerdict, one: Difference, value_max: int | None) -> RowDifference:
+    sides = (row_side(one.key, side, value_max) for side in (one.expected, one.actual))
+    return RowDifference(verdict, one.key, *sides)
 
 
 def fold_of(spec: StoreSpec) -> Fold:

@@ -20,6 +20,7 @@ from standfast.restore.at_rest import view
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.judgement import KeyFacts
 from standfast.restore.manifest import ManifestFile
+from standfast.restore.row_side import RowSide
 from standfast.restore.spark_batches import StoreShape
 from standfast.restore.spark_merge import Outcome, Settings, merge_partition
 from standfast.restore.spark_rebuild import RebuildJob, write_partition
@@ -160,7 +161,7 @@ def merge(live: TaskStores, spec: StoreSpec, records: list[Record], limit: int, 
     return merge_partition(own, rows, facts, KeyFacts(0, compacted=compacted), Settings(limit, last=True))
 
 
-def identity(kind: str, key: bytes, side: tuple[int, bytes] | None) -> Any:
+def identity(kind: str, key: bytes, side: RowSide | None) -> Any:
     assert side is not None
     return (key, side[0]) if kind == "versioned" else key
 

@@ -135,3 +135,20 @@ def test_cases_are_of_every_verdict() -> None:
     for _ in range(100):
         seen.update(told_and_wanted(drawn(rng))[1].keys())
     assert min(seen[name] for name in ("missing", "different", "stale", "extra", "lost", "indeterminate")) >= 3, seen
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(KINDS), st.integers(1, 40), st.integers(0, 40))
+def test_rows_beyond_a_position_that_is_too_low_are_extra_where_the_log_has_no_gaps(
+    kind: str, count: int, low: int
+) -> None:
+    spec, records = SPECS[kind], made(kind, [(number, number, False) for number in range(count)])
+    position = min(low, count)
+    with tempfile.TemporaryDirectory() as name:
+        stores = applied(Path(name) / "live", spec, records)
+        outcome = merged(stores, spec, records, 2 * position, KeyFacts(0, compacted=False))
+        stores.close()
+    beyond = {one.key for one in records[position:]}
+    assert {one.key for one in outcome.found if one.kind == "extra"} == beyond
+    assert outcome.counts == ({"extra": len(beyond)} if beyond else {})
+    assert (outcome.matched, outcome.beyond) == (position, len(beyond))

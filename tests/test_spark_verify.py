@@ -104,7 +104,7 @@ def test_verdicts_are_those_of_the_verify_of_one_process(spark: Any, bench: Benc
             opened.task.task, stores, opened.cut.positions, bench.log, "app", now_ms=bench.clock.wall_ms()
         )
     for one in alone:
-        other = only(verify(spark, bench, one.store))
+        other = only(verify(spark, bench, one.store, include_values=True))
         counts = ("matched", "missing", "extra", "different", "stale", "indeterminate", "records")
         assert {name: getattr(other, name) for name in counts} == {name: getattr(one, name) for name in counts}
         assert (other.verdict, other.log_digest, other.store_digest) == (
@@ -178,9 +178,10 @@ def test_version_in_the_middle_of_a_history_is_found(spark: Any, bench: Bench) -
                 engine.write({"ver": {key: value.replace(b"v2", b"vX")}})
 
     damage(bench, change)
-    done = verify(spark, bench, "ver")
+    done = verify(spark, bench, "ver", include_values=True)
     ((_, _, found),) = done.found
-    assert (found.kind, found.log, found.store) == (
+    assert found.log is not None and found.store is not None
+    assert (found.kind, found.log[:2], found.store[:2]) == (
         "different",
         (START_MS + 2 * HOUR_MS, b"v2"),
         (START_MS + 2 * HOUR_MS, b"vX"),
@@ -263,21 +264,27 @@ def test_folder_with_a_manifest_and_a_store_by_address(spark: Any, bench: Bench,
 def test_report_is_three_files_and_the_page_is_whole_by_itself(spark: Any, bench: Bench, tmp_path: Path) -> None:
     filled(bench, 50)
     damage(bench, lambda engine: engine.write({"kv": {b"<b>&": row(b"\xff\x00"), b"k000001": None}}))
-    code, summary, page = reported(spark, bench, tmp_path)
+    code, summary, page = reported(spark, bench, tmp_path, limit=1)
     assert code == 1
     assert summary["verdict"] == "different"
+    (store,) = (one for one in summary["stores"] if one["verdict"] == "different")
+    assert (len(store["differences"]), store["truncated"]) == (1, True)
+    assert "0xff00" not in page and "2 B #" in page and "value_hex" not in json.dumps(summary)
     rows = parquet.read_table(tmp_path / "report" / DIFFERENCES).to_pylist()
     assert [(one["row"], one["key"]) for one in rows] == [("extra", b"<b>&"), ("missing", b"k000001")]
     assert rows[1]["log_hash"] is not None
-    assert rows[1]["log_value"] is None
+    assert (rows[1]["log_value"], rows[1]["log_value_bytes"]) == (None, 2)
     assert "&lt;b&gt;&amp;" in page
     assert "<svg" in page
     assert "<b>" not in page
     assert "http" not in page
+    code, summary, page = reported(spark, bench, tmp_path, include_values=True)
     assert "0xff00" in page
+    rows = parquet.read_table(tmp_path / "report" / DIFFERENCES).to_pylist()
+    assert rows[1]["log_value"] == b"v1"
 
 
-def reported(spark: Any, bench: Bench, tmp_path: Path) -> tuple[int, dict[str, Any], str]:
+def reported(spark: Any, bench: Bench, tmp_path: Path, **given: Any) -> tuple[int, dict[str, Any], str]:
     """The command with the tests' own session, as `--report` gives it."""
 
     @contextmanager
@@ -289,9 +296,18 @@ def reported(spark: Any, bench: Bench, tmp_path: Path) -> tuple[int, dict[str, A
         snapshot=None, report=str(tmp_path / "report"), include_values=False, sample=1.0, digest_only=False,
         source="native", limit=20,
     )  # fmt: skip
-    code = run_verify_spark(args, Output(as_json=True), own)
+    vars(args).update(given)
+    code = run_verify_spark(args, Output(as_json=given.get("as_json", True)), own)
     folder = tmp_path / "report"
     return code, json.loads((folder / SUMMARY).read_text()), (folder / PAGE).read_text()
+
+
+def test_sample_is_told_on_the_terminal(
+    spark: Any, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(bench, 50)
+    assert reported(spark, bench, tmp_path, sample=0.5, as_json=False)[0] == 0
+    assert "app: equal, of a sample of 50.0000% of the keys (report:" in capsys.readouterr().out
 
 
 def test_bad_input_is_refused_before_spark_starts(
@@ -328,5 +344,5 @@ def test_report_of_nothing_is_a_page_too(tmp_path: Path) -> None:
         "source": "native",
         "sample": 1,
     }
-    write_report(Folder(str(tmp_path)), summary, [], values=True)
+    write_report(Folder(str(tmp_path)), summary, [])
     assert "None." in (tmp_path / PAGE).read_text()

@@ -64,6 +64,7 @@ PURE = {
     "restore/pipeline_html.py",
     "restore/report_html.py",
     "restore/report_parts.py",
+    "restore/row_side.py",
     "restore/worker_protocol.py",
     "stream/control.py",
     "stream/open_windows.py",

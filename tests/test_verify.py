@@ -19,6 +19,7 @@ import standfast as sf
 from standfast.ops.cli import main
 from standfast.ops.offline import find_tasks, open_tasks
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.restore.digest import row_hash
 from standfast.restore.verify import StoreVerdict, committed_views, verify_task
 from standfast.store.kinds import open_store
 from standfast.store.rocks import RocksEngine, RocksShared
@@ -172,7 +173,9 @@ def test_wrong_timestamp_alone_is_a_different_row(bench: Bench) -> None:
     fill(bench).close()
     damage(bench, lambda engine: engine.write({"kv": {b"k3": TIMESTAMP.pack(7) + b"v"}}))
     (row,) = verify(bench)["kv"].differences
-    assert (row.kind, row.log, row.store) == ("different", (START_MS + 3, b"v"), (7, b"v"))
+    assert row.log is not None and row.store is not None
+    assert (row.kind, row.log[:3], row.store[:3]) == ("different", (START_MS + 3, b"v", 1), (7, b"v", 1))
+    assert row.log.hash == row_hash(b"k3", START_MS + 3, b"v") != row.store.hash
 
 
 @pytest.mark.parametrize("store", KINDS)
@@ -226,6 +229,46 @@ def test_superseded_records_that_compaction_removed_leave_their_rows_indetermina
     found = verify(bench)["kv"]
     assert (found.verdict, found.indeterminate) == ("different", 2)
     assert {(row.kind, row.key) for row in found.differences} == {("missing", b"k4"), ("extra", b"never")}
+
+
+def test_position_that_is_too_low_is_different_and_the_rows_beyond_it_are_named(bench: Bench) -> None:
+    fill(bench).close()
+    with open_tasks([task for task in find_tasks(bench.root / "a", "app") if task.task == TASK]) as (opened,):
+        parts = {name: opened.part(name) for name in opened.definitions}
+        stores = {name: open_store(part.spec, part.rows) for name, part in parts.items()}
+        low = {name: position._replace(offset=3) for name, position in opened.cut.positions.items()}
+        found = verify_task(TASK, stores, low, bench.log, "app", now_ms=bench.clock.wall_ms())
+    for one in found:
+        assert (one.verdict, one.reason, one.matched, one.extra, one.indeterminate) == (
+            "different",
+            "beyond-position",
+            3,
+            2,
+            0,
+        )
+        assert [row.key[:2] for row in one.differences] == [b"k3", b"k4"]
+        assert "2 extra rows" in one.explanation and "position 3" in one.explanation
+
+
+def test_command_does_not_say_equal_without_the_rows_that_could_not_be_told(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(bench).close()
+    other = bench.active("b")
+    for number in (1, 2):
+        other.task(0).store("kv").put(f"k{number}", "newer")
+    other.task(0).commit()
+    assert bench.embedded.compact("app-kv-changelog", bench.clock.wall_ms()) == 2
+    assert main(command(bench)) == 0
+    printed = capsys.readouterr().out
+    assert "app: equal, but 2 rows could not be told" in printed
+    assert "2 of 5 rows could not be told" in printed
+    assert main(command(bench, "--json")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["indeterminate"] == 2
+    assert [one["reason"] for one in document["stores"] if one["store"] == "kv" and one["partition"] == 0] == [
+        "compacted-in-part"
+    ]
 
 
 def test_store_of_which_every_row_was_superseded_and_compacted_is_inconclusive(bench: Bench) -> None:
@@ -354,11 +397,30 @@ def test_command_tells_differences_with_exit_code_1(bench: Bench, capsys: pytest
     (store,) = (one for one in document["stores"] if one["verdict"] == "different")
     extra, missing = store["differences"]
     assert (extra["row"], extra["key_hex"], extra["log"]) == ("extra", "0xff", None)
-    assert extra["store"] == {"timestamp": 1, "value_hex": "0x76"}
+    hashed = f"{row_hash(bytes([0xFF]), 1, b'v'):016x}"
+    assert extra["store"] == {"timestamp": 1, "value_bytes": 1, "hash": hashed}
     assert (missing["row"], missing["key"], missing["store"]) == ("missing", "k3", None)
     assert main(command(bench, "--limit", "1")) == 1
     shown = capsys.readouterr()
     assert "0xff" in shown.out and "(absent)" in shown.out and "raise --limit" in shown.err
+
+
+def test_command_shows_values_only_where_they_are_asked_for_and_cut(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(bench).close()
+    secret = b"secret" * 2_000
+    damage(bench, lambda engine: engine.write({"kv": {b"k3": TIMESTAMP.pack(1) + secret}}))
+    for options in ((), ("--json",)):
+        assert main(command(bench, "--store", "kv", *options)) == 1
+        printed = capsys.readouterr().out
+        assert "secret" not in printed and secret[:6].hex() not in printed
+    assert main(command(bench, "--store", "kv", "--include-values")) == 1
+    printed = capsys.readouterr().out
+    assert "secretsecret" in printed.replace("\n", "") and len(printed) < 4_000
+    assert main(command(bench, "--store", "kv", "--include-values", "--json")) == 1
+    (row,) = next(one for one in json.loads(capsys.readouterr().out)["stores"] if one["differences"])["differences"]
+    assert (row["store"]["value_hex"], row["store"]["value_bytes"]) == ("0x" + secret[:4096].hex(), 12_000)
 
 
 def test_command_tells_inconclusive_with_exit_code_3(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
