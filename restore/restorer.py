@@ -134,14 +134,18 @@ class Restorer:
     ) -> None:
         """Restore each changelog of a task from position to end; a range is (position, end, reason)."""
         changelogs = {}
+        known = False
         for changelog, (position, end, reason) in ranges.items():
             store = applier.store_of[changelog]
             meter = ProgressMeter(applier.task, changelog, position, end, now_ms=now_ms)
             changelogs[changelog] = RestoringChangelog(store, position, end, reason, meter)
             if position >= end and applier.position(changelog) is None:
                 # An empty changelog is restored by knowing where it ends; keep that position with the data.
-                applier.apply(changelog, (), position)
+                applier.stage(changelog, (), position)
+                known = True
             self._listener.on_restore_start(applier.task, store, changelog, position, end, reason)
+        if known:  # in one batch: each has the positions of all stores
+            applier.write()
         self.tasks[applier.task] = RestoringTask(applier, changelogs)
         if sum(one.end - one.position for one in changelogs.values() if not one.done) >= SHAPE_LATER_RECORDS_MIN:
             applier.stores.restoring(True)
