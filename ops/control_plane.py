@@ -32,7 +32,7 @@ from standfast.ops.health import Restoring
 from standfast.ops.reasons import CONFLICT, DRAINING, RESTORING, Refused
 from standfast.ops.task_table import Table, TaskTable
 from standfast.store.clock import Clock
-from standfast.store.errors import Fenced, InvalidRequest, StandfastError, Unavailable
+from standfast.store.errors import Fenced, InternalError, InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
@@ -44,6 +44,7 @@ LOOP_S_MAX = 30.0
 REOPEN_MS = 1_000
 PROGRESS_MS = 500
 DISK_MS = 1_000
+LOCKED_MS_MAX = 5_000  # a reader in the middle of a step lets go of a directory within it
 PRESSURE = 0.8  # of the limit of uncommitted writes
 Partitions = frozenset[int]
 
@@ -77,6 +78,7 @@ class ControlPlane:
         self._told: dict[int, str] = {}
         self._progress_ms = 0
         self._disk_ms = 0
+        self._locked_ms: int | None = None  # since when a directory is held that is not used here
         self._pressed: Partitions = frozenset()
         self._thread = threading.Thread(target=self._run, name="standfast-control", daemon=True)
 
@@ -252,6 +254,17 @@ class ControlPlane:
             self._look_after_failed(now_ms)
             self._round()
         self.timers.tick(self.wanted.active, self.table.now.open)
+        self._look_for_own_locks(now_ms)
+
+    def _look_for_own_locks(self, now_ms: int) -> None:
+        """Raise InternalError for a task that cannot be opened for long because this process did not let go of it."""
+        locked = self.session.locked_by_us() if self.session.is_open else None
+        if locked is None:
+            self._locked_ms = None
+            return
+        self._locked_ms = now_ms if self._locked_ms is None else self._locked_ms
+        if now_ms - self._locked_ms >= LOCKED_MS_MAX:
+            raise InternalError(f"{locked} (it is this process, which does not use it: only a new process helps)")
 
     def _look_at_disk(self, now_ms: int) -> None:
         """Free space, here and not where probes are answered: a stale mount may hang."""
