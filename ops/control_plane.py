@@ -29,6 +29,7 @@ from standfast.ops.control_stores import Conflict, declare
 from standfast.ops.control_timers import Timers
 from standfast.ops.engine import Engine
 from standfast.ops.health import Restoring
+from standfast.ops.page_model import duration
 from standfast.ops.reasons import CONFLICT, DRAINING, RESTORING, Refused
 from standfast.ops.task_table import Table, TaskTable
 from standfast.store.clock import Clock
@@ -63,6 +64,7 @@ class ControlPlane:
         self.wanted = Wanted()
         self.lease = Lease()
         self._beat = (-1, 0)  # generation and time of the last heartbeat
+        self._abandoned = False  # whether the end of the lease closed tasks
         self.specs: tuple[StoreSpec, ...] = config.stores
         self.partitions = config.app.partitions
         self.session = ControlSession(config, state, clock, self._closing)
@@ -116,6 +118,21 @@ class ControlPlane:
         self._beat = (generation, now_ms)
         return lease
 
+    def idle(self) -> str:
+        """`lease of generation 7 ended 12 s ago`, if that closed tasks or the next round will; else empty."""
+        now_ms, lease = self.clock.monotonic_ms(), self._lease_heard()
+        abandoned = self._abandoned if lease.ended else lease.is_over(now_ms) and bool(self.wanted.tasks)
+        if not abandoned or lease.until_ms is None:
+            return ""
+        seconds = (now_ms - lease.until_ms) // 1_000
+        ago = f"{seconds} s" if seconds < 90 else duration(seconds)
+        return f"lease of generation {self.wanted.generation} ended {ago} ago"
+
+    @property
+    def ready(self) -> bool:
+        """Whether the application may process, as far as tasks go: what is active is whole, and its lease runs."""
+        return not self.table.now.missing and not self.draining and not self.idle()
+
     def stop(self) -> None:
         """End the thread, after the jobs that wait."""
         self._jobs.put(None)
@@ -168,6 +185,7 @@ class ControlPlane:
         self._let_commit(asked.active)
         self._fenced.clear()
         self._reopen_ms.clear()
+        self._abandoned = False
         self.lease = Lease(lease_ms)  # it begins to run once the tasks are opened
         self.wanted = asked
         self.pending = [Restoring(partition, "restoring", "opening") for partition in sorted(asked.active)]
@@ -247,6 +265,7 @@ class ControlPlane:
         self.lease = self._lease_heard()
         if self.lease.is_over(now_ms):
             logger.warning("the application was silent for %d ms: its tasks are closed", self.lease.lease_ms)
+            self._abandoned = bool(self.wanted.tasks)
             self.lease = replace(self.lease, ended=True)
             self.events.publish("fenced", {"generation": self.wanted.generation, "reason": "lease"})
             self._let_go(self.wanted.tasks)
@@ -280,6 +299,10 @@ class ControlPlane:
         else:
             self.disk_free_bytes = space.f_bavail * space.f_frsize
 
+    def _ended_text(self) -> str:
+        ended = self.lease.ended and self._abandoned
+        return f"the lease of generation {self.wanted.generation} has ended" if ended else ""
+
     def _lease_heard(self) -> Lease:
         """The lease with the last heartbeat."""
         generation, at_ms = self._beat
@@ -288,7 +311,7 @@ class ControlPlane:
     def update_table(self) -> None:
         """Tell the doors what they may use."""
         pending = self.session.pending(self.wanted)
-        table = self.session.table(self.wanted, self._fenced, pending)
+        table = replace(self.session.table(self.wanted, self._fenced, pending), idle=self._ended_text())
         # A task may become whole between the two looks; what the doors may use is never told to be on its way.
         self.pending = [one for one in pending if one.partition not in table.open]
         now_ms = self.clock.monotonic_ms()
