@@ -1,7 +1,8 @@
 """The session of a sidecar's process, whose tasks are assigned so that one that cannot be opened keeps no other back.
 
 Rules of this file: what the log does not answer is raised, for then nothing is known of any task; every other refusal
-(another definition, state that may be the last copy) is that one task's own, and comes back by its partition. A task
+(another definition, state that may be the last copy, a directory that is held) is that one task's own, and comes back
+by its partition. A task
 that another instance took over is taken back only if the application names it again: the same order, carried out
 again by itself, does not.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from standfast.replication.offsets import TaskId
-from standfast.store.errors import StandfastError, Unavailable
+from standfast.store.errors import Held, StandfastError, Unavailable
 from standfast.stream.session import Session
 
 
@@ -45,8 +46,9 @@ def assign_each(
     try:
         session.hold(**wanted, take_back=take_back)
         return {}
-    except Unavailable:
-        raise
+    except Unavailable as error:
+        if not isinstance(error, Held):
+            raise
     except StandfastError:
         pass  # of which one it is shows below
     refused: dict[int, StandfastError] = {}
@@ -58,9 +60,9 @@ def assign_each(
             now[role].add(partition)
             try:
                 session.hold(**now, take_back=take_back)
-            except Unavailable:
-                raise
             except StandfastError as error:
+                if isinstance(error, Unavailable) and not isinstance(error, Held):
+                    raise
                 refused[partition] = error
             else:
                 held = now

@@ -25,7 +25,7 @@ from standfast.ops.control_stores import shape_of
 from standfast.ops.door import TlsFiles, door_at
 from standfast.ops.serve_files import read_info
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, InvalidRequest, NotReady, StandfastError, Unavailable, UnknownStore
+from standfast.store.errors import Closed, Fenced, InvalidRequest, NotReady, StandfastError, Unavailable, UnknownStore
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
 
@@ -170,13 +170,18 @@ class SidecarClient:
             self._beats.start()
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Block until the restore gate is open; NotReady says who is missing and how far it is."""
+        """Block until the restore gate is open; NotReady says who is missing and how far it is.
+
+        Fenced if the lease ended meanwhile, which closes the tasks.
+        """
         left_ms = None if timeout_s is None else int(timeout_s * 1_000)
         while True:
             wait_ms = WAIT_MS if left_ms is None else min(left_ms, WAIT_MS)
             answer = self.ask("GET", f"/v1/ready?wait={wait_ms}")
             if answer["ready"]:
                 return
+            if answer.get("idle"):
+                raise Fenced(f"{answer['idle']}, and its tasks are closed: assign them under a larger generation")
             if left_ms is not None:
                 left_ms -= wait_ms
                 if left_ms <= 0:

@@ -121,15 +121,17 @@ class Answers:
         }
 
     def ready(self) -> Json:
-        """The restore gate: who is missing, and where to read on once nobody is."""
+        """The restore gate: who is missing, and where to read on once nobody is. `idle`: the lease is over, so that
+        waiting helps no more."""
         plane = self._plane
         pending = plane.pending
         shut = plane.wanted.active - plane.table.now.open.keys()
         settling = any(map(plane.engine.settling, plane.wanted.active))
-        assignment = self.assignment()
+        assignment, idle = self.assignment(), plane.idle()
         return {
             "schema": "standfast.ready/1",
-            "ready": not shut and not settling and not plane.draining,
+            "ready": not shut and not settling and not plane.draining and not idle,
+            "idle": idle,
             "pending": [asdict(one) for one in pending],
             "generation": assignment["generation"],
             "tasks": assignment["tasks"],
@@ -140,13 +142,14 @@ class Answers:
         plane = self._plane
         document = plane.session.status()
         table = plane.table.now
-        document["ready"] = not table.missing and not plane.draining
+        document["ready"] = plane.ready
         document["missing"] = list(table.missing)
         document["sidecar"] = {
             "pid": os.getpid(),
             "generation": plane.wanted.generation,
             "lease_ms": plane.lease.lease_ms,
             "lease_ended": plane.lease.ended,
+            "idle": plane.idle(),
             "draining": plane.draining,
             "resp_socket": self._resp_socket,
         }
@@ -214,6 +217,7 @@ class Answers:
             worker_age_ms=max((plane.heard_ms - worker.heard_ms for worker in workers), default=None),
             fatal="" if plane.fatal is None else message_of(plane.fatal),
             draining=plane.draining,
+            idle=plane.idle(),
             pending=[one for one in plane.pending if one.partition not in table.failed],
             failed=[f"task 0_{partition}: {error}" for partition, error in table.failed.items()],
             disk_free_bytes=plane.disk_free_bytes,

@@ -29,10 +29,11 @@ from standfast.ops.control_stores import Conflict, declare
 from standfast.ops.control_timers import Timers
 from standfast.ops.engine import Engine
 from standfast.ops.health import Restoring
+from standfast.ops.page_model import duration
 from standfast.ops.reasons import CONFLICT, DRAINING, RESTORING, Refused
 from standfast.ops.task_table import Table, TaskTable
 from standfast.store.clock import Clock
-from standfast.store.errors import Fenced, InvalidRequest, StandfastError, Unavailable
+from standfast.store.errors import Fenced, InternalError, InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
@@ -44,6 +45,7 @@ LOOP_S_MAX = 30.0
 REOPEN_MS = 1_000
 PROGRESS_MS = 500
 DISK_MS = 1_000
+LOCKED_MS_MAX = 5_000  # a reader in the middle of a step lets go of a directory within it
 PRESSURE = 0.8  # of the limit of uncommitted writes
 Partitions = frozenset[int]
 
@@ -62,6 +64,7 @@ class ControlPlane:
         self.wanted = Wanted()
         self.lease = Lease()
         self._beat = (-1, 0)  # generation and time of the last heartbeat
+        self._abandoned = False  # whether the end of the lease closed tasks
         self.specs: tuple[StoreSpec, ...] = config.stores
         self.partitions = config.app.partitions
         self.session = ControlSession(config, state, clock, self._closing)
@@ -77,6 +80,7 @@ class ControlPlane:
         self._told: dict[int, str] = {}
         self._progress_ms = 0
         self._disk_ms = 0
+        self._locked_ms: int | None = None  # since when a directory is held that is not used here
         self._pressed: Partitions = frozenset()
         self._thread = threading.Thread(target=self._run, name="standfast-control", daemon=True)
 
@@ -113,6 +117,21 @@ class ControlPlane:
             raise assignments.StaleGeneration("the lease is over: assign under a larger generation")
         self._beat = (generation, now_ms)
         return lease
+
+    def idle(self) -> str:
+        """`lease of generation 7 ended 12 s ago`, if that closed tasks or the next round will; else empty."""
+        now_ms, lease = self.clock.monotonic_ms(), self._lease_heard()
+        abandoned = self._abandoned if lease.ended else lease.is_over(now_ms) and bool(self.wanted.tasks)
+        if not abandoned or lease.until_ms is None:
+            return ""
+        seconds = (now_ms - lease.until_ms) // 1_000
+        ago = f"{seconds} s" if seconds < 90 else duration(seconds)
+        return f"lease of generation {self.wanted.generation} ended {ago} ago"
+
+    @property
+    def ready(self) -> bool:
+        """Whether the application may process, as far as tasks go: what is active is whole, and its lease runs."""
+        return not self.table.now.missing and not self.draining and not self.idle()
 
     def stop(self) -> None:
         """End the thread, after the jobs that wait."""
@@ -166,6 +185,7 @@ class ControlPlane:
         self._let_commit(asked.active)
         self._fenced.clear()
         self._reopen_ms.clear()
+        self._abandoned = False
         self.lease = Lease(lease_ms)  # it begins to run once the tasks are opened
         self.wanted = asked
         self.pending = [Restoring(partition, "restoring", "opening") for partition in sorted(asked.active)]
@@ -245,6 +265,7 @@ class ControlPlane:
         self.lease = self._lease_heard()
         if self.lease.is_over(now_ms):
             logger.warning("the application was silent for %d ms: its tasks are closed", self.lease.lease_ms)
+            self._abandoned = bool(self.wanted.tasks)
             self.lease = replace(self.lease, ended=True)
             self.events.publish("fenced", {"generation": self.wanted.generation, "reason": "lease"})
             self._let_go(self.wanted.tasks)
@@ -252,6 +273,17 @@ class ControlPlane:
             self._look_after_failed(now_ms)
             self._round()
         self.timers.tick(self.wanted.active, self.table.now.open)
+        self._look_for_own_locks(now_ms)
+
+    def _look_for_own_locks(self, now_ms: int) -> None:
+        """Raise InternalError for a task that cannot be opened for long because this process did not let go of it."""
+        locked = self.session.locked_by_us() if self.session.is_open else None
+        if locked is None:
+            self._locked_ms = None
+            return
+        self._locked_ms = now_ms if self._locked_ms is None else self._locked_ms
+        if now_ms - self._locked_ms >= LOCKED_MS_MAX:
+            raise InternalError(f"{locked} (it is this process, which does not use it: only a new process helps)")
 
     def _look_at_disk(self, now_ms: int) -> None:
         """Free space, here and not where probes are answered: a stale mount may hang."""
@@ -267,6 +299,10 @@ class ControlPlane:
         else:
             self.disk_free_bytes = space.f_bavail * space.f_frsize
 
+    def _ended_text(self) -> str:
+        ended = self.lease.ended and self._abandoned
+        return f"the lease of generation {self.wanted.generation} has ended" if ended else ""
+
     def _lease_heard(self) -> Lease:
         """The lease with the last heartbeat."""
         generation, at_ms = self._beat
@@ -275,7 +311,7 @@ class ControlPlane:
     def update_table(self) -> None:
         """Tell the doors what they may use."""
         pending = self.session.pending(self.wanted)
-        table = self.session.table(self.wanted, self._fenced, pending)
+        table = replace(self.session.table(self.wanted, self._fenced, pending), idle=self._ended_text())
         # A task may become whole between the two looks; what the doors may use is never told to be on its way.
         self.pending = [one for one in pending if one.partition not in table.open]
         now_ms = self.clock.monotonic_ms()

@@ -27,7 +27,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.bulk import BulkStatistics
 from standfast.restore.bulk_plan import COLD_RECORDS
 from standfast.store.clock import Clock
-from standfast.store.errors import Fenced, InvalidRequest, NotReady, StandfastError, Unavailable, UnknownStore
+from standfast.store.errors import Fenced, Held, InvalidRequest, NotReady, StandfastError, Unavailable, UnknownStore
 from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import MARKER, StateDir, write_marker
@@ -165,6 +165,11 @@ class ControlSession:
     def held(self) -> dict[int, Task]:
         """Tasks that the server holds."""
         return {task_id.partition: task for task_id, task in self.session.all_tasks().items()}
+
+    def locked_by_us(self) -> StandfastError | None:
+        """Why an active task cannot be opened whose directory this process holds although it is closed; None: none."""
+        errors = [*self.mover.refused.values(), *(task.error for task in self.held().values() if task.state in GONE)]
+        return next((error for error in errors if isinstance(error, Held) and error.by_us), None)
 
     def reopen_task(self, partition: int) -> None:
         """Open a failed task again, unless another instance took it over meanwhile."""

@@ -2,7 +2,8 @@
 
     startupz   configuration valid, locks held, sockets bound        you may call me; never waits for log or restore
     livez      loop and worker were heard within 10 s, control thread within 5 min, no fatal error    asks nobody
-    readyz     no active task restoring, failed or corrupt; not draining; disk above its floor    you may process
+    readyz     no active task restoring, failed or corrupt; lease not over; not draining; disk above its floor
+               you may process
 
 A standby's lag is told as degraded and never makes the sidecar unready. Without an assignment it is ready.
 
@@ -48,6 +49,7 @@ class Facts:
     control_age_ms: int = 0  # since the last round of the control thread
     fatal: str = ""
     draining: bool = False
+    idle: str = ""  # whose lease ended when, if that closed tasks
     pending: Sequence[Restoring] = ()
     failed: Sequence[str] = ()
     disk_free_bytes: int | None = None
@@ -151,6 +153,7 @@ def ready(facts: Facts, exclude: Iterable[str] = ()) -> Health:
         Check("restored", not facts.pending, _restored_text(facts.pending)),
         Check("tasks", not facts.failed, "; ".join(facts.failed[:5])),
         Check("fatal", not facts.fatal, facts.fatal),
+        Check("lease", not facts.idle, f"IDLE: {facts.idle}"),
         Check("draining", not facts.draining, "the sidecar is being stopped"),
         Check("disk", free is None or free >= floor, f"{free} bytes are free, the floor is {floor}"),
         Check("standbys", True, "; ".join(facts.standbys_behind[:5]), degraded=bool(facts.standbys_behind)),

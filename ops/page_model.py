@@ -107,6 +107,9 @@ def verdict(status: Json) -> Verdict:
         return Verdict("DOWN", "bad", "the instance does not run; what is shown was read from its files")
     if status.get("draining") or status.get("sidecar", {}).get("draining"):
         return Verdict("DRAINING", "busy", f"{len(tasks)} tasks to close")
+    idle = status.get("sidecar", {}).get("idle")
+    if idle:
+        return Verdict("IDLE", "warn", idle)
     if failed:
         return Verdict("FAILED", "bad", _some("task", failed))
     if whole < len(active):

@@ -205,11 +205,10 @@ class Sidecar:
 
     def _reading(self) -> SidecarReading:
         plane = self.plane
-        ready = not plane.table.now.missing and not plane.draining
         numbers = (self._door, self._numbers, self._lag, self.answers.verified)
         statistics = plane.session.statistics()
         counters = added([statistics.counters, plane.timers.counters])
-        return SidecarReading(replace(statistics, counters=counters), ready, *numbers)
+        return SidecarReading(replace(statistics, counters=counters), plane.ready, *numbers)
 
     def _page_status(self) -> Mapping[str, Any]:
         return page_status(

@@ -16,12 +16,13 @@ from standfast.ops.assign_each import SidecarSession, assign_each
 from standfast.ops.tail_moves import FENCED, Holding, Moves, moves
 from standfast.ops.tail_worker_process import TailWorker
 from standfast.ops.tail_worker_protocol import Rows
-from standfast.store.errors import StandfastError, Unavailable
+from standfast.store.errors import Held, StandfastError, Unavailable
 from standfast.store.log import logger
 from standfast.stream.session import Session
 
 Partitions = frozenset[int]
 AGAIN_MS = 5_000
+HELD_AGAIN_MS = 500  # whoever holds a directory lets go of it with its end
 
 
 class TailMover:
@@ -124,7 +125,7 @@ class TailMover:
         for partition, why in refused.items():
             if partition not in self._refused:
                 logger.error("task 0_%d cannot be opened: %s", partition, why)
-            self._refused[partition] = (why, now_ms + AGAIN_MS)
+            self._refused[partition] = (why, now_ms + (HELD_AGAIN_MS if isinstance(why, Held) else AGAIN_MS))
         for partition in active - refused.keys():
             self._refused.pop(partition, None)
         self.error = ""

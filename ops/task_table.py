@@ -17,7 +17,8 @@ from standfast.stream.task import Task
 class Table:
     """One moment. `open`: tasks behind an open gate; `states`: every assigned partition, in a word or two.
 
-    `failed`: active tasks that cannot be used, and why; `fenced`: what a newer owner took, and why.
+    `failed`: active tasks that cannot be used, and why; `fenced`: what a newer owner took, and why; `idle`: why nothing
+    is held any more, if the application did not say so.
     """
 
     open: Mapping[int, Task] = field(default_factory=dict)
@@ -25,6 +26,7 @@ class Table:
     states: Mapping[int, str] = field(default_factory=dict)
     missing: Sequence[str] = ()
     fenced: Mapping[int, str] = field(default_factory=dict)
+    idle: str = ""
 
 
 class TaskTable:
@@ -46,7 +48,10 @@ class TaskTable:
         state = table.states.get(partition)
         if state is None:
             held = ", ".join(map(str, sorted(table.states))) or "none"
-            raise Refused(NOT_ASSIGNED, f"partition {partition} is not assigned to this instance (it holds: {held})")
+            why = f": {table.idle}, assign it under a larger one" if table.idle else ""
+            raise Refused(
+                NOT_ASSIGNED, f"partition {partition} is not assigned to this instance (it holds: {held}){why}"
+            )
         if state == "standby":
             raise Refused(NOT_ACTIVE, f"partition {partition} is a standby here: write and read at the active instance")
         raise Refused(RESTORING, f"partition {partition} is {state}: wait until it is ready")

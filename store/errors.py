@@ -65,7 +65,12 @@ class Unavailable(StandfastError):
 
 
 class Held(Unavailable):
-    """Another process holds the state directory or the task. The message names the holder."""
+    """Another process holds the state directory or the task. The message names the holder.
+
+    `by_us`: it is this process, so that a handle was not let go of: if that does not change, only a new process helps.
+    """
+
+    by_us = False
 
 
 class StateLost(StandfastError):

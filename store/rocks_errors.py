@@ -34,7 +34,9 @@ def translate(error: Exception, where: str, lock: Path | None = None) -> Standfa
         return InvalidRequest(f"{where}: keys and values must be bytes ({text})")
     if "IO error" in text and "LOCK" in text and ("lock hold" in text or "While lock file" in text):
         holder = "another process or engine" if lock is None else lock_holder(lock)
-        return Held(f"{where}: {holder} holds it: stop that one first, or open read-only")
+        held = Held(f"{where}: {holder} holds it: stop that one first, or open read-only")
+        held.by_us = "lock hold by current process" in text
+        return held
     lost_file = "No such file" in text and any(mark in text for mark in (".sst", "MANIFEST"))
     if "Corruption" in text or "checksum mismatch" in text or lost_file:
         return Corruption(f"{where}: stored bytes are damaged ({text}): restore this task from its log")

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from operator import itemgetter
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 from weakref import WeakSet
 
 from standfast.store.buffer import ENTRY_OVERHEAD_BYTES, WriteBuffer, merge_pending
@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 KEY_MAX_BYTES = 64 << 10
 SAMPLE_MASK = 63  # one read in 64 is measured
+GENERATOR_RUNS = "generator already executing"  # what closing one says while another thread is in it
 VALUE_MAX_BYTES = 1_000_000  # with key and framing this stays within Kafka's default message.max.bytes
 
 
@@ -59,7 +60,10 @@ class RowLimits:
 
 
 class StoreIterator(Generic[T]):
-    """Results of a range read: an iterator and context manager that closes with the store and then raises Closed."""
+    """Results of a range read: an iterator and context manager that closes with the store and then raises Closed.
+
+    Another thread than the one that reads may close it, in the middle of a step too: that step, or the next, raises.
+    """
 
     __slots__ = ("__weakref__", "_closed", "_items", "_rows", "seen_ms")
 
@@ -75,11 +79,12 @@ class StoreIterator(Generic[T]):
 
     def __next__(self) -> T:
         if self._closed or self._rows.closed:
-            self._rows.refuse_fenced()
-            raise Closed(f"iterator of store {self._rows.name!r} is closed: open a new one")
+            self._refuse()
         try:
             return next(self._items)
         except StopIteration:
+            if self._closed or self._rows.closed:
+                self._refuse()  # closed during the step: a range that was cut short looks like one at its end
             self._rows.iterators.discard(self)
             raise
 
@@ -88,8 +93,19 @@ class StoreIterator(Generic[T]):
         self._closed = True
         self._rows.iterators.discard(self)
         close = getattr(self._items, "close", None)
-        if close is not None:
+        if close is None:
+            return
+        try:
             close()
+        except ValueError as error:
+            # Another thread is in a step of it: its next one releases the scan, and an engine that closes ends it.
+            if str(error) != GENERATOR_RUNS:
+                raise
+
+    def _refuse(self) -> NoReturn:
+        self.close()  # by its reader, so that no step of it runs now
+        self._rows.refuse_fenced()
+        raise Closed(f"iterator of store {self._rows.name!r} is closed: open a new one")
 
     def __enter__(self) -> StoreIterator[T]:
         return self
@@ -274,7 +290,11 @@ class StoreRows:
         if self.closed:
             self._refuse_closed()
         self.counters.scan += 1
-        return StoreIterator(self, items)
+        made = StoreIterator(self, items)
+        if self.closed:  # by another thread, which may have looked for open iterators before this one was there
+            made.close()
+            self._refuse_closed()
+        return made
 
     def _stored(self, scan: RowScan) -> Generator[Row]:
         with scan:
@@ -325,8 +345,15 @@ class StoreRows:
     def close(self) -> None:
         """Close the open iterators; later reads and writes raise Closed."""
         self.closed = True
-        for iterator in list(self.iterators):
-            iterator.close()
+        while True:
+            try:
+                opened = list(self.iterators)
+                break
+            except RuntimeError:  # another thread opened or ended one just now; it opens no more
+                continue
+        with ExitStack() as each:  # whatever closing one of them says
+            for iterator in opened:
+                each.callback(iterator.close)
 
     def fence(self, why: str) -> None:
         """As `close`, because another instance has the task: later reads and writes raise Fenced.

@@ -12,7 +12,7 @@ are numbers that the caller gives. A failed write poisons the task until it is o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -372,11 +372,12 @@ class TaskStores:
         if self.closed:
             return
         self.closed = True
-        for store in self.stores.values():
-            store.rows.close()
-        self.buffer.clear()
-        self.engine.close()
-        self.memory.close()
+        with ExitStack() as last:  # each step, whatever the one before said: an open engine keeps the directory's lock
+            last.callback(self.memory.close)
+            last.callback(self.engine.close)
+            last.callback(self.buffer.clear)
+            for store in self.stores.values():
+                last.callback(store.rows.close)
 
     def _open_engine(self, app: str, shared: RocksShared, families: Collection[str] = ()) -> Engine:
         made = (self.directory / "CURRENT").exists()  # by stores that were not in memory then: see what becomes of them

@@ -11,6 +11,7 @@ to take over, when a gate opens and what to restore are decided by pure code; th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
 
 from standfast.replication.lease_progress import WORK
 from standfast.replication.listeners import Listener
@@ -168,14 +169,16 @@ class Instance:
         self._step()
         task = self.tasks.pop(task_id)
         self._untold = True
-        self.restorer.remove(task_id, "revoked")
-        self.tailer.remove(task_id, "revoked")
-        if task.role == "active":
-            self._forget_gate(task_id)
-        if task.state not in GONE:
-            _flush(task)
-            self._step()
-        task.close()
+        try:
+            self.restorer.remove(task_id, "revoked")
+            self.tailer.remove(task_id, "revoked")
+            if task.role == "active":
+                self._forget_gate(task_id)
+            if task.state not in GONE:
+                _flush(task)
+                self._step()
+        finally:  # it is in no list any more, and open it would keep the lock of its directory for good
+            task.close()
 
     def adopt(self, added: Iterable[TaskId]) -> None:
         """These are active here from now on, beside those that are."""
@@ -306,15 +309,17 @@ class Instance:
 
     def close(self) -> None:
         """Close every task and leave the group, so that others may take over at once."""
-        for task_id in list(self.tasks):
-            self.revoke(task_id)
+        with ExitStack() as last:  # each step, whatever the one before said
+            for close in (self._opener.close, self.tailer.close, self.restorer.close, self._leave):
+                last.callback(close)
+            for task_id in reversed(list(self.tasks)):
+                last.callback(self.revoke, task_id)
+
+    def _leave(self) -> None:
         try:
             self._group.leave(self.member)
         except (Unavailable, BadConfig) as error:  # a permission may be gone, too: all else is closed
             logger.warning("%s could not leave the group, its lease runs out by itself: %s", self.member, error)
-        self.restorer.close()
-        self.tailer.close()
-        self._opener.close()
 
     def _step(self) -> None:
         """One more task of many was dealt with: the work on all of them together may take longer than `max_stall`."""

@@ -430,9 +430,11 @@ class Task:
         """Flush nothing, forget what is uncommitted, release log and directory. Closing twice is fine."""
         if self.state is not TaskState.CLOSED:
             self.move(TaskState.CLOSED)
-        if self.writer is not None:
-            self.writer.close()
-        self.stores.close()
+        try:
+            if self.writer is not None:
+                self.writer.close()
+        finally:
+            self.stores.close()
 
     def _keep_times(self) -> None:
         self._committed_times = self._times()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -21,6 +22,9 @@ from standfast.ops.control_answers import Answers
 from standfast.ops.control_plane import ControlPlane
 from standfast.ops.engine_commit import CommitRequest
 from standfast.ops.engine_task import Binding, Commit
+from standfast.ops.health import ready
+from standfast.ops.page_model import verdict
+from standfast.ops.reasons import Refused
 from standfast.ops.serve_http import application, bounded
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Fenced, InvalidRequest, Unavailable
@@ -121,6 +125,63 @@ def test_lease_begins_once_the_tasks_were_opened(tmp_path: Path) -> None:
         await made.assign(1, 0, lease_ms=300)
         await made.call(made.plane.tick)
         assert not made.plane.lease.ended
+
+    on_plane(tmp_path, test)
+
+
+async def end_lease(made: Plane) -> None:
+    """As if the application had been silent for as long as its lease was."""
+    plane = made.plane
+    await made.call(lambda: setattr(plane, "lease", replace(plane.lease, until_ms=plane.clock.monotonic_ms())))
+    await made.until(lambda: plane.lease.ended)
+    await made.call(plane.tick)  # a whole round later
+
+
+def idle_everywhere(made: Plane) -> bool:
+    """Readiness, status and page say that the lease of generation 1 ended, and the probe fails."""
+    told, status = made.answers.ready(), made.answers.status()
+    health, shown = ready(made.answers.facts(loop_age_ms=0)), verdict(status)
+    words = [told["idle"], status["sidecar"]["idle"], shown.text, *health.document()["reasons"]]
+    assert (told["ready"], status["ready"], health.ok, shown.word) == (False, False, False, "IDLE")
+    return all(re.search(r"lease of generation 1 ended \d+ s ago$", word) for word in words)
+
+
+def test_wait_for_readiness_ends_with_the_lease_and_readiness_status_and_page_say_idle(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        made.plane.session.mover.want = lambda *wanted, **named: None  # type: ignore[method-assign]
+        await made.assign(1, 0, lease_ms=60_000)  # nothing is opened, so that readiness is waited for
+        waiting = asyncio.ensure_future(get(made, "/v1/ready?wait=60000"))
+        await asyncio.sleep(0)
+        await end_lease(made)
+        response = await asyncio.wait_for(waiting, WAIT_S)
+        told = response.json()
+        assert (response.status_code, told["ready"]) == (200, False)
+        assert re.fullmatch(r"lease of generation 1 ended \d+ s ago", told["idle"])
+        assert idle_everywhere(made)
+        with pytest.raises(Refused, match="the lease of generation 1 has ended"):
+            made.plane.table.running(0)
+
+    on_plane(tmp_path, test)
+
+
+def test_sidecar_that_was_abandoned_is_ready_again_with_the_next_assignment(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0, lease_ms=60_000)
+        await end_lease(made)
+        assert idle_everywhere(made)
+        await made.assign(2, 0)
+        await made.ready()
+        assert made.answers.status()["sidecar"]["idle"] == "" and made.plane.ready
+
+    on_plane(tmp_path, test)
+
+
+def test_lease_that_ends_after_all_was_revoked_leaves_the_sidecar_ready(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0, lease_ms=60_000)
+        await made.call(lambda: made.plane.revoke({"generation": 1, "partitions": [0]}))
+        await end_lease(made)
+        assert made.answers.ready()["ready"] and made.plane.ready
 
     on_plane(tmp_path, test)
 

@@ -49,6 +49,13 @@ def test_draining_failed_tasks_and_a_full_disk_make_unready() -> None:
     assert not ready(Facts(disk_free_bytes=9, disk_floor_bytes=10)).ok
 
 
+def test_lease_that_ended_makes_unready_and_says_when() -> None:
+    health = ready(Facts(idle="lease of generation 7 ended 12 s ago"))
+    assert not health.ok
+    assert "[-]lease: IDLE: lease of generation 7 ended 12 s ago" in health.text(verbose=False)
+    assert live(Facts(idle="lease of generation 7 ended 12 s ago")).ok
+
+
 def test_excluded_check_counts_no_more() -> None:
     health = ready(Facts(pending=[BEHIND]), exclude=["restored"])
     assert health.ok
