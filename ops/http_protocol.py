@@ -3,20 +3,72 @@
     connected, or first byte of a request ──timer──> whole request: the timer ends      else: the connection ends
     one connection more than there may be ──> the oldest that asks nothing ends; if all ask, beyond SPARE, the new one
 
-Rules of this file: the clock of one connection, and how many there are; uvicorn does the rest (its own limits are for
-idle connections between requests, and for the size of the head).
+    length of the body told in two ways, or not readable ──> 400 where there is no answer yet, and the connection ends
+    hung up within a request ──> one line in the log
+
+Rules of this file: the clock and the end of one connection, and how many there are; uvicorn does the rest (its own
+limits are for idle connections between requests, and for the size of the head).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import h11
+import uvicorn
+from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from standfast.store.log import logger
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
 _WAITS = (h11.IDLE, h11.SEND_BODY)  # for the client
+HEAD_BYTES = 16 << 10  # of a request, where the settings name no other bound
+HUNG_UP = 499  # counted as the status of an answer that nobody was there for
 SPARE = 8  # connections beyond the limit, so that a probe gets through while all others are busy
+
+
+class _Unambiguous(h11.Connection):
+    """Refuses what a proxy before us may understand otherwise than we do (RFC 9112, 6.1).
+
+    Where one goes by the length and the other by the chunks, bytes of the body are a further request, which the proxy
+    never checked.
+    """
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("the length of the body has two meanings")
+        return event
+
+
+def let_go(app: App) -> App:
+    """An ASGI layer: a client that hangs up within its request is no fault of the application."""
+
+    async def layer(scope: Message, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def marking(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, marking)
+        except ClientDisconnect:
+            logger.info("http: a client hung up within its request (%s)", scope["method"][:10])  # its path holds keys
+            if not begun:
+                await send({"type": "http.response.start", "status": HUNG_UP, "headers": []})
+
+    return layer
 
 
 def timed(
@@ -27,6 +79,10 @@ def timed(
     class Timed(protocol):  # type: ignore[misc, valid-type]
         _deadline: asyncio.TimerHandle | None = None
         _since = 0.0
+
+        def __init__(self, config: uvicorn.Config, *args: Any, **options: Any) -> None:
+            super().__init__(config, *args, **options)
+            self.conn = _Unambiguous(h11.SERVER, config.h11_max_incomplete_event_size or HEAD_BYTES)
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -51,6 +107,17 @@ def timed(
             super().data_received(data)
             if self.conn.their_state not in _WAITS:
                 self._end()
+
+        def send_400_response(self, msg: str) -> None:
+            # What is being answered, if anything, is let go: it may neither read on nor answer a second time.
+            cycle = self.cycle
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
+            else:
+                self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._end()

@@ -29,6 +29,7 @@ from standfast.ops.resp_replies import error
 from standfast.ops.resp_requests import COMMAND_DEFAULT_BYTES
 from standfast.ops.resp_scans import Cursors
 from standfast.ops.resp_table import Table
+from standfast.ops.serve_files import Identity, identity, remove_own
 from standfast.store.errors import Held, InvalidRequest
 
 THREADS = 4
@@ -80,7 +81,7 @@ class RespDoor:
         self._clients: set[RespProtocol] = set()
         self._most = min(self._limits.connections, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_KEPT, 1))
         self._numbers = 0
-        self._listening: list[tuple[asyncio.AbstractServer, Path]] = []
+        self._listening: list[tuple[asyncio.AbstractServer, Path, Identity]] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="standfast-resp")
         table = Table(engine.counters)
@@ -103,11 +104,14 @@ class RespDoor:
             left = None
         if left is not None and not stat.S_ISSOCK(left.st_mode):
             raise Held(f"{path} is there and is no socket: choose another path")
+        if left is not None and _is_used(path):
+            raise Held(f"another program listens at {path}: stop it, or choose another path")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)  # the socket is never open to others, not even between bind and chmod
         try:
             path.unlink(missing_ok=True)
             listener.bind(str(path))
+            made = identity(path)
         except OSError as failure:
             listener.close()
             raise InvalidRequest(f"{path}: a socket cannot be made there: {failure}") from failure
@@ -117,7 +121,7 @@ class RespDoor:
             path.chmod(mode)
         listener.setblocking(False)
         server = await self.loop.create_unix_server(lambda: RespProtocol(self), sock=listener, backlog=LISTEN_BACKLOG)
-        self._listening.append((server, path))
+        self._listening.append((server, path, made))
         if self._sweeper is None:
             self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
@@ -127,7 +131,7 @@ class RespDoor:
             self._sweeper.cancel()
             self._sweeper = None
         listening, self._listening = self._listening, []
-        for server, _ in listening:
+        for server, *_ in listening:
             server.close()
         deadline = self.loop.time() + timeout_s
         while self.engine.statistics().committing and self.loop.time() < deadline:
@@ -140,8 +144,8 @@ class RespDoor:
             client.abort()
         await asyncio.sleep(0)
         self._threads.shutdown(wait=False)
-        for _, path in listening:
-            path.unlink(missing_ok=True)
+        for _, path, made in listening:
+            remove_own(path, made)
 
     @property
     def limits(self) -> RespLimits:
@@ -203,3 +207,16 @@ class RespDoor:
             self.loop.call_soon_threadsafe(connection.done, offload)
 
         self._threads.submit(offload.work).add_done_callback(ended)
+
+
+def _is_used(path: Path) -> bool:
+    """Whether a program listens at this socket. Not a sidecar on this run directory: its lock is ours."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # a full backlog, or a socket of datagrams
+            return True
+    return True

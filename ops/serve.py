@@ -95,7 +95,7 @@ def serve(loaded: Loaded, reload: Reload | None = None) -> int:
     with ExitStack() as opened:
         (config.app.state_dir / config.app.name).mkdir(mode=0o700, parents=True, exist_ok=True)
         run = RunDir(run_dir)
-        opened.callback(run.close, config.serve.socket)
+        opened.callback(run.close)
         state = own_state(config.app.state_dir, config.app.name, clock)
         opened.callback(state.close)
         check_log(config)
@@ -159,6 +159,7 @@ class Sidecar:
             self._closing.append(page.close)
         plane.start()
         self._resp = await open_resp_door(plane.engine, self._config, self._tokens, self._audit, self._run.path)
+        self._run.made(self._config.serve.socket)
         await self._http.start(http_socket)
         self._signals(loop)
         run_info = self._write_info(http_socket)
@@ -272,7 +273,7 @@ class Sidecar:
     def _on_stop(self) -> None:
         if self._stop.is_set():
             logger.warning("told to stop a second time: stopping now")
-            self._run.close(self._config.serve.socket)
+            self._run.close()
             os._exit(0)  # what was acknowledged is durable, and what was not is nobody's
         logger.info("told to stop: draining")
         self._stop.set()
@@ -321,7 +322,7 @@ class Sidecar:
         def end() -> None:
             logger.warning("not everything could be closed within %.1f s; nothing acknowledged is lost", timeout_s)
             with contextlib.suppress(OSError):
-                self._run.close(self._config.serve.socket)
+                self._run.close()
                 remove_run_file(self._state.path, run_info)
             os._exit(0)
 

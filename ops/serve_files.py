@@ -7,6 +7,9 @@
 
 The lock comes before the sockets: binding to a path that a running server listens at would take it over without a word.
 
+The directory is its user's alone, and nothing in it that this process (or a killed one like it) did not make is
+followed, changed or removed. Folders above it are the operator's to keep: who can write to them can exchange it.
+
 Rules of this file: files and the TCP socket; the Unix socket is the RESP door's.
 """
 
@@ -15,65 +18,183 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
+import re
 import socket
+import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from standfast.store.errors import Held, Unavailable
+from standfast.store.errors import BadConfig, Held, Unavailable
 from standfast.store.state_dir import write_atomically
 
 SCHEMA = "standfast.serve/1"
 INFO_NAME = "INFO.json"
 TOKEN_NAME = "TOKEN"  # noqa: S105  a file
 BACKLOG = 1_024
+INFO_BYTES_MAX = 64 << 10
+Identity: TypeAlias = tuple[int, int]
+_HOLDER = re.compile(rb"pid [0-9]+\n")
+_TOKEN = re.compile(rb"[A-Za-z0-9_-]{43}\n")  # as `Tokens.issue` makes them
 
 
 class RunDir:
-    """Owned until closed. Raises Held, naming the owner."""
+    """Owned until closed. Raises Held, naming the owner; BadConfig if it or a file in our place is somebody else's."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        _make_ours(self.path)
+        self._lock = self._acquire()
+        self._written: set[str] = set()
+        self._socket: tuple[str, Identity] | None = None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name, is_ours in ((INFO_NAME, _is_info), (TOKEN_NAME, _is_token)):
+                self._remove_left(name, is_ours)
+        except BaseException:
+            self.close()
+            raise
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"pid {os.getpid()}\n".encode(), 0)
+
+    def _acquire(self) -> int:
+        path = self.path / "LOCK"
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise _not_ours(path, error.strerror or str(error)) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            text = os.pread(handle, 200, 0)
+            if not _is_plain(os.fstat(handle)) or (text and not _HOLDER.fullmatch(text)):
+                raise _not_ours(path, "it holds something else")
         except BlockingIOError:
-            holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "an unknown process"
-            os.close(self._lock)
+            holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "an unknown process"
+            os.close(handle)
             raise Held(
                 f"run directory {self.path} is held by {holder}: stop it, or set another serve.run_dir"
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"pid {os.getpid()}\n".encode(), 0)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+    def _remove_left(self, name: str, is_ours: Callable[[bytes], bool]) -> None:
+        """A file that a killed process left: it would send clients to where nobody listens any more."""
+        path = self.path / name
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _not_ours(path, error.strerror or str(error)) from error
+        with os.fdopen(handle, "rb") as file:
+            if not _is_plain(os.fstat(handle)) or not is_ours(file.read(INFO_BYTES_MAX)):
+                raise _not_ours(path, "it holds something else")
+        path.unlink()
 
     def write_info(self, info: dict[str, Any], token: str | None = None, group: str | None = None) -> None:
         """Tell clients where everything is, and the owner's own tools their token."""
         told = {"schema": SCHEMA, **info}
-        before = os.umask(0o077)
-        try:
-            (self.path / TOKEN_NAME).unlink(missing_ok=True)  # of one that was killed
-            if group is not None and token is not None:
-                write_atomically(self.path / TOKEN_NAME, f"{token}\n")
-            elif token is not None:
-                told["token"] = token
-            write_atomically(self.path / INFO_NAME, json.dumps(told) + "\n")
-        finally:
-            os.umask(before)
-        if group is not None:
-            shutil.chown(self.path / INFO_NAME, group=group)
-            (self.path / INFO_NAME).chmod(0o640)
+        if group is not None and token is not None:
+            self._write(TOKEN_NAME, f"{token}\n", 0o600)
+        elif token is not None:
+            told["token"] = token
+        self._write(INFO_NAME, json.dumps(told) + "\n", 0o600 if group is None else 0o640, group)
 
-    def close(self, *sockets: str) -> None:
-        """Remove info file and sockets, then let go of the lock. Twice is fine."""
+    def _write(self, name: str, text: str, mode: int, group: str | None = None) -> None:
+        write_atomically(self.path / name, text, mode=mode, group=group)
+        self._written.add(name)
+
+    def made(self, name: str) -> None:
+        """A socket of this process has this name from now on; it is removed in the end."""
+        self._socket = (name, identity(self.path / name))
+
+    def close(self) -> None:
+        """Remove info file and socket, then let go of the lock. Twice is fine."""
         if self._lock < 0:
             return
-        for name in (INFO_NAME, TOKEN_NAME, *sockets):
+        for name in self._written:
             (self.path / name).unlink(missing_ok=True)
+        if self._socket is not None:
+            name, made = self._socket
+            remove_own(self.path / name, made)
         os.ftruncate(self._lock, 0)
         os.close(self._lock)
         self._lock = -1
+
+
+def identity(path: Path) -> Identity:
+    """Which file a path names, so that another one of the same name is told apart from it."""
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def remove_own(path: Path, made: Identity) -> None:
+    """Remove a file that was made here; another one that has its name now stays."""
+    try:
+        if identity(path) == made:
+            path.unlink()
+    except FileNotFoundError:
+        return
+
+
+def _make_ours(path: Path) -> None:
+    """Make the directory, or see that nobody else can put files into it. Raises BadConfig."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        if not path.is_symlink() and path.exists():
+            raise BadConfig([f"run directory {path} is no directory: set another serve.run_dir"]) from error
+        if not path.is_symlink():
+            raise BadConfig([f"run directory {path} cannot be made: {error}: set another serve.run_dir"]) from error
+        found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise BadConfig([f"run directory {path} is a symbolic link: set serve.run_dir to the directory itself"])
+    if found.st_uid != os.geteuid():
+        raise BadConfig(
+            [
+                f"run directory {path} belongs to user {found.st_uid}, not to this one's ({os.geteuid()}): who owns it "
+                "can exchange sockets and info file; set serve.run_dir to a folder below it, which is made"
+            ]
+        )
+    mode = stat.S_IMODE(found.st_mode)
+    if not mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return
+    if _was_locked(path):  # made by a sidecar; a volume's group makes its folders writable when it is mounted again
+        path.chmod(0o700)
+        return
+    where = f"run directory {path}: others can write it (mode {mode:04o})"
+    raise BadConfig([f"{where}: chmod 0700 {path}, or set another serve.run_dir"])
+
+
+def _was_locked(path: Path) -> bool:
+    """Whether a sidecar of this user has had the directory before."""
+    try:
+        return _is_plain((path / "LOCK").lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_plain(found: os.stat_result) -> bool:
+    """A file of this user that has no other name."""
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
+
+
+def _is_info(raw: bytes) -> bool:
+    try:
+        return str(json.loads(raw)["schema"]).startswith(SCHEMA.partition("/")[0] + "/")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _is_token(raw: bytes) -> bool:
+    return _TOKEN.fullmatch(raw) is not None
+
+
+def _not_ours(path: Path, why: str) -> BadConfig:
+    return BadConfig([f"{path} is there and not ours ({why}): remove it, or set another serve.run_dir"])
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:

@@ -29,7 +29,7 @@ from standfast.ops.control_answers import Answers
 from standfast.ops.control_routes import CALLS, Call, ControlRoutes, answer, error_response, not_found
 from standfast.ops.health import Facts, Health, live, ready, startup
 from standfast.ops.http_guard import App, Guard, GuardRules, Receive, Scope, Send
-from standfast.ops.http_protocol import timed
+from standfast.ops.http_protocol import let_go, timed
 from standfast.ops.metrics_doors import HttpNumbers, counted
 from standfast.ops.reasons import BAD_REQUEST, LIMIT, Refused
 from standfast.ops.serve_resp import uids_of_group
@@ -169,7 +169,7 @@ class HttpDoor:
         protocol = timed(config.limits.http_timeout_ms / 1_000, connections_max=most)
         guard = Guard(bounded(app, most), rules, tokens, audit)
         settings = uvicorn.Config(
-            counted(named(guard, instance), numbers),
+            counted(let_go(named(guard, instance)), numbers),
             http=protocol if self.tls is None else guarded(protocol, self.tls),
             ws="none",
             loop="none",

@@ -44,6 +44,8 @@ class StateDir:
         self.path = Path(root).absolute() / app
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_marker(self.path, app, task=None)  # before the lock file: a foreign database has one of the same name
+        for name in ("LOCK", ASIDE_FOLDER, BULK_FOLDER, MENDING_FOLDER):
+            refuse_link(self.path / name)
         self._lent = False
         self._lock = self._acquire()
         try:
@@ -148,7 +150,7 @@ class StateDir:
 
     def _acquire(self) -> int:
         path = self.path / "LOCK"
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -172,7 +174,12 @@ class StateDir:
 
 
 def check_marker(directory: Path, app: str, task: str | None) -> bool:
-    """Whether `directory` bears our marker; InvalidRequest if it is another's, of a newer format, or unmarked data."""
+    """Whether `directory` bears our marker; InvalidRequest if it is another's, of a newer format, or unmarked data.
+
+    A task's directory that is a symbolic link is refused, too: rows would be written to wherever it leads.
+    """
+    if task is not None:
+        refuse_link(directory)
     marker = directory / MARKER
     if not marker.exists():
         if (directory / "CURRENT").exists():
@@ -198,6 +205,15 @@ def check_marker(directory: Path, app: str, task: str | None) -> bool:
     return True
 
 
+def refuse_link(path: Path) -> None:
+    """Raise InvalidRequest for a symbolic link within a state directory; the state directory itself may be one."""
+    if path.is_symlink():
+        raise InvalidRequest(
+            f"{path} is a symbolic link, and nothing within a state directory is followed: put what it leads to in its "
+            "place, or remove it; to keep state on another disk, name a folder of that disk as state_dir"
+        )
+
+
 def write_marker(directory: Path, app: str, task: str | None) -> None:
     """Put the format marker, before the first byte of data."""
     if not (directory / MARKER).exists():
@@ -205,14 +221,26 @@ def write_marker(directory: Path, app: str, task: str | None) -> None:
         write_atomically(directory / MARKER, json.dumps(fields) + "\n")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file so that a crash leaves the old one or the new one, never half of it."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+def write_atomically(path: Path, text: str, *, mode: int = 0o666, group: str | None = None) -> None:
+    """Replace a small file so that a crash leaves the old one or the new one, never half of it.
+
+    `mode`: of the new file, under the umask; `group`: whose it is, from before it can be found.
+    """
+    # A name that nobody can know before, and O_EXCL, which follows no link: else a planted one would be written to.
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode if group is None else 0o600)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            if group is not None:
+                shutil.chown(temporary, group=group)
+                os.fchmod(handle, mode)  # the umask says nothing about a group that is named
+            os.fsync(handle)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

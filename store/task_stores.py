@@ -383,8 +383,8 @@ class TaskStores:
         made = (self.directory / "CURRENT").exists()  # by stores that were not in memory then: see what becomes of them
         if not made and all(spec.engine == "memory" for spec in self.specs.values()):
             return MemoryEngine()
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_marker(self.directory, app, self.task)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_marker(self.directory, app, self.task)
         if self._whole_wal and not self._careful:
             refuse_damaged_wal(self.directory, every_byte=False)

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 import uvicorn
 import uvloop
+from starlette.requests import Request
+from starlette.responses import Response
 
-from standfast.ops.http_protocol import timed
+from standfast.ops.http_protocol import let_go, timed
+from standfast.ops.metrics_doors import HttpNumbers, counted
 
 pytestmark = pytest.mark.slow
 DEADLINE_S = 0.5
@@ -31,10 +34,10 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextmanager
-def serving(connections_max: int | None = None) -> Iterator[int]:
+def serving(connections_max: int | None = None, app: Any = echo) -> Iterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
     settings = uvicorn.Config(
-        echo, http=timed(DEADLINE_S, connections_max=connections_max), lifespan="off", log_level="critical"
+        app, http=timed(DEADLINE_S, connections_max=connections_max), lifespan="off", log_config=None
     )
     settings.timeout_graceful_shutdown = 1
     server = uvicorn.Server(settings)
@@ -114,3 +117,66 @@ def test_connections_that_ask_nothing_make_room_oldest_first_and_busy_ones_stay(
         assert answer.startswith(b"HTTP/1.1 200")
         assert idle[0].recv(1) == b""
         assert busy.recv(100).startswith(b"HTTP/1.1 200")
+
+
+CHUNKS = b"5\r\nhello\r\n0\r\n\r\n"
+AMBIGUOUS = [
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: localhost\r\ntransfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n",
+    b"POST / HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
+]
+PIPELINED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("head", AMBIGUOUS, ids=["length first", "chunked first", "http/1.0"])
+def test_request_whose_length_has_two_meanings_is_refused_and_nothing_behind_it_is_answered(
+    head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving() as port:
+        answer, _ = ask(port, head + CHUNKS + PIPELINED)
+        assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1 ") == 1
+        assert b"connection: close" in answer.lower()
+        assert ask(port, PIPELINED + head + CHUNKS + PIPELINED)[0].count(b"HTTP/1.1 200") == 1
+    assert [record.exc_info for record in caplog.records] == [None] * len(caplog.records)
+
+
+async def refuses_at_once(scope: Any, receive: Any, send: Any) -> None:
+    """Answers before the body came, as a refusal does."""
+    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
+@pytest.mark.parametrize("app", [echo, refuses_at_once])
+def test_chunk_that_cannot_be_read_ends_the_connection_without_a_traceback(
+    app: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n"
+    with serving(app=let_go(app)) as port:
+        answer, _ = ask(port, head, b"zz\r\n" + PIPELINED, pause_s=0.1)
+        assert answer.count(b"HTTP/1.1 ") == 1
+    assert [record.exc_info for record in caplog.records] == [None] * len(caplog.records)
+
+
+async def reads(scope: Any, receive: Any, send: Any) -> None:
+    """Reads the body as the doors do, and says when it has begun."""
+    READING.set()
+    await Response(await Request(scope, receive).body())(scope, receive, send)
+
+
+READING = threading.Event()
+
+
+def test_client_that_hangs_up_within_its_body_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    numbers = HttpNumbers()
+    READING.clear()
+    with caplog.at_level("INFO"), serving(app=counted(let_go(reads), numbers)) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+            sock.sendall(HEAD + b"\r\nab")
+            assert READING.wait(10)
+        while not numbers.requests:
+            threading.Event().wait(0.01)
+    assert numbers.requests == {("POST /", "499"): 1}
+    assert [(record.message, record.exc_info) for record in caplog.records if "hung up" in record.message] == [
+        ("http: a client hung up within its request (POST)", None)
+    ]
+    assert not [record for record in caplog.records if record.exc_info]
