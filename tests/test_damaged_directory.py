@@ -12,7 +12,6 @@ from fix_sessions import Bench
 from test_damaged_store import ROWS, STORES, TEXT, cut, files_of, fill, flip, rows, wanted, whole
 
 import standfast as sf
-from standfast.replication.offsets import TaskId
 from standfast.store.rocks_wal import damaged_at, wal_files
 
 
