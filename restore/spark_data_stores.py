@@ -211,12 +211,13 @@ def _sessions(at_rest: StoreAtRest, spec: SessionStore, filters: Filters) -> Fou
 
 
 def _versions(at_rest: StoreAtRest, spec: VersionedStore, filters: Filters) -> Found:
+    kept_after = at_rest.times.observed_ms - spec.history_retention_ms
     first, last = _times(filters)
     if filters.as_of is not None:
         first = last = filters.as_of
-    # As the store answers: the latest version is told at any time, ended ones only where history still reaches.
-    ended_from = max(first, at_rest.times.observed_ms - spec.history_retention_ms)
-    ended_too = ended_from <= last
+    ended_from = max(first, kept_after)
+    # As the store answers: at a time before its history it tells the latest version alone, if that is as old.
+    ended_too = filters.as_of is None or filters.as_of >= kept_after
     bounds: tuple[bytes | None, bytes | None] = (None, None)
     for rows in _scan(at_rest, [spec.name], *bounds):
         found = [

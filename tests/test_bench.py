@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import runpy
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,9 @@ def test_bench_write_starts_a_broker_of_its_own_and_measures_both_guarantees(
 SIZES = {"key_bytes": 16, "value_bytes": 100, "batch": 1_000, "versions": 4, "runs": 2}
 
 
-def reported(what: str, kind: str, figures: dict[str, float], ratios: dict[str, float], **sizes: int) -> dict[str, Any]:
+def reported(
+    what: str, kind: str, figures: Mapping[str, float], ratios: Mapping[str, float], **sizes: int
+) -> dict[str, Any]:
     """A document of the command with these medians."""
     return {
         "bench": what,
@@ -249,7 +252,7 @@ def test_bench_prints_figures_and_no_goal(capsys: pytest.CaptureFixture[str]) ->
     measure = {"name": "put_commit", "what": "put", "unit": "records/s", "median": 130_000, "min": 1, "max": 150_000}
     settings = SIZES | {"records": 1_000_000, "memory_bytes": 256 << 20}
     document = {"bench": "write", "settings": settings, "versions": {}, "ratios": [], "log": {"kind": "sqlite"}}
-    show({**document, "measures": [measure | {"waited_share": 0.25}]}, Output())
+    show({**document, "measures": [measure | {"waited_share": 0.25}]}, Output(wide=True))
     shown = capsys.readouterr().out
     assert "130,000" in shown and "25%" in shown
     assert "goal" not in shown.lower() and "MET" not in shown

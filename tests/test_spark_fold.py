@@ -161,7 +161,7 @@ def merge(live: TaskStores, spec: StoreSpec, records: list[Record], limit: int, 
     return merge_partition(own, rows, facts, KeyFacts(0, compacted=compacted), Settings(limit, last=True))
 
 
-def identity(kind: str, key: bytes, side: RowSide | None) -> Any:
+def identity(kind: str, key: bytes, side: RowSide | tuple[int, bytes] | None) -> Any:
     assert side is not None
     return (key, side[0]) if kind == "versioned" else key
 
