@@ -136,7 +136,8 @@ def reading(bench: Bench, server: sf.Session, *, ready: bool = True) -> SidecarR
 
 def verdict(store: str, word: str, **found: int) -> dict[str, Any]:
     """A verdict of a verification, as the control door tells it."""
-    return {"store": store, "verdict": word, "records": 10, "missing": 0, "extra": 0, "different": 0, **found}
+    none = dict.fromkeys(("missing", "extra", "different", "stale"), 0)
+    return {"store": store, "verdict": word, "records": 10, **none, **found}
 
 
 def test_verifications_are_counted_by_store(bench: Bench) -> None:

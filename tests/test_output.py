@@ -19,6 +19,7 @@ from standfast.ops.commands_rows import show_rows
 from standfast.ops.output import Output
 from standfast.ops.table import cell_len, draw, wrap
 from standfast.ops.times import parse_time, time_text
+from standfast.restore.row_side import RowSide
 
 BIG = 81_650_123_456  # an offset of a busy topic
 NAME = "hourly-delays-by-airport"
@@ -116,8 +117,8 @@ def verdicts() -> list[Any]:
     digest = SimpleNamespace(hex=lambda: "2d8-1f183f3607f5cef5-17495cf90ed", count=BIG)
     one = {"store": NAME, "task": SimpleNamespace(partition=11), "verdict": "inconclusive", "position": BIG, "end": BIG}
     one |= dict.fromkeys(commands_verify.COUNTS, 816_816) | {"log_digest": digest, "store_digest": digest}
-    row = SimpleNamespace(kind="different", key=b"JFK", log=(AT_MS, b"x" * 60), store=None)
-    return [SimpleNamespace(**one, explanation="", differences=[row], truncated=False)]
+    row = SimpleNamespace(kind="different", key=b"JFK", log=RowSide(AT_MS, b"x" * 60, 60, 0), store=None)
+    return [SimpleNamespace(**one, kind="keyvalue", explanation="", differences=[row], truncated=False)]
 
 
 def measures() -> dict[str, Any]:
@@ -177,7 +178,7 @@ def test_pipeline_breaks_no_number_name_or_state(terminal: int, capsys: pytest.C
     one |= dict.fromkeys(("missing", "extra", "different", "stale", "indeterminate"), 816)
     one |= {"rebuilt": {"rows": BIG, "files": 12, "bytes": BIG}, "rebuild_left_out": "", "rebuilt_differs": []}
     one |= {"verified": []}
-    summary = {"stores": [one], "app": "a", "records": 1, "out": "o"}
+    summary = {"stores": [one], "app": "a", "records": 1, "out": "o", "indeterminate": 816}
     done: Any = SimpleNamespace(verdict="different", elapsed_ms=1_000)
     commands_pipeline._show(done, summary, pretty())
     text = capsys.readouterr().out
