@@ -91,7 +91,8 @@ def test_token_that_is_gone_ends_on_open_connections(door_bench: DoorBench, cloc
     door_bench.call(tokens.reload)
     before.socket.sendall(pack("SET", "a", "2") + pack("SF.COMMIT") + pack("MULTI"))
     assert [str(before.reply()).split()[0] for _ in range(3)] == ["NOAUTH"] * 3
-    assert after.refused("SET", "b", "2").startswith("FENCED"), "what the old token had written is discarded"
+    refused = after.refused("SF.COMMIT", "OFFSETS", "t", 0, 2)
+    assert refused.startswith("FENCED"), "what the old token had written is discarded"
     assert after("SF.OFFSETS") == []
     assert after("GET", "a") == b"1"
     assert after.refused("SF.GET", "other", "a").startswith("NOPERM"), "the new one may do less now"
