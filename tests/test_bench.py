@@ -175,7 +175,7 @@ def test_bench_restore_on_a_cluster_stands_beside_the_bare_consume_loop_and_leav
 def test_bench_standby_on_a_cluster_takes_over_what_it_stood_by_for_and_leaves_no_topic(
     kafka_address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--runs", "1", "--tasks", str(TASKS), "--log", f"kafka://{kafka_address}")
+    options = ("--runs", "1", "--tasks", str(TASKS), "--log", f"kafka://{kafka_address}", "--wide")
     assert main(tiny("standby", tmp_path, *options)) == 0
     shown = capsys.readouterr().out
     assert "404 records" in shown and f"{TASKS} tasks assigned until the gate is open; standbys at the ends" in shown
@@ -193,7 +193,7 @@ def test_bench_refuses_a_number_of_tasks_that_cannot_be(tmp_path: Path, capsys: 
 def test_bench_write_starts_a_broker_of_its_own_and_measures_both_guarantees(
     kafka_files: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--json", "--runs", "1", "--batch", "1000", "--log", "kafka")
+    options = ("--json", "--runs", "1", "--batch", "100", "--log", "kafka")
     assert main(tiny("write", tmp_path, *options)) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["log"]["broker"] == document["versions"]["kafka"]
