@@ -28,7 +28,7 @@ class Output:
     def __init__(self, *, as_json: bool = False, wide: bool = False, times: TimeStyle = "local") -> None:
         self.as_json = as_json
         self.wide = wide
-        self._times = times
+        self._times: TimeStyle = times
         self.pretty = not as_json and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
     def document(self, document: Mapping[str, Any]) -> None:

@@ -22,8 +22,11 @@ NO_STORE = b"default"  # the user that clients send when they have none
 REDIS_VERSION = "7.0.0"  # whose protocol this is, for clients that ask
 _CONNECTION = "HELLO AUTH QUIT RESET SELECT PING ECHO CLIENT"
 _GENERIC = "DEL UNLINK EXISTS TYPE TTL PTTL EXPIRETIME PEXPIRETIME KEYS SCAN"
-_GROUPS = dict.fromkeys(_CONNECTION.split(), "connection") | dict.fromkeys(_GENERIC.split(), "generic")
-_GROUP_OF_KIND = {"multi": "transactions", "read": "string", "write": "string"}
+_GROUPS: dict[str, str] = {
+    **dict.fromkeys(_CONNECTION.split(), "connection"),
+    **dict.fromkeys(_GENERIC.split(), "generic"),
+}
+_GROUP_OF_KIND: dict[str, str] = {"multi": "transactions", "read": "string", "write": "string"}
 
 
 def hello(c: Connection, args: list[bytes]) -> Answer:

@@ -273,7 +273,7 @@ def _conclude(
     beyond: int,
 ) -> StoreVerdict:
     unsure = [one for one, verdict in judged if verdict in UNSURE]
-    wrong = [(verdict, one) for one, verdict in judged if verdict not in UNSURE]
+    wrong: list[tuple[RowVerdict, Difference]] = [(verdict, one) for one, verdict in judged if verdict not in UNSURE]
     counts: dict[RowVerdict, int] = {}
     for _, verdict in judged:
         counts[verdict] = counts.get(verdict, 0) + 1
