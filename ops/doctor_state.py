@@ -18,9 +18,9 @@ from standfast.replication.embedded import EmbeddedLog
 from standfast.replication.log import Log, TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.topic_rules import Finding
-from standfast.restore.plan import LocalPosition, Plan, Refuse, Reinitialise, plan_changelog
+from standfast.restore.plan import Plan, Refuse, Reinitialise, plan_changelog
 from standfast.store.cut import Position
-from standfast.stream.opener import log_state
+from standfast.stream.opener import local_position, log_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +71,11 @@ def state_findings(log: Log, app: str, kept: Iterable[Kept], now_ms: int) -> lis
             written = reader.written_ends([at])[at]
             diverged = reader.epoch_ends({at: one.position.tag} if one.position.tag else {}).get(at)
             state = log_state(at, info, reader.bounds([at])[at], limit, written, diverged)
-            finding = _finding(one, plan_changelog(_local(one), state, now_ms=now_ms))
+            finding = _finding(one, plan_changelog(local_position(one.position, rows=one.rows), state, now_ms=now_ms))
             found += [] if finding is None else [finding]
     finally:
         reader.close()
     return found
-
-
-def _local(one: Kept) -> LocalPosition:
-    return LocalPosition(
-        position=one.position.offset,
-        topic_id=one.position.topic_id,
-        leader_epoch=one.position.leader_epoch,
-        at_ms=one.position.at_ms,
-        rows=one.rows,
-        marker=one.position.marker,
-    )
 
 
 def _finding(one: Kept, plan: Plan) -> Finding | None:

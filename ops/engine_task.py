@@ -152,7 +152,7 @@ class EngineTask:
         self.discards += 1
 
     def unread(self, binding: Binding) -> str:
-        """What was discarded since the connection read the source offsets; empty if nothing was."""
+        """The discards since the connection read the source offsets, in words; empty if there was none."""
         return self.lost if binding.read != self.discards else ""
 
     def check_read(self, binding: Binding, request: CommitRequest) -> None:

@@ -572,7 +572,7 @@ class Instance:
         self._start_over(task_id, reason, loss, self._clock.monotonic_ms())
 
     def _start_over(self, task_id: TaskId, reason: str, loss: Loss, started_ms: int) -> None:
-        """Close a task and open it again: the plan decides anew, and may refuse; of its stores only lost ones go."""
+        """Close a task and open it again: the plan decides again and may refuse; only lost stores go."""
         old = self.tasks[task_id]
         active = old.writer is not None
         # The caller did not ask for this: a commit of offsets whose rows are gone must not succeed.

@@ -42,6 +42,7 @@ from standfast.restore.plan import (
     plan_changelog,
 )
 from standfast.store.clock import Clock
+from standfast.store.cut import Position
 from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
 from standfast.store.log import logger
 from standfast.store.rocks import RocksShared
@@ -387,16 +388,7 @@ def log_state(
 
 def _local(stores: TaskStores, applier: ChangelogApplier, changelog: TopicPartition, name: str) -> LocalPosition | None:
     stored = applier.position(changelog)
-    if stored is None:
-        return None
-    return LocalPosition(
-        position=stored.offset,
-        topic_id=stored.topic_id,
-        leader_epoch=stored.leader_epoch,
-        at_ms=stored.at_ms,
-        rows=stores.has_rows(name),
-        marker=stored.marker,
-    )
+    return None if stored is None else local_position(stored, rows=stores.has_rows(name))
 
 
 def _local_lost(
@@ -406,14 +398,17 @@ def _local_lost(
     stored = applier.position(changelog)
     if had_rows is not None:
         return LocalPosition(position=0, topic_id="", at_ms=0, rows=had_rows(name), lost=lost)
-    if stored is None:
-        return None
+    return None if stored is None else local_position(stored, rows=True, lost=lost)
+
+
+def local_position(stored: Position, *, rows: bool, lost: str = "") -> LocalPosition:
+    """What the plan needs to know of a stored position; `rows` and `lost` as in LocalPosition."""
     return LocalPosition(
         position=stored.offset,
         topic_id=stored.topic_id,
         leader_epoch=stored.leader_epoch,
         at_ms=stored.at_ms,
-        rows=True,
+        rows=rows,
         marker=stored.marker,
         lost=lost,
     )

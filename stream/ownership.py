@@ -7,8 +7,8 @@
 
     assign, on_assign and reopen that name a lost task end its loss; on_revoke gives it back
 
-What was written and not committed when a task was lost is gone, so its offsets must not be committed as if it were
-there, not even by a later opening of the same task here: the loss lasts until the caller shows that it knows.
+Uncommitted writes go with a task that is lost, so their offsets must not be committed as if the writes were there, not
+even by a later opening of the same task here: the loss lasts until the caller shows that it knows.
 
 Rules of this file: pure; no task, log or thread.
 """

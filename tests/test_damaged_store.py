@@ -98,6 +98,17 @@ def opened_on_damage(bench: Bench, damage: Callable[[Path], None], guarantee: st
     return bench.active(stores=STORES, guarantee=guarantee)
 
 
+def filled_pair(bench: Bench) -> tuple[sf.Session, sf.Session]:
+    """An active, and its standby that has every row in table files."""
+    first = bench.active(stores=STORES, take_over=False)
+    second = bench.session("b", stores=STORES, take_over=False)
+    second.assign(standby=[0])
+    fill(first)
+    bench.settle(second)
+    second.tasks()[0].stores.flush()
+    return first, second
+
+
 def read_through(bench: Bench, session: sf.Session) -> None:
     """Read every store to its end, letting damage that is met be mended, until all can be read."""
     for _ in range(4):
@@ -147,12 +158,7 @@ def test_offsets_of_changes_that_went_with_the_damage_are_not_committed(bench: B
 
 
 def test_damaged_first_block_of_a_standby_is_mended_and_its_copy_goes_once_it_has_caught_up(bench: Bench) -> None:
-    first = bench.active(stores=STORES, take_over=False)
-    second = bench.session("b", stores=STORES, take_over=False)
-    second.assign(standby=[0])
-    fill(first)
-    bench.settle(second)
-    second.tasks()[0].stores.flush()
+    _, second = filled_pair(bench)
     file = files_of(second, "kv")[0]
     second.close()
     flip(file, 0)
@@ -166,12 +172,7 @@ def test_damaged_first_block_of_a_standby_is_mended_and_its_copy_goes_once_it_ha
 
 
 def test_standby_with_a_damaged_first_block_is_promoted_after_that_store_was_restored(bench: Bench) -> None:
-    first = bench.active(stores=STORES, take_over=False)
-    second = bench.session("b", stores=STORES, take_over=False)
-    second.assign(standby=[0])
-    fill(first)
-    bench.settle(second)
-    second.tasks()[0].stores.flush()
+    first, second = filled_pair(bench)
     flip(files_of(second, "kv")[0], 0)
     first.close()
     second.assign(active=[0])

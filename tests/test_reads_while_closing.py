@@ -6,7 +6,7 @@ Where the other thread stands is decided by a serde or by rows that wait there, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -72,6 +72,21 @@ def fill(task: TaskStores) -> None:
     task.store("kv").put("000", "buffered")
 
 
+def closed_within_a_step(stop: Stop, found: Any, close: Callable[[], None], match: str | None = None) -> None:
+    """Close while another thread is within a step of a range, which ends with an error then."""
+    next(found)
+    stop.armed = True
+    with ThreadPoolExecutor(1) as reader:
+        rest = reader.submit(list, found)
+        try:
+            assert stop.reached.wait(WAIT_S)
+            close()
+        finally:
+            stop.go_on.set()
+        with pytest.raises(Closed, match=match):
+            rest.result(WAIT_S)
+
+
 @pytest.mark.parametrize("engine", ["rocksdb", "memory"])
 @pytest.mark.parametrize("store", ["kv", "win", "ses"])
 def test_task_closes_while_another_thread_is_within_a_range_and_opens_again(
@@ -81,17 +96,7 @@ def test_task_closes_while_another_thread_is_within_a_range_and_opens_again(
     task = open_task(*stores_that_stop(stop, engine))
     fill(task)
     found = task.store(store).all()
-    next(found)
-    stop.armed = True
-    with ThreadPoolExecutor(1) as reader:
-        rest = reader.submit(list, found)
-        try:
-            assert stop.reached.wait(WAIT_S)
-            task.close()
-        finally:
-            stop.go_on.set()
-        with pytest.raises(Closed):
-            rest.result(WAIT_S)
+    closed_within_a_step(stop, found, task.close)
     stop.armed = False
     again = open_task(*stores_that_stop(stop, engine))  # the directory was let go of
     assert len(list(again.store("kv").all())) == (ROWS if engine == "rocksdb" else 0)
@@ -102,17 +107,7 @@ def test_range_that_another_thread_closes_in_a_step_ends_with_an_error_and_frees
     task = open_task(*stores_that_stop(stop, "rocksdb"))
     fill(task)
     found = task.store("kv").all()
-    next(found)
-    stop.armed = True
-    with ThreadPoolExecutor(1) as reader:
-        rest = reader.submit(list, found)
-        try:
-            assert stop.reached.wait(WAIT_S)
-            found.close()
-        finally:
-            stop.go_on.set()
-        with pytest.raises(Closed, match="iterator of store 'kv' is closed"):
-            rest.result(WAIT_S)
+    closed_within_a_step(stop, found, found.close, match="iterator of store 'kv' is closed")
     assert found._items.gi_frame is None
 
 

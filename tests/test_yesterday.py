@@ -199,7 +199,7 @@ def test_application_of_the_earlier_version_goes_on(later: Bench, start: str) ->
 
 @pytest.mark.slow
 def test_script_of_calls_goes_on_working(sidecars: Sidecars, tmp_path: Path) -> None:
-    """Exit codes are what they were, and every field of a document is there; further ones may be."""
+    """The script ends with the same exit codes, and its documents keep every field; a document may gain fields."""
     yesterday.unpack(tmp_path)
     yesterday.place_snapshot(tmp_path)
     sidecar = yesterday.make_sidecar(tmp_path)
