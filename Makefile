@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint audit format crash soak soak-lease bench bench-compare bench-spark pins clean
+.PHONY: help demo check test test-slow lint audit format crash soak soak-lease fuzz bench bench-compare bench-spark pins clean
 MAKEFLAGS += --no-print-directory
 # Hundreds of tests start processes of ours: each would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,10 +18,12 @@ JOBS ?= 3
 RUNS ?= 200
 APP_RUNS ?= 50
 KAFKA_RUNS ?= 100
-SERVE_RUNS ?= 50
+SERVE_RUNS ?= 100
 BULK_RUNS ?= 10
 SOAK_S ?= 300
 LEASE_S ?= 600
+FUZZ_S ?= 60
+FUZZ_SEED ?= $(shell date +%s)
 BENCHES ?= write read restore standby failover process
 
 # The first Python that is new enough and can make a virtual environment. Asked for only when .venv is missing.
@@ -62,9 +64,13 @@ check: $(VENV)/.dev ## ruff and the quick tests, under 10 s
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/pytest -q -x -m "not slow" $(ARGS)
 
-test: $(VENV)/.dev ## every test, in JOBS=3 processes
+test: $(VENV)/.dev ## every test but the dear ones of test-slow, in JOBS=3 processes
 	@echo "==> test: unit, contract, scenario, crash, tidy and packaging tests; those on Kafka fetch it, the first time only"
-	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup $(ARGS)
+	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m "not long" $(ARGS)
+
+test-slow: $(VENV)/.dev ## the dear tests that `test` leaves out, named in tests/README.md; to be run before a release
+	@echo "==> test-slow: whole demos, benches, brokers and drivers that are killed, a million records"
+	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m long $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, formatting, mypy strict, pyright
 	@echo "==> lint: ruff check"; $(BIN)/ruff check .
@@ -79,7 +85,7 @@ format: $(VENV)/.dev ## rewrite the sources in the one format
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50; on Kafka KAFKA_RUNS=100, sidecars SERVE_RUNS=50
+crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applications APP_RUNS=50; on Kafka KAFKA_RUNS=100; two sidecars whose partitions move SERVE_RUNS=100
 	@echo "==> crash: $(RUNS) runs, $(APP_RUNS) of whole applications, $(KAFKA_RUNS) on Kafka, $(SERVE_RUNS) of sidecars; seeds are printed"
 	@STANDFAST_CRASH_RUNS=$(RUNS) STANDFAST_CRASH_APP_RUNS=$(APP_RUNS) STANDFAST_CRASH_KAFKA_RUNS=$(KAFKA_RUNS) \
 	  STANDFAST_CRASH_SERVE_RUNS=$(SERVE_RUNS) STANDFAST_CRASH_BULK_RUNS=$(BULK_RUNS) \
@@ -91,6 +97,10 @@ soak: $(VENV)/.dev ## SOAK_S=300 seconds of mixed load on a sidecar: its memory 
 soak-lease: $(VENV)/.dev ## LEASE_S=600 seconds, on each log, beside four busy loops while 256 MB of WAL are reopened: no lease is lost
 	@STANDFAST_LEASE_SOAK_S=$(LEASE_S) STANDFAST_LEASE_WAL_MB=256 \
 	  $(BIN)/pytest -q -s tests/test_lease_soak.py $(ARGS)
+
+fuzz: $(VENV)/.dev ## FUZZ_S=60 seconds each of wrong bytes to both doors and to settings; FUZZ_SEED=n repeats a run
+	@STANDFAST_FUZZ_S=$(FUZZ_S) STANDFAST_FUZZ_SEED=$(FUZZ_SEED) \
+	  $(BIN)/pytest -q -s tests/test_fuzz_resp.py tests/test_fuzz_http.py tests/test_fuzz_config.py $(ARGS)
 
 bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore standby failover process door", compare: bench-compare
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; \
@@ -107,7 +117,7 @@ bench-spark: $(VENV)/.spark ## rebuild and verify on Spark: 1, 4 and 16 million 
 
 pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	@for set in core spark dev; do \
-	  extra=""; if [ $$set != core ]; then extra="--extra spark --constraint requirements/core.txt --constraint requirements/spark.in"; fi; \
+	  extra=""; if [ $$set != core ]; then extra="--extra spark --extra connect --constraint requirements/core.txt --constraint requirements/spark.in"; fi; \
 	  if [ $$set = dev ]; then extra="$$extra --extra serve --extra dev --constraint requirements/spark.txt"; fi; \
 	  echo "==> pins: requirements/$$set.txt"; \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \

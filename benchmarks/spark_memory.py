@@ -34,7 +34,7 @@ from standfast.restore.spark_verify import plan_verify, stored_stores, verify_st
 from standfast.store.clock import SystemClock
 
 APP, STORE = "large", "kv"
-COMMIT_ROWS = 50
+COMMIT_BYTES, COMMIT_ROWS = 5_000_000, 5_000  # of one commit
 LOOK_S = 0.05
 CLOCK = SystemClock()
 
@@ -69,13 +69,14 @@ def main() -> None:
 def write(folder: Path, address: str, spec: sf.KeyValueStore, rows: int, value_bytes: int) -> None:
     """A store and its changelog, of values that do not compress."""
     rng = random.Random(1)
+    commit_rows = max(1, min(COMMIT_ROWS, COMMIT_BYTES // value_bytes))
     with sf.Session(app=APP, log=address, state_dir=folder / "state", stores=[spec], partitions=1) as held:
         held.assign(active=[0])
         held.wait_ready(timeout_s=60)
         task = held.task(0)
         for number in range(rows):
             task.store(STORE).put(b"k%08d" % number, rng.randbytes(value_bytes))
-            if number % COMMIT_ROWS == COMMIT_ROWS - 1:
+            if number % commit_rows == commit_rows - 1:
                 task.commit()
         task.commit()
 

@@ -185,6 +185,7 @@ def log_address_of(args: argparse.Namespace) -> str:
 
 def log_of(args: argparse.Namespace) -> Log:
     """The log that --log or the settings name. It must exist: reading never creates one."""
+    from standfast.replication.embedded_watch import damaged
     from standfast.replication.open_log import SqliteAddress, open_log, parse_address
 
     address = log_address_of(args)
@@ -192,6 +193,8 @@ def log_of(args: argparse.Namespace) -> Log:
     if isinstance(where, SqliteAddress):
         if not Path(where.path).exists():
             raise Unavailable(f"log {address} does not exist ({Path(where.path).absolute()}): check the address")
+        if Path(where.path).is_file() and not Path(where.path).stat().st_size:
+            raise damaged(where.path, "is empty, it has 0 bytes: restore a copy, or remove it to begin a new log")
     else:
         check_listening(where.servers)
     return open_log(address)

@@ -11,13 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId
-from standfast.store.errors import Held, StandfastError, Unavailable
+from standfast.replication.open_log import open_log
+from standfast.store.errors import StandfastError, is_of_log
 from standfast.stream.session import Session
 
 
 class SidecarSession(Session):
-    """A session whose caller repeats the application's assignment by itself."""
+    """A session whose caller repeats the application's assignment by itself.
+
+    What the log does not take in a second is Unavailable, since somebody waits for each answer; and a log that is
+    damaged is asked again as well, so that what is open here can be read meanwhile.
+    """
+
+    def _open_log(self, address: str) -> Log:
+        return open_log(address, clock=self.clock, patient=False)
+
+    def _retries(self, error: StandfastError) -> bool:
+        return super()._retries(error) or is_of_log(error)
 
     def hold(self, active: Iterable[int], standby: Iterable[int], take_back: Iterable[int] = ()) -> None:
         """`assign`, but of the tasks that another instance took over only those in `take_back` are taken back."""
@@ -38,19 +50,19 @@ class SidecarSession(Session):
 def assign_each(
     session: SidecarSession, active: Iterable[int], standby: Iterable[int], take_back: Collection[int] = ()
 ) -> dict[int, StandfastError]:
-    """Make exactly these the session's tasks, but for those that are refused, and why. Raises Unavailable.
+    """Make exactly these the session's tasks, but for those that are refused, and why.
 
+    Raises what is about the log as a whole (`is_of_log`): Unavailable, Corruption.
     Tasks that are lost and not in `take_back` stay lost (`SidecarSession.lost`), without a refusal.
     """
     wanted = {"active": set(active), "standby": set(standby)}
     try:
         session.hold(**wanted, take_back=take_back)
         return {}
-    except Unavailable as error:
-        if not isinstance(error, Held):
+    except StandfastError as error:
+        if is_of_log(error):
             raise
-    except StandfastError:
-        pass  # of which one it is shows below
+        # Of which one it is shows below.
     refused: dict[int, StandfastError] = {}
     held = {role: wanted[role] & _held(session, role) for role in wanted}
     held["active"] |= wanted["active"] & session.lost()  # left out they would be given up, and lost no more
@@ -61,7 +73,7 @@ def assign_each(
             try:
                 session.hold(**now, take_back=take_back)
             except StandfastError as error:
-                if isinstance(error, Unavailable) and not isinstance(error, Held):
+                if is_of_log(error):
                     raise
                 refused[partition] = error
             else:

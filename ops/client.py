@@ -19,6 +19,8 @@ from standfast.ops.serve_files import read_info
 from standfast.store import errors
 from standfast.store.errors import (
     BadConfig,
+    CommitUnknown,
+    DiskFull,
     Fenced,
     InternalError,
     InvalidRequest,
@@ -168,6 +170,9 @@ def error_in(status: int, document: Mapping[str, Any]) -> StandfastError:
         if issubclass(kind, BadConfig):
             return BadConfig([message])
         return StateLost(message) if issubclass(kind, StateLost) else kind(message)
+    by_reason = {"DISK_FULL": DiskFull, "COMMIT_UNKNOWN": CommitUnknown}.get(str(document.get("reason")))
+    if by_reason is not None:
+        return by_reason(message)
     if document.get("reason") in ("FENCED", "STALE_EPOCH"):
         return Fenced(message)
     if name in ("NotAssigned", "NotActive") or document.get("reason") in ("RESTORING", "NOT_ACTIVE", "DRAINING"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.arguments import add_config, add_json, log_of, printing, settings_of
 from standfast.ops.exit_codes import NEGATIVE, OK
-from standfast.store.errors import InvalidRequest
+from standfast.store.errors import Corruption, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
@@ -31,7 +31,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="find wrong settings of topics, log and files, each with its fix",
         description="Look at an application's topics, its log and its files; print what is wrong, why it matters and "
         "the command that puts it right. Nothing is changed.",
-        epilog="Exit codes: 0 nothing is wrong (warnings do not count), 1 something is, 69 the log does not answer.",
+        epilog="Exit codes: 0 nothing is wrong (warnings do not count), 1 something is (also a log that is damaged or "
+        "locked), 69 the log does not answer.",
     )
     parser.add_argument("--app", metavar="NAME", help="application")
     parser.add_argument("--log", metavar="ADDRESS", help="the log, as kafka://host:9092 or sqlite:///./log")
@@ -61,7 +62,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     """doctor."""
     from standfast.ops.doctor import Known, app_tasks, known_of, look
     from standfast.ops.doctor_local import local_facts, local_findings
-    from standfast.ops.doctor_state import log_findings, state_findings
+    from standfast.ops.doctor_state import log_finding, log_findings, state_findings
     from standfast.ops.store_argument import parse_store
     from standfast.replication.topic_fixes import Fixes
     from standfast.replication.topic_rules import errors, findings
@@ -80,23 +81,43 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
         found += local_findings(local_facts(settings.state_dir / app, app, known.unreadable))
     elif args.state_dir is not None:
         raise InvalidRequest(f"{args.state_dir} holds nothing of application {app!r}: name its own, or leave it out")
-    log = log_of(args)
+    looked = None
     try:
-        looked = look(log, app, stores=stores, sources=sources, known=known, value_max_bytes=settings.value_max_bytes)
-        found = [*findings(looked.application, looked.survey, Fixes(log.address)), *found]
-        found += log_findings(log)
-        found += state_findings(log, app, known.kept, SystemClock().wall_ms())
-    finally:
-        log.close()
+        log = log_of(args)
+        try:
+            found += log_findings(log)
+            most = settings.value_max_bytes
+            looked = look(log, app, stores=stores, sources=sources, known=known, value_max_bytes=most)
+            found += findings(looked.application, looked.survey, Fixes(log.address))
+            found += state_findings(log, app, known.kept, SystemClock().wall_ms())
+        finally:
+            log.close()
+    except (Corruption, Unavailable) as error:
+        # A log that is locked or damaged is what is looked for; that it does not answer at all is told as ever.
+        if isinstance(error, Unavailable) and not error.unwritten:
+            raise
+        if not any(one.rule in ("log-damaged", "log-locked") for one in found):
+            found.append(log_finding(_place(settings.log), error))
     found.sort(key=lambda one: one.severity != "error")
-    present = [name for name, topic in looked.survey.topics.items() if topic is not None]
-    out.document(_document(app, settings.log, looked.survey.brokers, present, found))
+    topics = {} if looked is None else looked.survey.topics
+    present = [name for name, topic in topics.items() if topic is not None]
+    out.document(_document(app, settings.log, () if looked is None else looked.survey.brokers, present, found))
     _show(out, found)
-    for topic, other in looked.doubtful:
+    for topic, other in () if looked is None else looked.doubtful:
         out.note(f"topic {topic} may be of {app!r} or of {other!r}: name its store with --store to have it judged")
+    if looked is None:
+        out.note("topics and positions could not be looked at: the log is not as it should be")
     wrong = len(errors(found))
     out.line(f"{app}: {wrong} wrong, {len(found) - wrong} warnings, in {len(present)} topics")
     return NEGATIVE if wrong else OK
+
+
+def _place(address: str | None) -> str:
+    """The file of an embedded log."""
+    from standfast.replication.open_log import SqliteAddress, parse_address
+
+    where = parse_address(address or "")
+    return where.path if isinstance(where, SqliteAddress) else str(address)
 
 
 def _show(out: Output, found: list[Finding]) -> None:

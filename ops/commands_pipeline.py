@@ -24,7 +24,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.arguments import add_config, add_json, add_wide, log_of, printing, settings_of
 from standfast.ops.commands_verify import EXIT_CODES, state_dir_argument
-from standfast.ops.spark_arguments import add_rebuilding, add_spark, connector_options, file_bytes, session_for
+from standfast.ops.spark_arguments import (
+    PartBar,
+    add_at_once,
+    add_rebuilding,
+    add_spark,
+    add_splitting,
+    connector_options,
+    file_bytes,
+    part_progress,
+    session_for,
+    split_bytes,
+    stores_at_once,
+)
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
@@ -36,7 +48,6 @@ if TYPE_CHECKING:
 OpenSession: TypeAlias = Callable[..., AbstractContextManager[Any]]
 Json: TypeAlias = dict[str, Any]
 PLAN_SCHEMA = "standfast.pipeline-plan/1"
-STEP_PARTS = 100  # of the bar
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -73,6 +84,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--include-values", action="store_true", help="values of rows that differ in the report, not only their hashes"
     )
     add_rebuilding(parser)
+    add_splitting(parser)
+    add_at_once(parser)
     add_spark(parser)
     add_json(parser)
     add_wide(parser)
@@ -82,17 +95,21 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_pipeline_command(args: argparse.Namespace, out: Output, open_session: OpenSession = session_for) -> int:
     """pipeline; `open_session` gives the session to run on."""
+    from standfast.ops.commands_verify_spark import opened_notes
     from standfast.restore.spark_session import check_libraries
     from standfast.store.errors import InvalidRequest
 
     check_libraries()
     if not (args.out or args.plan):
         raise InvalidRequest("where to? name a new folder with --out FOLDER")
-    file_bytes(args)  # what is wrong is said before anything is opened
+    for check in (file_bytes, split_bytes, stores_at_once):
+        check(args)  # what is wrong is said before anything is opened
     looked_at = _looked_at(args)
     log = log_of(args)
     try:
         jobs = _jobs(args, log, looked_at)
+        for line in opened_notes({job.name: job.stored for job in jobs}):
+            out.note(line)
         if args.plan:
             return _show_plan(jobs, out)
         done, summary = _run(args, out, log, jobs, looked_at, open_session)
@@ -113,6 +130,7 @@ def _run(
 ) -> tuple[PipelineDone, Json]:
     from standfast.restore.spark_folder import Folder, shown_address
     from standfast.restore.spark_pipeline import Reader, check_out
+    from standfast.restore.spark_settle import settled_jobs
 
     folder = Folder(args.out)
     check_out(folder)
@@ -122,8 +140,10 @@ def _run(
         "state": None if looked_at == "log" else shown_address(str(args.snapshot or state_of(args))),
         "source": args.source,
     }
-    reader = Reader(args.source, options, file_bytes(args), args.include_values)
-    with open_session(args, out, f"standfast pipeline {jobs[0].app}") as spark, _steps(out) as steps:
+    split, at_once = split_bytes(args), stores_at_once(args)
+    reader = Reader(args.source, options, file_bytes(args), args.include_values, split, at_once)
+    session = open_session(args, out, f"standfast pipeline {jobs[0].app}")
+    with session as spark, _steps(out) as steps, settled_jobs(spark, log, jobs) as jobs:
         return run_and_report(spark, log, jobs, folder, steps, about, reader=reader)
 
 
@@ -212,39 +232,28 @@ def _spec(log: Log, app: str, text: str) -> StoreSpec:
     return declared(log, app, text)
 
 
-class _Bar:
+class _Steps:
     """Progress: a bar on a terminal, a line for each step anywhere else."""
 
-    def __init__(self, out: Output, bar: Any) -> None:
+    def __init__(self, out: Output, bar: PartBar) -> None:
         self._out, self._bar = out, bar
-        self._step, self._shown = 0, 0
         self._lines = not sys.stderr.isatty()
+        self.at = bar.at
 
     def step(self, number: int, total: int, what: str) -> None:
-        self._step = number - 1
-        self._move(0)
         if self._lines:
             print(f"step {number} of {total}: {what}", file=sys.stderr, flush=True)
         else:
-            self._bar.describe(what, total * STEP_PARTS)
-
-    def tasks(self, done: int, total: int) -> None:
-        self._move(STEP_PARTS * done // max(total, 1))
+            self._bar.describe(what)
 
     def note(self, text: str) -> None:
         self._out.note(text)
 
-    def _move(self, part: int) -> None:
-        at = self._step * STEP_PARTS + min(part, STEP_PARTS)
-        if at > self._shown:
-            self._bar.advance(at - self._shown)
-            self._shown = at
-
 
 @contextmanager
-def _steps(out: Output) -> Iterator[_Bar]:
-    with out.progress("pipeline", STEP_PARTS) as bar:
-        yield _Bar(out, bar)
+def _steps(out: Output) -> Iterator[_Steps]:
+    with part_progress(out, "pipeline") as bar:
+        yield _Steps(out, bar)
 
 
 def _show_plan(jobs: list[StoreJob], out: Output) -> int:

@@ -13,7 +13,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from standfast.ops.arguments import add_config, add_json, add_wide, log_of, printing, settings_of
-from standfast.ops.spark_arguments import add_rebuilding, add_spark, file_bytes
+from standfast.ops.spark_arguments import add_rebuilding, add_spark, add_splitting, file_bytes, split_bytes
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
@@ -49,6 +49,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="read partition P up to this offset; repeatable",
     )
     add_rebuilding(parser)
+    add_splitting(parser)
     add_spark(parser)
     add_json(parser)
     add_wide(parser)
@@ -78,7 +79,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
     target = args.out or ""
     if not (target or args.plan):
         raise InvalidRequest("where to? name an empty folder with --out FOLDER")
-    size = file_bytes(args)
+    size, bound = file_bytes(args), split_bytes(args)
     until = dict(_until(text) for text in args.until)
     log = log_of(args)
     try:
@@ -105,6 +106,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
                 source=args.source,
                 connector_options=options,
                 file_bytes=size,
+                split_bytes=bound,
                 on_tasks=bar,
             )
     finally:
@@ -204,6 +206,8 @@ def _show_plan(what: Preflight, out: Output) -> int:
 
 
 def _show(done: Rebuilt, out: Output) -> int:
+    from standfast.restore.report_parts import skipped_text
+
     manifest = done.manifest
     partitions: list[dict[str, Any]] = [
         {
@@ -216,6 +220,7 @@ def _show(done: Rebuilt, out: Output) -> int:
             "tombstones": one.tombstones,
             "superseded": one.superseded,
             "expired": one.expired,
+            "skipped": one.skipped,
             "files": len(one.files),
             "bytes": sum(file.bytes for file in one.files),
             "digest": one.digest,
@@ -235,11 +240,13 @@ def _show(done: Rebuilt, out: Output) -> int:
             "warnings": list(done.warnings),
         }
     )
-    columns = ("partition", "end", "records", "rows", "tombstones", "superseded", "expired", "files", "bytes", "digest")
-    hidden = ("end", "tombstones", "superseded", "expired", "digest")
+    hidden = ("end", "tombstones", "superseded", "expired", "skipped", "digest")
+    columns = ("partition", "end", "records", "rows", *hidden[1:-1], "files", "bytes", "digest")
     out.table(columns, [[one[name] for name in columns] for one in partitions], right=columns[:-1], wide=hidden)
     for line in done.warnings:
         out.note(line)
+    if done.skipped:
+        out.note(skipped_text(f"store {manifest.store}", done.skipped))
     seconds = max(done.elapsed_ms, 1) / 1_000
     out.line(
         f"{done.folder}: store {manifest.store} of {done.records} records in {seconds:.1f} s "

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Json: TypeAlias = dict[str, Any]
 NEGATIVE = 1
+OLD_MS = 2_000  # figures of the log that are not of now any more
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -102,6 +103,10 @@ def show_status(status: Json, out: Output) -> None:
     if lock:
         seconds = lock["held_ms"] / 1_000
         out.line(f"- process {lock['pid']} has kept everybody from writing to the log for {seconds:.1f} s")
+    if status.get("log_error"):
+        out.line(f"- {status['log_error']}")
+    if status.get("log_read_ms_ago", 0) >= OLD_MS:
+        out.line(f"- ends and lags are {status['log_read_ms_ago'] / 1_000:.1f} s old: the log could not be read since")
     columns = ("task", "role", "state", "epoch", "buffer bytes", "sources")
     rows = [
         (task["task"], task["role"], task["state"], task["epoch"], task.get("buffer_bytes"), _offsets(task["sources"]))
@@ -199,14 +204,13 @@ def _running_status(args: argparse.Namespace, out: Output) -> Json:
     """Of the instance itself, or of its files where it has no HTTP door: App.run() opens none by itself."""
     from standfast.ops.offline import tasks_of
     from standfast.ops.run_file import doorless_owner
+    from standfast.store.state_dir import kept_instance
 
     if args.url is None and args.run_dir is None and args.document != "lag":  # the ends of changelogs are in no file
         path = state_path_of(args).resolve()  # its name is the application's
         pid = doorless_owner(path)
         if pid is not None:
-            kept = path / "INSTANCE"  # absent for a moment at the first start
-            instance = kept.read_text(encoding="ascii").strip() if kept.exists() else ""
-            status = _status_of_files(path.name, tasks_of(path.name, path), pid, instance)
+            status = _status_of_files(path.name, tasks_of(path.name, path), pid, kept_instance(path))
             out.note(f"{owned(pid)}; it has no HTTP door to ask (standfast.ops.http.OpsServer opens one)")
             return status
     return client_of(args).get("/v1/status")

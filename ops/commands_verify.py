@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.arguments import add_config, add_json, add_times, add_wide, is_url, log_of, printing, settings_of
-from standfast.ops.spark_arguments import add_spark
+from standfast.ops.spark_arguments import add_at_once, add_spark, add_splitting
 
 if TYPE_CHECKING:
     from standfast.ops.offline import OfflineStores, OfflineTask
@@ -87,6 +87,8 @@ def add_on_spark(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--digest-only", action="store_true", help="on Spark: compare digests, name no rows")
     parser.add_argument("--plan", action="store_true", help="on Spark: say what would be read, and stop")
+    add_splitting(parser)
+    add_at_once(parser)
     add_spark(parser)
 
 
@@ -100,6 +102,8 @@ def on_spark(args: argparse.Namespace) -> bool:
         or args.plan
         or args.digest_only
         or args.sample != 1.0
+        or args.split_mb is not None
+        or args.stores_at_once is not None
         or args.source != "native"
         or is_url(args.state_dir)
     )
@@ -167,7 +171,11 @@ def show(verdicts: list[StoreVerdict], out: Output) -> None:
     for one in verdicts:
         if one.explanation:
             out.line(f"- {one.store}, partition {one.task.partition}: {one.explanation}")
-    from standfast.restore.report_parts import key_text, side_text
+    from standfast.restore.report_parts import key_text, side_text, skipped_text
+
+    for one in verdicts:
+        if one.skipped:
+            out.line(f"- {skipped_text(f'{one.store}, partition {one.task.partition}', one.skipped)}")
 
     differing = [(one, row) for one in verdicts for row in one.differences]
     if differing:
@@ -309,6 +317,7 @@ def store_document(one: StoreVerdict) -> Json:
         "observed_ms": one.observed_ms,
         "records": one.records,
         **{count: getattr(one, count) for count in COUNTS},
+        "skipped": one.skipped,
         "log_digest": one.log_digest.hex(),
         "store_digest": one.store_digest.hex(),
         "differences": [_difference(one.kind, row) for row in one.differences],

@@ -15,23 +15,31 @@ directory with a live owner is refused: its files would change under the tasks.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.arguments import is_url, log_of, settings_of
 from standfast.ops.commands_verify import EXIT_CODES, SCHEMA, indeterminate, overall, show, store_document
-from standfast.ops.spark_arguments import connector_options, session_for, task_progress
+from standfast.ops.spark_arguments import (
+    connector_options,
+    part_progress,
+    session_for,
+    split_bytes,
+    stores_at_once,
+)
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
     from standfast.replication.log import Log
     from standfast.restore.spark_places import Place
-    from standfast.restore.spark_verify import StorePlan, Verified
+    from standfast.restore.spark_verify import StoredAt, StorePlan, Verified
 
 OpenSession: TypeAlias = Callable[..., AbstractContextManager[Any]]
 
 PLAN_SCHEMA = "standfast.verify-plan/1"
+PLAN_COLUMNS = ("store", "partition", "position", "begin", "end", "place")
+UNKNOWN = "unknown until run"  # of state in object storage: only its database knows
 
 
 def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSession = session_for) -> int:
@@ -44,12 +52,16 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
     check_libraries()
     if not 0 < args.sample <= 1:
         raise InvalidRequest(f"--sample is {args.sample}: give a share of the keys, above 0 and up to 1")
+    for check in (split_bytes, stores_at_once):
+        check(args)  # what is wrong is said before anything is opened
     from standfast.restore.spark_verify import plan_verify, stored_stores
 
     clock = SystemClock()
     began_ms = clock.monotonic_ms()
     places = places_of(args)
     stored = stored_stores(_chosen(places, args), args.store)
+    for line in opened_notes(stored):
+        out.note(line)
     log = log_of(args)
     try:
         plans = [plan_verify(log, places[0].app, name, at) for name, at in sorted(stored.items())]
@@ -96,29 +108,50 @@ def _verify(
     now_ms: int,
     open_session: OpenSession,
 ) -> list[Verified]:
+    from standfast.restore.spark_settle import settled
+    from standfast.restore.spark_stores import Progress, StoreWork, each_store
     from standfast.restore.spark_verify import verify_store
 
     options = connector_options(log.address) if args.source == "connector" else {}
-    done = []
-    with open_session(args, out, "standfast verify") as spark:
-        for plan in plans:
-            with task_progress(out, f"verifying {plan.spec.name}") as on_tasks:
-                done.append(
-                    verify_store(
-                        spark,
-                        log,
-                        plan,
-                        now_ms=now_ms,
-                        source=args.source,
-                        connector_options=options,
-                        sample=args.sample,
-                        digest_only=args.digest_only,
-                        include_values=args.include_values,
-                        shown_max=args.limit,
-                        on_tasks=on_tasks,
-                    )
+    bound, at_once = split_bytes(args), stores_at_once(args)
+    session = open_session(args, out, "standfast verify")
+    with session as spark, settled(spark, log, plans) as plans, part_progress(out, "verifying") as bar:
+        progress = Progress(len(plans), lambda _number, _total, what: bar.describe(what), bar.at)
+
+        def work(plan: StorePlan) -> StoreWork[Verified]:
+            def run(own: Any) -> Verified:
+                return verify_store(
+                    own,
+                    log,
+                    plan,
+                    now_ms=now_ms,
+                    source=args.source,
+                    connector_options=options,
+                    sample=args.sample,
+                    digest_only=args.digest_only,
+                    include_values=args.include_values,
+                    shown_max=args.limit,
+                    split_bytes=bound,
+                    on_tasks=progress.tasks,
                 )
-    return done
+
+            tasks = 0 if plan.what is None else len(plan.what.ranges)
+            return StoreWork(plan.spec.name, f"verifying {plan.spec.name}", tasks, run)
+
+        return each_store(spark, [work(plan) for plan in plans], progress, at_once=at_once, tell=out.note)
+
+
+def opened_notes(stored: Mapping[str, Mapping[int, StoredAt]]) -> list[str]:
+    """That databases in object storage were opened to know what is in them, and why."""
+    reasons: dict[str, set[str]] = {}
+    for at_place in stored.values():
+        for at in at_place.values():
+            if at.note:
+                reasons.setdefault(at.note, set()).add(str(at.place))
+    return [
+        f"the databases of {len(places)} tasks were opened for their definitions, the first {min(places)}: {reason}"
+        for reason, places in sorted(reasons.items())
+    ]
 
 
 def places_of(args: argparse.Namespace) -> list[Place]:
@@ -162,16 +195,17 @@ def _chosen(places: list[Place], args: argparse.Namespace) -> list[Place]:
 
 
 def _show_plan(plans: list[StorePlan], out: Output) -> int:
-    rows = []
+    rows, documents = [], []
     for plan in plans:
         spans = plan.what.ranges if plan.what is not None else {}
         for number, at in sorted(plan.stored.items()):
-            span = spans.get(number)
+            begin, end = spans.get(number) or (None, None)
             position = None if at.position is None else at.position.offset
-            rows.append((plan.spec.name, number, position, *(span or (None, None)), at.place.address))
-    columns = ("store", "partition", "position", "begin", "end", "place")
-    out.document({"schema": PLAN_SCHEMA, "tasks": [dict(zip(columns, row, strict=True)) for row in rows]})
-    out.table(columns, rows, right=("partition", "position", "begin", "end"), fold=("place",))
+            row = (plan.spec.name, number, position, begin, end, str(at.place))
+            documents.append(dict(zip(PLAN_COLUMNS, row, strict=True)) | {"position_known": at.known})
+            rows.append((*row[:2], position if at.known else UNKNOWN, *row[3:]))
+    out.document({"schema": PLAN_SCHEMA, "tasks": documents})
+    out.table(PLAN_COLUMNS, rows, right=("partition", "position", "begin", "end"), fold=("place",))
     total = sum(plan.records_max for plan in plans)
     out.line(f"{len(rows)} tasks, {total} records at most")
     return 0

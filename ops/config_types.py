@@ -182,6 +182,9 @@ class LimitsSection:
     reply_max_bytes: int = shown(
         32 << 20, at_least(SIZE, "1KiB"), "answers that a client has not read; more cuts it off"
     )
+    replies_max_bytes: int = shown(
+        256 << 20, at_least(SIZE, "64KiB"), "those of all clients together; more cuts off who has most of them"
+    )
     uncommitted_max_bytes: int = shown(
         64 << 20, at_least(SIZE, "64KiB"), "writes of one task that are not committed yet"
     )
@@ -225,7 +228,7 @@ class StoreConfig:
     window_size_ms: int | None = shown(None, _INTERVAL, "window: length of a window")
     retention_ms: int | None = shown(None, _INTERVAL, "window, session: how long rows are kept")
     retain_duplicates: bool | None = shown(None, SWITCH, "window: whether rows of one key and window are all kept")
-    history_retention_ms: int | None = shown(None, _INTERVAL, "versioned: how long old versions are kept")
+    history_retention_ms: int | None = shown(None, DURATION, "versioned: how long old versions are kept")
     changelog: Mapping[str, str] | None = shown(None, mapping_of_text(), "settings of the changelog's topic")
 
     def spec(self, name: str) -> StoreSpec:

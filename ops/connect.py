@@ -20,12 +20,22 @@ from typing import Any
 
 from standfast.ops.client import error_in
 from standfast.ops.connect_stores import remote_store
-from standfast.ops.connect_wire import Wire
+from standfast.ops.connect_wire import Broken, Wire
 from standfast.ops.control_stores import shape_of
 from standfast.ops.door import TlsFiles, door_at
 from standfast.ops.serve_files import read_info
+from standfast.store.arguments import is_whole, list_problems, path_problems, refuse
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, Fenced, InvalidRequest, NotReady, StandfastError, Unavailable, UnknownStore
+from standfast.store.errors import (
+    Closed,
+    CommitUnknown,
+    Fenced,
+    InvalidRequest,
+    NotReady,
+    StandfastError,
+    Unavailable,
+    UnknownStore,
+)
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
 
@@ -53,6 +63,16 @@ def connect(
     Raises Unavailable if none runs there, InvalidRequest for stores that differ from what is declared, BadConfig for
     files that cannot be used.
     """
+    files = {"ca": ca, "certificate": certificate, "key": key}
+    problems = path_problems("run_dir", run_dir)
+    problems += list_problems("stores", stores, StoreSpec, "[standfast.KeyValueStore(...)]")
+    problems += [one for name, path in files.items() if path is not None for one in path_problems(name, path)]
+    if partitions is not None and not is_whole(partitions, 1):
+        problems.append(f"partitions must be a whole number of at least 1, or left out, not {partitions!r:.100}")
+    for name, text in (("token", token), ("server_name", server_name)):
+        if text is not None and not isinstance(text, str):
+            problems.append(f"{name} must be text, not {type(text).__name__}")
+    refuse(problems)
     authorities, ours, private = (None if one is None else Path(one) for one in (ca, certificate, key))
     tls = TlsFiles(authorities, ours, private, server_name)
     return SidecarClient(Path(run_dir), stores, partitions, token, tls)
@@ -100,7 +120,9 @@ class SidecarTask:
         """Make everything since the last commit durable, with the source offsets, as one cut.
 
         Its number and epoch make it repeatable: if the connection breaks before the answer it is asked for once more,
-        which commits nothing that the first did not. `member` (generation, member id) is the consumer that read the
+        which commits nothing that the first did not. CommitUnknown if that does not tell either, or the sidecar does
+        not know itself: ask `source_offsets` before anything is sent again. DiskFull: nothing was committed, and what
+        is uncommitted stays. `member` (generation, member id) is the consumer that read the
         records: the log refuses its offsets when it is that no more. Raises Fenced then, and where writes before it
         were lost.
         """
@@ -116,8 +138,15 @@ class SidecarTask:
                 arguments += [topic, partition, offset]
         try:
             self._wire.call(*arguments)
-        except Unavailable:
-            self._wire.call(*arguments)
+        except Broken as lost:
+            try:
+                self._wire.call(*arguments)
+            except StandfastError as error:
+                raise CommitUnknown(
+                    f"task 0_{self.partition}: the connection ended before the answer to this commit, and the second "
+                    f"question was refused ({type(error).__name__}), so it may have happened or not: ask "
+                    f"source_offsets() before anything is sent again ({lost})"
+                ) from error
 
     def close(self) -> None:
         """Let go of the connection: what is uncommitted is discarded."""

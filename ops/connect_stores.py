@@ -203,6 +203,16 @@ class RemoteSession(RemoteStore):
         flat = self._call("SF.SFETCH", raw, max(earliest_end, 0), latest_start, *_rev(reverse))
         return self._iterate(self._windowed(flat))
 
+    def find_sessions_key_range(
+        self, key_from: Any, key_to: Any, earliest_end: int, latest_start: int, *, reverse: bool = False
+    ) -> RemoteIterator[Any]:
+        low = b"" if key_from is None else self._key(key_from)
+        high = b"" if key_to is None else self._key(key_to)
+        if latest_start < 0:
+            return self._iterate(iter(()))
+        flat = self._call("SF.SRANGE", low, high, max(earliest_end, 0), latest_start, *_rev(reverse))
+        return self._iterate(self._windowed(flat))
+
     def fetch(self, key: Any, *, reverse: bool = False) -> RemoteIterator[Any]:
         return self._iterate(self._windowed(self._call("SF.SFETCH", self._key(key), *_rev(reverse))))
 

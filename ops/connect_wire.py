@@ -15,7 +15,9 @@ from typing import Any, TypeAlias
 
 from standfast.store.errors import (
     Backpressure,
+    CommitUnknown,
     Corruption,
+    DiskFull,
     Fenced,
     InvalidRequest,
     NotReady,
@@ -33,10 +35,15 @@ _ERRORS: dict[str, type[StandfastError]] = {
     "NOTASSIGNED": InvalidRequest,
     "FENCED": Fenced,
     "BUSY": Backpressure,
-    "MISCONF": Unavailable,
+    "MISCONF": DiskFull,
+    "UNKNOWN": CommitUnknown,
     "UNAVAILABLE": Unavailable,
     "CORRUPT": Corruption,
 }
+
+
+class Broken(Unavailable):
+    """The connection ended with requests on their way: whether they were carried out is not known."""
 
 
 class Wire:
@@ -49,18 +56,20 @@ class Wire:
         self._reader: Any = None
 
     def call(self, *arguments: Argument) -> Any:
-        """The reply. Raises what the door refuses with, or Unavailable."""
+        """The reply. Raises what the door refuses with, Unavailable if it cannot be reached, or Broken."""
         return self.calls([arguments])[0]
 
     def calls(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Replies of several commands, sent at once. Raises the first error, after all replies were read."""
+        kind: type[Unavailable] = Unavailable
         try:
             if self._socket is None:
                 self._connect()
+            kind = Broken
             return self._exchange(commands)
         except (OSError, EOFError) as error:
             self.close()
-            raise Unavailable(
+            raise kind(
                 f"{self._path}: the sidecar does not answer ({type(error).__name__}: {error}): what was not committed "
                 "is lost, read the source offsets again"
             ) from error

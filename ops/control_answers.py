@@ -40,6 +40,7 @@ _VERDICT = (
     "different",
     "stale",
     "indeterminate",
+    "skipped",
 )
 FEATURES = ("keyvalue", "window", "session", "versioned", "exactly_once", "standby", "events", "schedule")
 
@@ -144,6 +145,7 @@ class Answers:
         table = plane.table.now
         document["ready"] = plane.ready
         document["missing"] = list(table.missing)
+        document["log_error"] = plane.log_trouble or document["log_error"]
         document["sidecar"] = {
             "pid": os.getpid(),
             "generation": plane.wanted.generation,
@@ -170,12 +172,8 @@ class Answers:
         """Which members of the application's group hold which tasks."""
         found = []
         if self._plane.session.is_open:
-            group = self._plane.session.session.log.group(str(self._plane.config.app.name))
-            try:
-                for member in group.view().members:
-                    found += _held_by(member.member_id, MemberPlan.from_json(member.metadata))
-            finally:
-                group.close()
+            for member in self._plane.session.session.look_at_group().members:
+                found += _held_by(member.member_id, MemberPlan.from_json(member.metadata))
         rows = [row for row in found if partition is None or row["partition"] == partition]
         return {"schema": "standfast.locate/1", "app": self._plane.config.app.name, "tasks": rows}
 
@@ -220,10 +218,12 @@ class Answers:
             idle=plane.idle(),
             pending=[one for one in plane.pending if one.partition not in table.failed],
             failed=[f"task 0_{partition}: {error}" for partition, error in table.failed.items()],
-            disk_free_bytes=plane.disk_free_bytes,
+            disk_free_bytes=plane.disk.free_bytes,
+            disk_full=plane.disk.full,
             disk_floor_bytes=config.state.disk_floor_bytes,
             standbys_behind=[line for worker in workers for line in _behind(worker.status)],
             log_error=next((worker.error for worker in workers if worker.error), ""),
+            log_trouble=plane.log_trouble,
         )
 
     def _offsets(self, partition: int, task: Task) -> list[Json] | None:

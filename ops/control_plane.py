@@ -11,7 +11,6 @@ use is in the table before a task opens there and out of it before it closes.
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -24,19 +23,30 @@ from standfast.ops import control_assignment as assignments
 from standfast.ops.config_types import Config
 from standfast.ops.control_assignment import Lease, Wanted
 from standfast.ops.control_events import Events
-from standfast.ops.control_session import ControlSession
+from standfast.ops.control_session import ControlSession, failure_of
 from standfast.ops.control_stores import Conflict, declare
 from standfast.ops.control_timers import Timers
 from standfast.ops.engine import Engine
 from standfast.ops.health import Restoring
+from standfast.ops.log_watch import LogWatch
 from standfast.ops.page_model import duration
-from standfast.ops.reasons import CONFLICT, DRAINING, RESTORING, Refused
+from standfast.ops.reasons import CONFLICT, DRAINING, RESTORING, Refused, message_of, reason_of
 from standfast.ops.task_table import Table, TaskTable
+from standfast.replication.log import Log
 from standfast.store.clock import Clock
-from standfast.store.errors import Fenced, InternalError, InvalidRequest, StandfastError, Unavailable
+from standfast.store.errors import (
+    DiskFull,
+    Fenced,
+    InternalError,
+    InvalidRequest,
+    StandfastError,
+    Unavailable,
+    is_of_log,
+)
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
+from standfast.stream.session import disk_guard
 from standfast.stream.task import Task, TaskState
 
 T = TypeVar("T")
@@ -44,7 +54,7 @@ TICK_MS = 20
 LOOP_S_MAX = 30.0
 REOPEN_MS = 1_000
 PROGRESS_MS = 500
-DISK_MS = 1_000
+DISK_MS = 500
 LOCKED_MS_MAX = 5_000  # a reader in the middle of a step lets go of a directory within it
 PRESSURE = 0.8  # of the limit of uncommitted writes
 Partitions = frozenset[int]
@@ -57,8 +67,10 @@ class ControlPlane:
         assert config.app.name is not None
         self.config = config
         self.clock = clock
-        self.table = TaskTable()
+        self.watch = LogWatch(self._log_watched, clock)
+        self.table = TaskTable(self.watch.now)
         self.engine = Engine(self.table, clock, source_group=config.app.name)
+        self.engine.trouble = self.watch.now
         self.events = Events(loop)
         self.timers = Timers(clock, self.events)
         self.wanted = Wanted()
@@ -67,11 +79,11 @@ class ControlPlane:
         self._abandoned = False  # whether the end of the lease closed tasks
         self.specs: tuple[StoreSpec, ...] = config.stores
         self.partitions = config.app.partitions
-        self.session = ControlSession(config, state, clock, self._closing)
+        self.disk = disk_guard(state.path, config.app.log, config.state.disk_floor_bytes)
+        self.session = ControlSession(config, state, clock, self._closing, self.disk)
         self.draining = False
         self.fatal: BaseException | None = None
         self.heard_ms = clock.monotonic_ms()
-        self.disk_free_bytes: int | None = None
         self.pending: Sequence[Restoring] = ()  # active tasks that are not whole, as of the last round
         self._loop = loop
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -89,6 +101,7 @@ class ControlPlane:
     def start(self) -> None:
         """Begin to work."""
         self._thread.start()
+        self.watch.start()
 
     def call(self, job: Callable[[], T]) -> Future[T]:
         """Have a job done by the control thread."""
@@ -131,10 +144,20 @@ class ControlPlane:
     @property
     def ready(self) -> bool:
         """Whether the application may process, as far as tasks go: what is active is whole, and its lease runs."""
-        return not self.table.now.missing and not self.draining and not self.idle()
+        return not self.table.now.missing and not self.draining and not self.idle() and not self.watch.now()
+
+    @property
+    def log_trouble(self) -> str:
+        """`UNAVAILABLE: log ...` or `CORRUPT: log ...`; empty if the log can be used."""
+        found = self.watch.now()
+        return "" if found is None else f"{reason_of(found).name}: {message_of(found)}"
+
+    def _log_watched(self) -> Log | None:
+        return self.session.session.log if self.session.is_open else None
 
     def stop(self) -> None:
-        """End the thread, after the jobs that wait."""
+        """End the threads, after the jobs that wait."""
+        self.watch.stop()
         self._jobs.put(None)
 
     def join(self) -> None:
@@ -226,6 +249,7 @@ class ControlPlane:
             raise Refused(RESTORING, "no snapshot while tasks restore: wait until they are ready")
         if not self.table.now.open:
             raise Refused(CONFLICT, "no task is active here: there is nothing to copy")
+        self._refuse_full()
         try:
             return self.session.snapshot(name, self.table.now.open)
         except Conflict as error:
@@ -236,6 +260,7 @@ class ControlPlane:
         task = self.table.running(partition)
         if task.epoch != epoch:
             raise Fenced(f"epoch {epoch} is not that of task {task.id}, {task.epoch}: look again what is to be wiped")
+        self._refuse_full()  # what is set aside stays on the disk, and the restore would wait for space
         self._let_go(frozenset({partition}), keep=True)
         try:
             self.session.set_aside(partition, "wiped")
@@ -287,17 +312,9 @@ class ControlPlane:
 
     def _look_at_disk(self, now_ms: int) -> None:
         """Free space, here and not where probes are answered: a stale mount may hang."""
-        if now_ms < self._disk_ms or self.config.app.state_dir is None:
-            return
-        self._disk_ms = now_ms + DISK_MS
-        try:
-            space = os.statvfs(self.config.app.state_dir)
-        except OSError as error:
-            if self.disk_free_bytes != 0:
-                logger.error("the state directory cannot be looked at: %s", error)
-            self.disk_free_bytes = 0
-        else:
-            self.disk_free_bytes = space.f_bavail * space.f_frsize
+        if now_ms >= self._disk_ms:
+            self._disk_ms = now_ms + DISK_MS
+            self.disk.look()
 
     def _ended_text(self) -> str:
         ended = self.lease.ended and self._abandoned
@@ -360,13 +377,13 @@ class ControlPlane:
         try:
             self.tick()
             self.fatal = None
-        except Unavailable as error:
-            logger.warning("control: tried again: %s", error)
-            self.heard_ms = self.clock.monotonic_ms()
-            if self.session.broken:
-                self.fatal = error
         except Exception as error:  # noqa: BLE001  told by livez, which has the process started again
-            if not isinstance(self.fatal, type(error)):
+            if isinstance(error, Unavailable) or is_of_log(error):
+                logger.warning("control: tried again: %s", error)
+                self.heard_ms = self.clock.monotonic_ms()
+                if not self.session.broken:
+                    return
+            elif not isinstance(self.fatal, type(error)):
                 logger.exception("control: the round failed")
             self.fatal = error
 
@@ -393,12 +410,15 @@ class ControlPlane:
 
     def _open_again(self, partition: int, task: Task, now_ms: int) -> None:
         """Open a task that failed again, at a measured pace; to lost state the session itself sees."""
-        if isinstance(task.error, Fenced):
-            return
+        if isinstance(task.error, Fenced) or self.watch.now() is not None:
+            return  # nobody would come further: it is opened as soon as the log can be used
         due_ms = self._reopen_ms.setdefault(partition, now_ms)
         if now_ms < due_ms:
             return
         self._reopen_ms[partition] = now_ms + REOPEN_MS
+        # What is asked of it meanwhile is told why, for as long as that takes.
+        failed = {**self.table.now.failed, partition: failure_of(task)}
+        self.table.now = replace(self.table.now, failed=failed)
         self._closing(frozenset({partition}))
         try:
             self.session.reopen_task(partition)
@@ -441,6 +461,10 @@ class ControlPlane:
             self.on_loop(partial(self.engine.when_free, partition, ended))
             if not free.wait(LOOP_S_MAX):
                 raise Unavailable(f"partition {partition}: its commit does not end: try again")
+
+    def _refuse_full(self) -> None:
+        if self.disk.full:
+            raise DiskFull(self.disk.full)
 
     def _refuse_draining(self) -> None:
         if self.draining:

@@ -179,7 +179,7 @@ STORE = obj(
         "engine": choice("rocksdb", "memory"),
         "window_size_ms": number(1),
         "retention_ms": number(1),
-        "history_retention_ms": number(1),
+        "history_retention_ms": number(0),
         "retain_duplicates": FLAG,
         "changelog": {
             "type": "object",

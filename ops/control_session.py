@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from standfast.ops.assign_each import SidecarSession
@@ -27,7 +28,17 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.bulk import BulkStatistics
 from standfast.restore.bulk_plan import COLD_RECORDS
 from standfast.store.clock import Clock
-from standfast.store.errors import Fenced, Held, InvalidRequest, NotReady, StandfastError, Unavailable, UnknownStore
+from standfast.store.disk import DiskGuard
+from standfast.store.errors import (
+    Fenced,
+    Held,
+    InvalidRequest,
+    NotReady,
+    StandfastError,
+    Unavailable,
+    UnknownStore,
+    is_of_log,
+)
 from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import MARKER, StateDir, write_marker
@@ -40,7 +51,14 @@ SNAPSHOTS = "snapshots"
 
 
 class DoorSession(SidecarSession):
-    """A session beside the doors: long work is its workers', care of the log too."""
+    """A session beside the doors: long work is its workers', care of the log too. It writes by the sidecar's guard."""
+
+    def __init__(self, app: str, disk: DiskGuard, **given: Any) -> None:
+        self._given_disk = disk
+        super().__init__(app, **given)
+
+    def _disk_guard(self, address: str) -> DiskGuard:
+        return self._given_disk
 
     def _cares_for(self, leader: str) -> bool:
         return False
@@ -55,8 +73,16 @@ class DoorSession(SidecarSession):
 class ControlSession:
     """See the head of this file. `closing` is called before tasks are closed."""
 
-    def __init__(self, config: Config, state: StateDir, clock: Clock, closing: Callable[[Partitions], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        state: StateDir,
+        clock: Clock,
+        closing: Callable[[Partitions], None],
+        disk: DiskGuard,
+    ) -> None:
         self._config = config
+        self._disk = disk
         self._state = state
         self._clock = clock
         self._closing = closing
@@ -115,6 +141,7 @@ class ControlSession:
         assert config.log_address is not None
         session = DoorSession(
             self._state.app,
+            self._disk,
             log=config.log_address,
             state_dir=self._state.lend(self._state.instance_id),
             stores=specs,
@@ -140,6 +167,7 @@ class ControlSession:
             )
             for number in range(config.serve.workers)
         ]
+        session.statistics()  # the first figures, before anybody may have to wait for the log
         self._session, self._partitions = session, partitions
         self._mover = TailMover(session, workers, self._closing)
         self._mover.round()  # starts the workers, so that they are there when there is work
@@ -241,7 +269,7 @@ class ControlSession:
         failed: dict[int, BaseException] = dict(self.mover.refused)
         for partition in wanted.active & held.keys():
             if held[partition].state in GONE:
-                failed[partition] = _failure(held[partition])
+                failed[partition] = failure_of(held[partition])
         shut = wanted.active - running.keys() - failed.keys()
         if shut and self._config.app.gate == "all":
             running = {}
@@ -250,6 +278,7 @@ class ControlSession:
             # The cache's own bound is for whoever commits by himself; here the application says when.
             task.stores.buffer.refuse_bytes = self._config.limits.uncommitted_max_bytes
             task.stores.limits.key_bytes = self._config.limits.key_max_bytes
+            task.keeps_refused = True  # its client is told, and commits again
         states = dict.fromkeys(wanted.standby, "standby")
         far = {one.partition: one for one in pending}
         for partition in wanted.active:
@@ -267,15 +296,16 @@ class ControlSession:
         """Active tasks that are not whole yet, wherever they restore."""
         if self._session is None:
             return [Restoring(partition, "waiting") for partition in sorted(wanted.active)]
-        held = self.held()
+        held, full = self.held(), self._disk.full
         running = {task_id.partition for task_id in self.session.open_tasks()}
         restores = [_shown(one) for one in self.session.restores()]
         for status in self.mover.worker_status():
             restores += [one for one in status["restores"] if one["partition"] not in held]
-        return [
+        found = [
             _restoring(partition, held.get(partition), [one for one in restores if one["partition"] == partition])
             for partition in sorted(wanted.active - running)
         ]
+        return [replace(one, reason=f"waits for space: {full}") for one in found] if full else found
 
     def statistics(self) -> SessionStatistics:
         """Server and workers as one. Asks the log, so not on the event loop."""
@@ -317,11 +347,14 @@ class ControlSession:
             "accept_empty_log": config.state.accept_empty_log,
             "accept_missing_history": config.state.accept_missing_history,
             "accept_unreadable_rows": config.state.accept_unreadable_rows,
+            "disk_floor_bytes": config.state.disk_floor_bytes,
         }
 
 
-def _failure(task: Task) -> BaseException:
+def failure_of(task: Task) -> BaseException:
     """What a task answers with that cannot go on."""
+    if task.error is not None and is_of_log(task.error):
+        return task.error  # as it is: what to do is another thing for a log that is away and one that is damaged
     try:
         task.source_offsets()
     except StandfastError as error:

@@ -101,17 +101,17 @@ class _Steps:
 
     def __init__(self, display: Display) -> None:
         self._display = display
-        self._number, self._total, self._what = 1, 1, ""
+        self._part, self._what = 0.0, ""
 
     def step(self, number: int, total: int, what: str) -> None:
         """See `standfast.restore.spark_pipeline.Steps`."""
-        self._number, self._total, self._what = number, total, what
-        self._display.spark((number - 1) / total, what, store=number % 2 == 0 or number == 1)
+        self._what = what
+        self._display.spark(self._part, what, store=True)
 
-    def tasks(self, done: int, total: int) -> None:
+    def at(self, part: float) -> None:
         """See `standfast.restore.spark_pipeline.Steps`."""
-        part = self._number - 1 + done / max(total, 1)
-        self._display.spark(min(part / self._total, 1.0), self._what, store=False)
+        self._part = part
+        self._display.spark(part, self._what, store=False)
 
     def note(self, text: str) -> None:
         """See `standfast.restore.spark_pipeline.Steps`."""

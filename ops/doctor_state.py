@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.embedded_look import locked_now
 from standfast.replication.log import Log, TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.topic_rules import Finding
 from standfast.restore.plan import Plan, Refuse, Reinitialise, plan_changelog
 from standfast.store.cut import Position
+from standfast.store.errors import Corruption, StandfastError
 from standfast.stream.opener import local_position, log_state
 
 
@@ -37,20 +39,40 @@ class Kept:
 
 
 def log_findings(log: Log) -> list[Finding]:
-    """Damage of an embedded log; its whole file is read, every block of records and its checksum. None for Kafka."""
+    """Locks and damage of an embedded log; its whole file is read, every block of records and its checksum.
+
+    None for Kafka.
+    """
     if not isinstance(log, EmbeddedLog):
         return []
-    return [
-        Finding(
-            "log-damaged",
-            "error",
-            f"log {log.path}",
-            f"is damaged: {what}",
-            "what is damaged is never given out: tasks that must read it fail, others go on",
-            "stop the application, set the file aside and restore a copy of it; check disk and memory of the machine",
-        )
-        for what in log.integrity_check()
-    ]
+    locked = locked_now(log.path)
+    found = [] if locked is None else [log_finding(log.path, locked)]
+    return found + [_damage(log.path, what) for what in log.integrity_check()]
+
+
+def log_finding(log: str, error: StandfastError) -> Finding:
+    """What keeps an embedded log from being used: its lock, or damage that was met."""
+    if isinstance(error, Corruption):
+        return _damage(log, str(error))
+    return Finding(
+        "log-locked",
+        "error",
+        f"log {log}",
+        f"cannot be written to: {error}",
+        "commits of every application on this log wait for it, or are refused; nothing is lost meanwhile",
+        "continue the process that has the lock, or end it: what it had not committed is rolled back",
+    )
+
+
+def _damage(log: str, what: str) -> Finding:
+    return Finding(
+        "log-damaged",
+        "error",
+        f"log {log}",
+        f"is damaged: {what}",
+        "what is damaged is never given out: tasks that must read it fail, others go on",
+        "stop the application, set the file aside and restore a copy of it; check disk and memory of the machine",
+    )
 
 
 def state_findings(log: Log, app: str, kept: Iterable[Kept], now_ms: int) -> list[Finding]:

@@ -61,6 +61,7 @@ class Engine:
         self.source_group = source_group
         self.generation = 0
         self.draining = False
+        self.trouble: Callable[[], StandfastError | None] = lambda: None  # why the log takes no commit now
         self.counters = DoorCounters()
         self._held: dict[int, EngineTask] = {}
         self._bindings: set[Binding] = set()
@@ -193,16 +194,19 @@ class Engine:
             raise Refused(FENCED, f"partition {binding.partition}: {binding.fenced}")
         return held
 
-    def write(self, binding: Binding) -> EngineTask:
+    def write(self, binding: Binding, *, adds: bool = True) -> EngineTask:
         """The task that a connection is bound to, to be written; the next `commit` takes what is written now.
 
-        Raises as `task`; MustWait while it commits; DRAINING.
+        `adds`: it takes space, as deletes hardly do. Raises as `task`; MustWait while it commits; DRAINING; DiskFull.
         """
         held = self.task(binding)
         if held.commit is not None:
             raise MustWait(held)
         if self.draining:
             raise Refused(DRAINING, "the sidecar is draining and takes no more writes: connect again later")
+        if adds:
+            # Here, before the connection counts as one that wrote: with its end, what others wrote would be discarded.
+            held.task.stores.buffer.check_open()
         binding.wrote = held.commits
         return held
 
@@ -218,13 +222,16 @@ class Engine:
 
         Raises as `write`, and what a step raises.
         """
-        held = self.write(binding)
+        wrote = binding.wrote
+        held = self.write(binding, adds=False)  # each step says what it does
         task = held.task
         task.savepoint()
         try:
             answers = [step() for step in steps]
         except BaseException:
             task.rollback()
+            if binding.held is held:
+                binding.wrote = wrote
             raise
         task.release()
         return answers
@@ -235,7 +242,7 @@ class Engine:
         Raises Refused as `task`; FENCED for offsets from a connection that has not read the source offsets since the
         last discard; STALE_EPOCH; BAD_BATCH for a sequence number that went back, or was used for other offsets or
         before writes of this connection, for an offset of another partition or below the committed one, and for
-        another group. MustWait.
+        another group; what is wrong with the log now. MustWait.
         """
         held = self.scan(binding)
         held.check_read(binding, request)
@@ -246,6 +253,9 @@ class Engine:
                 f"SEQ {request.seq} is committed already, and this connection has written since: give the next commit "
                 "a new number, or begin anew (SF.OFFSETS)",
             )
+        trouble = self.trouble() if repeated is None else None
+        if trouble is not None:
+            raise trouble
         return repeated
 
     def begin_commit(self, binding: Binding, request: CommitRequest) -> Commit | CommitAnswer:

@@ -9,15 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from standfast.ops.engine_commit import ALONE, CommitAnswer, CommitRequest, Repeats
-from standfast.ops.reasons import BAD_BATCH, FENCED, Refused
+from standfast.ops.reasons import (
+    BAD_BATCH,
+    COMMIT_UNKNOWN,
+    DISK_FULL,
+    FENCED,
+    UNAVAILABLE,
+    Refused,
+    message_of,
+    reason_of,
+)
 from standfast.store.clock import Clock
-from standfast.store.errors import InternalError, InvalidRequest
+from standfast.store.errors import Fenced, InternalError, InvalidRequest, StandfastError
 from standfast.store.log import logger
 from standfast.stream.task import Task, TaskState
 
 READ_ON = "read the source offsets (SF.OFFSETS) and go on from there"
 DISCARDED = f"writes that were not committed were discarded with the connection that had made them: {READ_ON}"
 TAKEN_UP = "another connection began anew at the source offsets (SF.OFFSETS), and what was not committed is discarded"
+_UNKNOWN = "whether a commit happened is not known"
+_NOTHING = "nothing of the commit happened"
 REOPENED = "the task was opened anew, and what was not committed is gone: read the source offsets (SF.OFFSETS)"
 
 
@@ -212,11 +223,9 @@ class EngineTask:
                 self.discard(DISCARDED)
         try:
             if commit.error is not None:
-                if self.task.state is TaskState.FAILED:
-                    self._lose(
-                        f"a commit failed ({commit.error}): read the source offsets (SF.OFFSETS) once it is open"
-                    )
-                raise commit.error
+                if self.task.state is not TaskState.RUNNING:  # it failed, and may be closed for that by now
+                    self._lose(f"a commit failed, and {_UNKNOWN if commit.in_doubt else _NOTHING}: {READ_ON}")
+                raise self._told(commit.error, in_doubt=commit.in_doubt)
             answer = CommitAnswer(self.task.epoch, commit.request.seq, commit.changes, commit.kept)
             self.repeats.keep(commit.request, answer)
             return answer
@@ -225,17 +234,44 @@ class EngineTask:
             for call in waiting:
                 call()
 
+    def _told(self, error: BaseException, *, in_doubt: bool) -> BaseException:
+        """What a client hears of a commit that failed: whether it may have happened, and what to do then."""
+        if self.task.state is TaskState.RUNNING or isinstance(error, Fenced):
+            return error
+        if in_doubt:
+            cause = error.__cause__ or error
+            logger.error("task %s: %s: %s: %s", self.task.id, _UNKNOWN, type(cause).__name__, cause)
+            why = message_of(error) if isinstance(error, StandfastError) else type(error).__name__
+            told = Refused(
+                COMMIT_UNKNOWN,
+                f"task {self.task.id}: this commit may have happened or not: ask SF.OFFSETS before you send anything "
+                f"again, and go on from what it answers ({why})",
+            )
+        elif isinstance(error, StandfastError):
+            # Not DISK_FULL, which says that what is uncommitted stays.
+            reason = reason_of(error)
+            told = Refused(
+                UNAVAILABLE if reason is DISK_FULL else reason,
+                f"task {self.task.id}: {_NOTHING}, and what it was to commit is discarded: {READ_ON} "
+                f"({message_of(error)})",
+            )
+        else:
+            return error
+        told.__cause__ = error
+        return told
+
 
 class Commit:
-    """One commit on its way."""
+    """One commit on its way. `in_doubt`, with an error: it may have happened all the same."""
 
-    __slots__ = ("_clock", "changes", "error", "held", "kept", "orphaned", "request", "seconds")
+    __slots__ = ("_clock", "changes", "error", "held", "in_doubt", "kept", "orphaned", "request", "seconds")
 
     def __init__(self, held: EngineTask, request: CommitRequest, clock: Clock) -> None:
         self.held = held
         self.request = request
         self.orphaned = False  # a connection whose writes are in it is gone, or its session ended
         self.error: BaseException | None = None
+        self.in_doubt = False
         self.changes = 0
         self.kept = ALONE  # of the batch that ends with this commit
         self.seconds = 0.0
@@ -250,7 +286,7 @@ class Commit:
             task.commit(self.request.offsets, member=self.request.consumer)
             self.changes = changes
         except BaseException as error:  # noqa: BLE001  raised again by end_commit, in the engine's thread
-            self.error = error
+            self.error, self.in_doubt = error, task.in_doubt
         if self.request.checkpoint and self.error is None:
             self._checkpoint()
         self.seconds = (self._clock.monotonic_ms() - started_ms) / 1_000

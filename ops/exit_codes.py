@@ -6,7 +6,8 @@
      2  usage (InvalidRequest)              75  fenced: a newer owner has it (Fenced)
      3  inconclusive (verify)               78  configuration (BadConfig)
     65  damaged or lost data               130  interrupted
-        (Corruption, StateLost)
+        (Corruption, StateLost)             71  too little space on disk (DiskFull)
+                                            74  whether a write happened is not known (CommitUnknown)
 
 An error is one line `error: what` on stderr (one line a problem for BadConfig). With --json stdout holds one document
 in any case: the result, or {"schema": "standfast.error/1", "error", "message", "problems", "exit_code"}.
@@ -24,7 +25,9 @@ from typing import Any
 from standfast.store.errors import (
     BadConfig,
     Closed,
+    CommitUnknown,
     Corruption,
+    DiskFull,
     Fenced,
     Held,
     InternalError,
@@ -42,7 +45,9 @@ INCONCLUSIVE = 3
 DATA = 65
 UNAVAILABLE = 69
 INTERNAL = 70
+DISK = 71
 HELD = 73
+UNKNOWN = 74
 FENCED = 75
 CONFIG = 78
 INTERRUPTED = 130
@@ -51,8 +56,10 @@ INTERRUPTED = 130
 EXIT_CODES: tuple[tuple[type[StandfastError], int], ...] = (
     (BadConfig, CONFIG),
     (InvalidRequest, USAGE),
+    (DiskFull, DISK),
     (NotReady, NEGATIVE),
     (Held, HELD),
+    (CommitUnknown, UNKNOWN),
     (Unavailable, UNAVAILABLE),
     (StateLost, DATA),
     (Corruption, DATA),

@@ -2,8 +2,8 @@
 
     startupz   configuration valid, locks held, sockets bound        you may call me; never waits for log or restore
     livez      loop and worker were heard within 10 s, control thread within 5 min, no fatal error    asks nobody
-    readyz     no active task restoring, failed or corrupt; lease not over; not draining; disk above its floor
-               you may process
+    readyz     no active task restoring, failed or corrupt; lease not over; not draining; disk above its floor; the log
+               takes commits       you may process
 
 A standby's lag is told as degraded and never makes the sidecar unready. Without an assignment it is ready.
 
@@ -54,8 +54,10 @@ class Facts:
     failed: Sequence[str] = ()
     disk_free_bytes: int | None = None
     disk_floor_bytes: int = 0
+    disk_full: str = ""  # why writes are refused and restores wait
     standbys_behind: Sequence[str] = ()
     log_error: str = ""
+    log_trouble: str = ""  # why it cannot be written or read now: by what reason, and by whom
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +157,19 @@ def ready(facts: Facts, exclude: Iterable[str] = ()) -> Health:
         Check("fatal", not facts.fatal, facts.fatal),
         Check("lease", not facts.idle, f"IDLE: {facts.idle}"),
         Check("draining", not facts.draining, "the sidecar is being stopped"),
-        Check("disk", free is None or free >= floor, f"{free} bytes are free, the floor is {floor}"),
+        Check(
+            "disk",
+            not facts.disk_full and (free is None or free >= floor),
+            facts.disk_full or f"{free} bytes are free, the floor is {floor}",
+        ),
         Check("standbys", True, "; ".join(facts.standbys_behind[:5]), degraded=bool(facts.standbys_behind)),
-        Check("log", True, facts.log_error, degraded=bool(facts.log_error)),
+        Check("log", not facts.log_trouble, facts.log_trouble or facts.log_error, degraded=_log_degraded(facts)),
     )
     return Health("ready", checks, tuple(exclude))
+
+
+def _log_degraded(facts: Facts) -> bool:
+    return bool(facts.log_error) and not facts.log_trouble
 
 
 def _restored_text(pending: Sequence[Restoring]) -> str:

@@ -3,6 +3,8 @@
     text    2013-01-01 00:00:00,000 INFO standfast: serving flights
     json    {"at": "2013-01-01T00:00:00.000+00:00", "level": "info", "logger": "standfast", "message": "serving"}
 
+A warning or an error that comes again and again is written once in ten seconds, with how often it came.
+
 Rules of this file: one line an event whatever it says: control characters are escaped, so that nobody writes lines of
 their own. An audit event stands in its JSON line as fields.
 """
@@ -15,7 +17,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
-from standfast.store.log import TextLines
+from standfast.store.log import Repeats, TextLines
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 AUDIT = "standfast.audit"
@@ -41,9 +43,23 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+class Lines(logging.StreamHandler[TextIO]):
+    """Writes lines; of those that come again and again one in ten seconds. Events of the audit all are written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._repeats = Repeats(logging.ERROR)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or count it."""
+        told = record if record.name == AUDIT else self._repeats.told(record)
+        if told is not None:
+            super().emit(told)
+
+
 def configure(level: str, kind: Literal["text", "json"], stream: TextIO | None = None) -> logging.Handler:
     """Let standfast's lines go to stderr in this form; a second call changes level and form."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = Lines(stream or sys.stderr)
     handler.setFormatter(JsonLines() if kind == "json" else TextLines())
     root = logging.getLogger("standfast")
     root.handlers = [handler]

@@ -52,6 +52,7 @@ METRICS: tuple[Metric, ...] = (
         "How long one process has kept all others from writing to the embedded log; 0 below a second",
     ),
     Metric("log_lock_holder_pid", "gauge", (), "Id of that process; 0 if there is none"),
+    Metric("log_read_age_seconds", "gauge", (), "How old ends and lags are; they age while the log cannot be read"),
     # restore and gate
     Metric("restore_records_total", "counter", (*STORE, "reason"), "Changelog records applied by restores"),
     Metric("restore_bytes_total", "counter", (*STORE, "reason"), "Bytes of keys and values applied by restores"),
@@ -88,7 +89,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("changelog_records_total", "counter", STORE, "Records that commits wrote to the changelog"),
     Metric("changelog_bytes_total", "counter", STORE, "Bytes of keys and values that commits wrote to the changelog"),
     Metric(
-        "changelog_skipped_total", "counter", STORE, "Records of a source topic that its store cannot hold, left out"
+        "changelog_skipped_total",
+        "counter",
+        STORE,
+        "Records left out: without a key in a changelog, or of a source topic and such that its store cannot hold them",
     ),
     Metric(
         "changelog_ack_duration_seconds", "histogram", (), "From handing a commit to the log until its acknowledgement"
@@ -175,6 +179,9 @@ METRICS: tuple[Metric, ...] = (
     # the process
     Metric("state_dir_free_bytes", "gauge", (), "Free bytes of the file system that holds the state directory"),
     Metric("state_dir_size_bytes", "gauge", (), "Size of the file system that holds the state directory"),
+    Metric("disk_free_bytes", "gauge", ("place",), "Free bytes where the state, and an embedded log, are written"),
+    Metric("disk_floor_bytes", "gauge", (), "Below so many free bytes nothing new is written; 0: not watched"),
+    Metric("disk_full", "gauge", (), "1 while writes are refused and restores wait for want of space"),
     Metric("collect_duration_seconds", "gauge", (), "How long reading these numbers took the last time"),
     Metric("collect_errors_total", "counter", (), "Scrapes that could not read the session"),
 )

@@ -67,6 +67,12 @@ def session_samples(statistics: SessionStatistics) -> Iterator[Sample]:
     holder = statistics.log_lock
     yield "log_lock_held_seconds", (), 0.0 if holder is None else holder.held_ms / MS
     yield "log_lock_holder_pid", (), 0 if holder is None else holder.pid
+    if statistics.disk is not None:
+        for space in statistics.disk.spaces:
+            yield "disk_free_bytes", (space.what,), space.free_bytes
+        yield "disk_floor_bytes", (), statistics.disk.floor_bytes
+        yield "disk_full", (), float(bool(statistics.disk.full))
+    yield "log_read_age_seconds", (), statistics.log_read_ms_ago / MS
     for (role, state), count in Counter((task.role, task.state) for task in statistics.tasks).items():
         yield "tasks", (role, state), count
     for restore in statistics.restores:

@@ -115,6 +115,8 @@ def verdict(status: Json) -> Verdict:
     if whole < len(active):
         return Verdict("RESTORING", "busy", f"{whole} of {len(active)} tasks whole{_progress(status)}")
     if not status["ready"]:
+        if status.get("log_error"):
+            return Verdict("NOT READY", "bad", status["log_error"])
         return Verdict("NOT READY", "bad", "; ".join(status["missing"][:3]) or "see /readyz?verbose")
     why = list(_degraded(status))
     if why:
@@ -129,8 +131,12 @@ def _degraded(status: Json) -> Iterable[str]:
     lock = status.get("log_lock")
     if lock:
         yield f"process {lock['pid']} has kept everybody from writing to the log for {lock['held_ms'] / 1_000:.0f} s"
+    elif status.get("log_error"):
+        yield f"the log: {status['log_error']}"
     disk = status.get("disk")
-    if disk and disk["free_bytes"] < max(disk["total_bytes"] * DISK_LOW, disk.get("floor_bytes", 0)):
+    if disk and disk.get("full"):
+        yield f"writes are refused: {disk['full']}"
+    elif disk and disk["free_bytes"] < max(disk["total_bytes"] * DISK_LOW, disk.get("floor_bytes", 0)):
         yield f"{size(disk['free_bytes'])} free on the disk"
     far = [store_key(task, store) for task, store in stores_of(status) if task["role"] == "standby" and _far(store)]
     if far:

@@ -42,7 +42,7 @@ def page_status(
     return {
         **status,
         "version": __version__,
-        "disk": _disk(state_path, disk_floor_bytes),
+        "disk": status.get("disk") or _disk(state_path, disk_floor_bytes),
         "doors": [*_data_door(data_door), *_http_door(http_door)],
         "events": [] if audit is None else [event.document() for event in audit.recent()],
         "schedules": list(schedules),

@@ -85,6 +85,7 @@ def _rebuilt(done: StoreDone) -> Json | None:
                 "tombstones": part.tombstones,
                 "superseded": part.superseded,
                 "expired": part.expired,
+                "skipped": part.skipped,
                 "bytes": sum(file.bytes for file in part.files),
                 "digest": part.digest,
             }

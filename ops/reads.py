@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 from standfast.ops.text import KeyFormat, key_from_raw, key_to_raw, prefix_to_raw, value_from_raw
 from standfast.store import serde as serdes
-from standfast.store import value_timestamp
+from standfast.store import value_timestamp, window_key
 from standfast.store.errors import InvalidRequest, TooLarge
 from standfast.store.keyvalue import KeyValueState, after_prefix
 from standfast.store.kinds import open_store
@@ -219,7 +219,7 @@ def _fetch(store: RawStore, part: Part, request: ReadRequest) -> Iterator[RawRow
     if isinstance(store, WindowState):
         size = store.spec.window_size_ms
         for start, value in store.fetch_range(key, first, last):
-            yield key, {"window_start": start, "window_end": start + size}, value
+            yield key, {"window_start": start, "window_end": window_key.end_of(start, size)}, value
     elif isinstance(store, SessionState):
         for windowed, value in store.find_sessions(key, first, last):
             yield windowed.key, {"session_start": windowed.start, "session_end": windowed.end}, value

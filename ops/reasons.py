@@ -16,7 +16,9 @@ from standfast.store.errors import (
     Backpressure,
     BadConfig,
     Closed,
+    CommitUnknown,
     Corruption,
+    DiskFull,
     Fenced,
     Held,
     InternalError,
@@ -64,6 +66,8 @@ TOO_LARGE: Final = Reason("TOO_LARGE", 413, "ERR")
 QUEUE_FULL: Final = Reason("QUEUE_FULL", 429, "BUSY", RETRY_AFTER_S)
 LIMIT: Final = Reason("LIMIT", 429, "BUSY", RETRY_AFTER_S)
 DISK_FULL: Final = Reason("DISK_FULL", 507, "MISCONF", RETRY_AFTER_S)
+# A commit may have happened or not, and only the source offsets tell: nothing is to be sent again before they are read.
+COMMIT_UNKNOWN: Final = Reason("COMMIT_UNKNOWN", 500, "UNKNOWN")
 # The log or the file system did not answer: ask again.
 UNAVAILABLE: Final = Reason("UNAVAILABLE", 503, "UNAVAILABLE", RETRY_AFTER_S)
 HELD: Final = Reason("HELD", 409, "UNAVAILABLE", RETRY_AFTER_S)
@@ -91,8 +95,10 @@ _BY_ERROR: tuple[tuple[type[StandfastError], Reason], ...] = (
     (TooLarge, TOO_LARGE),
     (InvalidRequest, BAD_REQUEST),
     (Backpressure, QUEUE_FULL),
+    (DiskFull, DISK_FULL),
     (NotReady, RESTORING),
     (Held, HELD),
+    (CommitUnknown, COMMIT_UNKNOWN),
     (Unavailable, UNAVAILABLE),
     (StateLost, LOG_LOST),
     (Fenced, FENCED),
@@ -100,7 +106,8 @@ _BY_ERROR: tuple[tuple[type[StandfastError], Reason], ...] = (
     (Closed, CLOSED),
     (InternalError, INTERNAL),
 )
-_DISK_FULL_TEXTS = ("No space left", "disk full", "database or disk is full", "Disk quota exceeded")
+# What SQLite, RocksDB and the kernel say of a volume without space.
+_DISK_FULL_TEXTS = ("No space left", "no space left", "disk full", "Disk quota exceeded")
 
 
 class Refused(StandfastError):
@@ -115,6 +122,8 @@ def reason_of(error: BaseException) -> Reason:
     """The reason of any error; INTERNAL for one that standfast did not raise on purpose."""
     if isinstance(error, Refused):
         return error.reason
+    if isinstance(error, StandfastError) and error.in_doubt:
+        return COMMIT_UNKNOWN
     if isinstance(error, Unavailable) and any(text in str(error) for text in _DISK_FULL_TEXTS):
         return DISK_FULL
     return next((reason for kind, reason in _BY_ERROR if isinstance(error, kind)), INTERNAL)

@@ -109,7 +109,7 @@ def time(c: Connection, args: list[bytes]) -> Answer:
         return encode(c.engine.task(c.binding).task.stream_times.get(CLOCK_KEY), c.version)
     stamp = whole(args[1], "stream time")
     c.check_may_write()
-    times = c.engine.write(c.binding).task.stream_times
+    times = c.engine.write(c.binding, adds=False).task.stream_times
     times[CLOCK_KEY] = max(stamp, times.get(CLOCK_KEY, stamp))
     c.binding.timestamp_ms = c.now_ms = stamp
     return integer(times[CLOCK_KEY])

@@ -333,6 +333,10 @@ class Connection:
         """The store to write."""
         return self._found(self.engine.write(self.binding), raw_name, self.writes, write=True)
 
+    def delete(self, raw_name: bytes | None) -> Any:
+        """The store to delete from, which may be done with a full disk, too."""
+        return self._found(self.engine.write(self.binding, adds=False), raw_name, self.writes, write=True)
+
     def scan(self, raw_name: bytes | None) -> Any:
         """The store to scan; MustWait while its task commits."""
         return self._found(self.engine.scan(self.binding), raw_name, {}, write=False)

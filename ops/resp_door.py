@@ -2,6 +2,8 @@
 
     open        socket under umask 0177 (mode 0600) ─> listen            a client of another uid is refused
     sweep       once a second: clients that wait too long are cut off    close: no new ones, replies are written
+    full        of clients: the oldest that has not logged in makes room; of unread replies: none is answered until
+                they were read, or those with most of them are cut off
 
 Rules of this file: one event loop, whose thread also calls the engine; commits and long scans run in a small pool of
 threads. The path's lock is the caller's: a live socket's path would be taken over without a word.
@@ -31,10 +33,12 @@ from standfast.ops.resp_scans import Cursors
 from standfast.ops.resp_table import Table
 from standfast.ops.serve_files import Identity, identity, remove_own
 from standfast.store.errors import Held, InvalidRequest
+from standfast.store.log import logger
 
 THREADS = 4
 BACKLOG_BYTES_MAX = 64 << 20
 SWEEP_S = 1.0
+GRACE_S = 0.2  # to take replies, when there are too many
 LISTEN_BACKLOG = 512
 FILES_KEPT = 256  # of the process's open files, for stores and logs
 PATH_BYTES_MAX = 107  # of a Unix socket, on Linux
@@ -46,15 +50,18 @@ class RespLimits:
     """What clients may use. `connections`: beyond, or beyond what the process may have open, one is refused.
 
     `command_bytes`: one command. `output_bytes`: replies that a client has not read, before it is answered no more;
-    after `stalled_s` seconds of that it is cut off. `unfinished_s`: half a command may stand so long. `idle_s`: a
+    after `stalled_s` seconds of that it is cut off. `outputs_bytes`: those of all clients together; beyond, the client
+    with most is cut off. `unfinished_s`: half a command may stand so long. `login_s`: so long until AUTH. `idle_s`: a
     client that asks nothing, and has no part in its task's session, is closed after so long; 0: never. `calls`: step.
     """
 
     connections: int = 1_024
     command_bytes: int = COMMAND_DEFAULT_BYTES
     output_bytes: int = 1 << 20
+    outputs_bytes: int = 256 << 20
     stalled_s: int = 10
     unfinished_s: int = 10
+    login_s: int = 30
     idle_s: int = 0
     calls: CallLimits = USUAL
 
@@ -76,6 +83,8 @@ class RespDoor:
         self.loop = loop
         self._limits = limits or RespLimits()
         self.backlog_bytes = 0  # of requests that wait
+        self.output_bytes = 0  # replies since the unread ones were counted, and those
+        self._sheds = False
         self.ticks = 0  # seconds, as far as sweeps went
         self._uids = None if uids is None else frozenset(uids)
         self._clients: set[RespProtocol] = set()
@@ -157,6 +166,45 @@ class RespDoor:
         """Whether requests of all clients that wait are so many bytes that none of these clients is read on."""
         return self.backlog_bytes > BACKLOG_BYTES_MAX
 
+    @property
+    def output_full(self) -> bool:
+        """Whether unread replies are too many, or must be counted, before anything more is answered."""
+        if self.output_bytes > self._limits.outputs_bytes and not self._sheds:
+            self._sheds = True
+            self.loop.call_soon(self._count)  # once the sockets took what they take
+        return self._sheds
+
+    def _count(self) -> None:
+        """Count unread replies; if they are too many, readers have a moment to take theirs, in which none are added."""
+        unread = {client: client.unread_bytes for client in self._clients}
+        self.output_bytes = sum(unread.values())
+        if self.output_bytes > self._limits.outputs_bytes:
+            self.loop.call_later(GRACE_S, self._shed, unread)
+        else:
+            self._sheds = False
+
+    def _shed(self, before: dict[RespProtocol, int]) -> None:
+        """Cut off who has most unread replies, until there is room: first those that took none of theirs meanwhile."""
+        unread = {client: client.unread_bytes for client in self._clients}
+        self.output_bytes, most = sum(unread.values()), self._limits.outputs_bytes
+        deafest = sorted(unread, key=lambda one: (unread[one] >= before.get(one, 0), unread[one]), reverse=True)
+        for client in deafest:
+            if self.output_bytes <= most - most // 8:
+                break
+            logger.warning(
+                "resp: clients have not read %d bytes of replies, near the limit of %d (limits.replies_max): "
+                "the client with %d of them is cut off",
+                *(self.output_bytes, most, unread[client]),
+            )
+            self._cut_off(client, "unread replies")
+            self.output_bytes -= unread[client]
+        self._sheds = False
+
+    def _cut_off(self, client: RespProtocol, why: str) -> None:
+        client.abort()
+        self._clients.discard(client)  # its bytes and its place are free from now on
+        self.engine.counters.cut_off[why] += 1
+
     # -- for its clients ----------------------------------------------------------------------------------------------
 
     def refuses(self, peer: socket.socket | None) -> bytes | None:
@@ -166,10 +214,21 @@ class RespDoor:
             if self._uids is not None and uid not in self._uids:
                 self.engine.counters.refused_connections += 1
                 return error(NOPERM, f"user {uid} may not use this socket")
-        if len(self._clients) >= self._most:
+        if len(self._clients) >= self._most and not self._make_room():
             self.engine.counters.refused_connections += 1
             return b"-ERR max number of clients reached\r\n"
         return None
+
+    def _make_room(self) -> bool:
+        """Who has not logged in takes no place from another one."""
+        strange = [
+            (client.connection.id, client)
+            for client in self._clients
+            if client.connection is not None and client.connection.grant is None
+        ]
+        if strange:
+            self._cut_off(min(strange)[1], "no login")
+        return bool(strange)
 
     def connect(self, client: RespProtocol, on_resume: Callable[[], None]) -> Connection:
         """A new client."""

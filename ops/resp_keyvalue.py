@@ -41,6 +41,11 @@ def _default_write(c: Connection) -> KeyValueState[bytes, bytes]:
     return store if store is not None else keyvalue(c.write(None))
 
 
+def _default_delete(c: Connection) -> KeyValueState[bytes, bytes]:
+    store = c.writes.get(b"")
+    return store if store is not None else keyvalue(c.delete(None))
+
+
 def get(c: Connection, args: list[bytes]) -> Answer:
     """GET key."""
     store = c.reads.get(b"") or default_read(c)
@@ -90,7 +95,7 @@ def _set(
 
 def getdel(c: Connection, args: list[bytes]) -> Answer:
     """GETDEL key."""
-    store = _default_write(c)
+    store = _default_delete(c)
     old = store.get(args[1])
     if old is None:
         return c.nil
@@ -100,7 +105,7 @@ def getdel(c: Connection, args: list[bytes]) -> Answer:
 
 def delete(c: Connection, args: list[bytes]) -> Answer:
     """DEL key ..., and UNLINK key ..."""
-    return _delete(c, _default_write(c), args[1:])
+    return _delete(c, _default_delete(c), args[1:])
 
 
 def _delete(c: Connection, store: KeyValueState[bytes, bytes], keys: list[bytes]) -> bytes:
@@ -170,7 +175,7 @@ def sf_get(c: Connection, args: list[bytes]) -> Answer:
 
 def sf_del(c: Connection, args: list[bytes]) -> Answer:
     """SF.DEL store key ..."""
-    return _delete(c, keyvalue(c.writes.get(args[1]) or c.write(args[1])), args[2:])
+    return _delete(c, keyvalue(c.writes.get(args[1]) or c.delete(args[1])), args[2:])
 
 
 def sf_count(c: Connection, args: list[bytes]) -> Answer:

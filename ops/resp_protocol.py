@@ -4,6 +4,7 @@
                                           │ more to do        next turn of the loop
                                           │ it waits          replies so far are written; reading stops once much waits
     pause_writing    the client does not read: nothing runs and nothing is read until it does, or until it is cut off
+    before login     one command at a time, few and small; what came with AUTH is read on after it as any other
 
 Rules of this file: the only place that touches a transport. Nothing blocks. What a client does wrong ends its own
 connection; the door's sweep, once a second, ends those that wait too long (see `overdue`).
@@ -22,6 +23,10 @@ from standfast.ops.resp_requests import BadRequest, RequestReader
 POLL_S = 0.02
 BACKLOG_REQUESTS_MAX = 1_000  # waiting requests beyond which nothing more is read
 BACKLOG_BYTES_MAX = 1 << 20  # of what came since none waited
+LOGIN_ARGUMENTS_MAX = 16  # of a command before login
+LOGIN_COMMAND_BYTES = 4 << 10
+LOGIN_BYTES_MAX = 16 << 10  # in all, before login; replies to so few bytes are few, too
+LOGIN_REQUESTS_MAX = 64
 
 
 class ClientLimits(Protocol):
@@ -36,21 +41,29 @@ class ClientLimits(Protocol):
     @property
     def unfinished_s(self) -> int: ...
     @property
+    def login_s(self) -> int: ...
+    @property
     def idle_s(self) -> int: ...
 
 
 class Host(Protocol):
-    """The door, as its clients see it. `ticks`: seconds, as far as sweeps went; `backlog_bytes`: of all clients."""
+    """The door, as its clients see it. `ticks`: seconds, as far as sweeps went; `backlog_bytes`: of all clients.
+
+    `output_bytes`: replies of all clients since unread ones were last counted, and those.
+    """
 
     engine: Engine
     loop: asyncio.AbstractEventLoop
     ticks: int
     backlog_bytes: int
+    output_bytes: int
 
     @property
     def limits(self) -> ClientLimits: ...
     @property
     def backlog_full(self) -> bool: ...
+    @property
+    def output_full(self) -> bool: ...
     def refuses(self, peer: Any) -> bytes | None: ...
     def connect(self, client: Any, on_resume: Callable[[], None]) -> Connection: ...
     def disconnect(self, client: Any) -> None: ...
@@ -60,8 +73,8 @@ class RespProtocol(asyncio.Protocol):
     """See above. `data_received` runs for every read of the socket, so it is short."""
 
     __slots__ = (
-        "_came_bytes", "_door", "_paused", "_reader", "_scheduled", "_since", "_stalled", "_transport", "connection",
-        "ending",
+        "_asked", "_asked_bytes", "_came_bytes", "_door", "_paused", "_reader", "_scheduled", "_since", "_stalled",
+        "_strange_s", "_transport", "connection", "ending",
     )  # fmt: skip
 
     def __init__(self, door: Host) -> None:
@@ -74,6 +87,9 @@ class RespProtocol(asyncio.Protocol):
         self._paused = False  # we do not read
         self._scheduled = False
         self._came_bytes = 0  # since no request waited
+        self._asked = 0  # requests before login
+        self._asked_bytes = 0
+        self._strange_s = 0  # without login
         self.ending = False
 
     # -- the loop's calls ---------------------------------------------------------------------------------------------
@@ -101,7 +117,9 @@ class RespProtocol(asyncio.Protocol):
         self._came_bytes += len(data)
         door.backlog_bytes += len(data)
         try:
-            requests = self._reader.feed(data)
+            if connection.grant is None:
+                data = self._before_login(connection, data)
+            requests = self._reader.feed(data) if data else []
         except BadRequest as error:
             counters.cut_off["protocol"] += 1
             connection.fail(str(error))
@@ -113,6 +131,29 @@ class RespProtocol(asyncio.Protocol):
             self.advance()
         else:
             self._read_on(connection)
+
+    def _before_login(self, connection: Connection, data: bytes) -> bytes:
+        """Answer one command after the other until one was a login; what came after that one. Raises BadRequest."""
+        reader = self._reader
+        data = reader.joined(data)
+        at, size = 0, len(data)
+        while at < size and connection.grant is None and not self.ending:
+            room = min(size, at + LOGIN_BYTES_MAX - self._asked_bytes)
+            request, end = reader.first(data[:room], at, LOGIN_ARGUMENTS_MAX, LOGIN_COMMAND_BYTES)
+            self._asked_bytes += end - at
+            at = end
+            if request is not None:
+                self._asked += 1
+                connection.push([request])
+                self.advance()
+            full = self._asked_bytes >= LOGIN_BYTES_MAX or self._asked >= LOGIN_REQUESTS_MAX
+            if full and connection.grant is None:
+                raise BadRequest(
+                    f"more than {LOGIN_REQUESTS_MAX} requests or {LOGIN_BYTES_MAX} bytes before AUTH: log in first"
+                )
+        if connection.grant is not None:
+            self._asked = self._asked_bytes = 0
+        return b"" if self.ending else data[at:]
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol: the client reads slower than it asks."""
@@ -152,16 +193,21 @@ class RespProtocol(asyncio.Protocol):
         connection, transport = self.connection, self._transport
         if connection is None or transport is None or self.ending:
             return
-        more = not self._stalled and connection.run()
+        door = self._door
+        full = connection.grant is not None and door.output_full  # strangers have few replies
+        more = not self._stalled and not full and connection.run()
         out = connection.take()
         if out:
-            self._door.engine.counters.bytes_out += len(out)
+            door.engine.counters.bytes_out += len(out)
+            door.output_bytes += len(out)
             transport.write(out)
         if connection.ending:
             self.ending = True
             transport.close()
             return
-        if more:
+        if full:
+            self._later(POLL_S, self._turn)
+        elif more:
             self._later(0, self._turn)
         elif connection.waiting is not None and connection.polls:
             self._later(POLL_S, self._poll)
@@ -176,13 +222,21 @@ class RespProtocol(asyncio.Protocol):
             return "slow reader" if waited > limits.stalled_s else None
         if self._stalled:
             return "slow reader" if waited > limits.stalled_s else None
+        self._strange_s = self._strange_s + 1 if connection.grant is None else 0
         if connection.waiting is not None or connection.backlog:
             return None
+        if self._strange_s > limits.login_s:
+            return "no login"
         if self._reader.partial:
             return "half a command" if waited > limits.unfinished_s else None
         if limits.idle_s and waited > limits.idle_s and not connection.binding.took_part:
             return "idle"
         return None
+
+    @property
+    def unread_bytes(self) -> int:
+        """Replies that the client has not read, as far as the socket did not take them."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def abort(self) -> None:
         """Cut it off, without its last replies."""

@@ -2,9 +2,12 @@
 
     *3 CRLF $3 CRLF SET CRLF $1 CRLF k CRLF $1 CRLF v CRLF      ─>  [b"SET", b"k", b"v"]
 
-hiredis makes room for as many elements as a header says: 12 bytes reserved 0.8 GB. So a header with many digits is
-looked for before hiredis gets the bytes. The same bytes may stand inside a value, where they are fine: hiredis is given
-what comes before, and only if it has used all of that up is the next byte the first of a header.
+    chunk ─┬─ whole commands, no header of many elements ─> hiredis, in slices
+           └─ a cut command, many elements, before login ─> `_Flat`: an array of bulk strings, one element at a time
+
+hiredis makes room for as many elements as a header says, and for arrays within arrays: 8 KB of nested headers reserved
+133 MB. So hiredis keeps nothing between two chunks: what it cannot end at once is read by `_Flat`, which knows no
+nesting and holds the bytes that came. A sentinel after each chunk tells whether hiredis has ended all of it.
 
 Rules of this file: no socket and no command. However the bytes are cut into chunks, the requests are the same. What
 cannot be a request raises BadRequest, after which the connection must end.
@@ -14,21 +17,30 @@ from __future__ import annotations
 
 import re
 from itertools import chain
+from typing import Any
 
 import hiredis
 
 COMMAND_DEFAULT_BYTES = 16 << 20
-COUNT_DIGITS_MAX = 5  # arguments of a command: at most 99,999
-LENGTH_DIGITS_MAX = 8  # bytes of an argument, before it is measured against the bound for a whole command
+ARGUMENTS_MAX = 99_999
+COUNT_DIGITS_MAX = 5  # arguments of a command
+LENGTH_DIGITS_MAX = 8  # bytes of an argument, before they are measured against the bound for a whole command
+SLICE_BYTES = 16 << 10  # headers within one slice make room of some 3 MB at most
 
-# A literal first byte each, which is found at the speed of memchr.
-_MANY_IN_ARRAY, _MANY_IN_PUSH, _MANY_IN_SET, _MANY_IN_ATTRIBUTE = (
-    re.compile(re.escape(kind) + rb"\d{%d}" % (COUNT_DIGITS_MAX + 1)).search for kind in (b"*", b">", b"~", b"|")
+# A literal first byte each, which is found at the speed of memchr. The last one would be taken for an array.
+_MANY_IN_ARRAY, _MANY_IN_PUSH, _MANY_IN_SET, _ATTRIBUTE = (
+    re.compile(pattern).search for pattern in (rb"\*\d{3}", rb">\d{3}", rb"~\d{3}", rb"\|\d+\r\n")
 )
-_LONG = re.compile(rb"\$\d{%d}" % (LENGTH_DIGITS_MAX + 1)).search
-_ANY = re.compile(rb"[*>~|]\d{%d}|\$\d{%d}" % (COUNT_DIGITS_MAX + 1, LENGTH_DIGITS_MAX + 1))
-_CUT_HEADER = re.compile(rb"[*>~|$]\d{0,%d}\Z" % LENGTH_DIGITS_MAX)  # what the next chunk may make a long header
+_TOO_MANY = re.compile(rb"\*\d{%d}" % (COUNT_DIGITS_MAX + 1)).match
+_ARRAY = re.compile(rb"\*(0|[1-9]\d{0,%d})\r\n" % (COUNT_DIGITS_MAX - 1)).match
+_BULK = re.compile(rb"\$(0|[1-9]\d{0,%d})\r\n" % (LENGTH_DIGITS_MAX - 1)).match
+_CUT_ARRAY = re.compile(rb"(\*((0|[1-9]\d{0,%d})\r?)?)?" % (COUNT_DIGITS_MAX - 1)).fullmatch
+_CUT_BULK = re.compile(rb"(\$((0|[1-9]\d{0,%d})\r?)?)?" % (LENGTH_DIGITS_MAX - 1)).fullmatch
+_HEADER_BYTES_MAX = LENGTH_DIGITS_MAX + 3
+_LONG = re.compile(rb"[*>~|%%]\d{%d}|\$\d{%d}" % (COUNT_DIGITS_MAX + 1, LENGTH_DIGITS_MAX + 1)).match
+_SENTINEL = b":1\r\n"
 _ONLY_LISTS = {list}
+_NO_ARRAY = "Protocol error: a request is an array of bulk strings"
 
 
 class BadRequest(Exception):
@@ -36,71 +48,188 @@ class BadRequest(Exception):
 
 
 class RequestReader:
-    """Requests of one connection. Holds at most one command of `command_bytes`, and the chunk that is being read."""
+    """Requests of one connection. Holds the arguments of one command that came so far: `command_bytes` at most."""
 
-    __slots__ = ("_command_bytes", "_cut", "_reader", "partial", "unfinished_bytes")
+    __slots__ = ("_command_bytes", "_flat", "_reader")
 
     def __init__(self, command_bytes: int = COMMAND_DEFAULT_BYTES) -> None:
         self._reader = hiredis.Reader()
         self._command_bytes = command_bytes
-        self._cut = b""
-        self.unfinished_bytes = 0  # at most so many bytes wait for the rest of their command
-        self.partial = False  # whether the last bytes look like a part of a command
+        self._flat = _Flat()
+
+    @property
+    def partial(self) -> bool:
+        """Whether a part of a command waits for its rest."""
+        return self._flat.partial
 
     def feed(self, data: bytes) -> list[list[bytes]]:
         """The requests that these bytes complete, in order. Raises BadRequest."""
-        if self._cut:
-            data, self._cut = self._cut + data, b""
-        if not data.endswith(b"\n"):
-            cut = _CUT_HEADER.search(data, max(len(data) - LENGTH_DIGITS_MAX - 1, 0))
-            if cut is not None:
-                data, self._cut = data[: cut.start()], data[cut.start() :]
         found: list[list[bytes]] = []
-        large = self.unfinished_bytes + len(data) > self._command_bytes  # else no command of it can be
-        try:
-            if (
-                _MANY_IN_ARRAY(data)
-                or _LONG(data)
-                or _MANY_IN_PUSH(data)
-                or _MANY_IN_SET(data)
-                or _MANY_IN_ATTRIBUTE(data)
-            ):
-                self._feed_carefully(data, found)
-            else:
-                self._drain(data, found)
-            b"".join(chain.from_iterable(found))  # anything but bytes in a request raises TypeError
-        except (hiredis.ProtocolError, TypeError) as error:
-            raise BadRequest(f"Protocol error: a request is an array of bulk strings ({error})") from None
-        if found:
-            if not set(map(type, found)) <= _ONLY_LISTS:
-                raise BadRequest("Protocol error: a request is an array of bulk strings")
-            ending = found[-1][-1] + b"\r\n" if found[-1] else b"\r\n"
-            whole = data.endswith(ending) or (len(data) < len(ending) and ending.endswith(data))
-            self.partial = bool(self._cut) or not whole
-            self.unfinished_bytes = len(data) if self.partial else 0
+        flat = self._flat
+        if flat.partial:
+            data = flat.joined(data)
+            if flat.within:
+                request, at = flat.next(data, 0, ARGUMENTS_MAX, self._command_bytes)
+                if request is None:
+                    return found
+                found.append(request)
+                data = data[at:]
+        # One header of many elements may be the first: it is of a request, not of an array within one.
+        many = _MANY_IN_ARRAY(data)
+        if many is not None and not many.start() and not _TOO_MANY(data):
+            many = _MANY_IN_ARRAY(data, 1)
+        if many or _MANY_IN_PUSH(data) or _MANY_IN_SET(data) or _ATTRIBUTE(data):
+            self._read_flat(data, 0, found)
         else:
-            self.partial = self.partial or bool(data or self._cut)
-            self.unfinished_bytes += len(data)
-        large = large and any(sum(map(len, request)) > self._command_bytes for request in found)
-        if large or self.unfinished_bytes > self._command_bytes:
-            raise BadRequest(f"Protocol error: a command of more than {self._command_bytes} bytes: split it")
+            self._read_whole(data, found)
         return found
 
-    def _drain(self, data: bytes, found: list[list[bytes]]) -> None:
-        reader = self._reader
-        reader.feed(data)
-        gets = reader.gets
-        while (request := gets()) is not False:
-            found.append(request)
+    def joined(self, data: bytes) -> bytes:
+        """These bytes, with those of a cut header before them; to be given to `first`."""
+        return self._flat.joined(data)
 
-    def _feed_carefully(self, data: bytes, found: list[list[bytes]]) -> None:
-        """Stop before each header that says much, and see whether it is one."""
-        start = 0
-        for match in _ANY.finditer(data):
-            at = match.start()
-            self._drain(data[start:at], found)
-            start = at
-            if not self._reader.has_data():
-                what = "bytes in one argument" if data[at] == 0x24 else "arguments"
-                raise BadRequest(f"Protocol error: a header says {data[at + 1 : match.end()].decode()}... {what}")
-        self._drain(data[start:], found)
+    def first(self, data: bytes, at: int, arguments: int, command_bytes: int) -> tuple[list[bytes] | None, int]:
+        """The first request from `at` on, and where it ends; None: its rest is still to come. Raises BadRequest."""
+        return self._flat.next(data, at, arguments, command_bytes)
+
+    def _read_flat(self, data: bytes, at: int, found: list[list[bytes]]) -> None:
+        step, size = self._flat.next, len(data)
+        while at < size:
+            request, at = step(data, at, ARGUMENTS_MAX, self._command_bytes)
+            if request is not None:
+                found.append(request)
+
+    def _read_whole(self, data: bytes, found: list[list[bytes]]) -> None:
+        """By hiredis, but for a command that is not whole, and for one that is longer than a slice."""
+        got: list[Any] = []
+        at = len(data)
+        if at > SLICE_BYTES:  # a read that took much has probably cut the last one
+            last = data.rfind(b"\r\n*") + 2
+            at = last if last > 1 else at
+        try:
+            ended = self._drain(data[:at], got)
+            joined = b"".join(chain.from_iterable(got))  # anything but bytes in a request raises TypeError
+        except (hiredis.ProtocolError, TypeError) as error:
+            raise BadRequest(f"{_NO_ARRAY} ({error})") from None
+        if got and not set(map(type, got)) <= _ONLY_LISTS:
+            raise BadRequest(_NO_ARRAY)
+        if len(data) > self._command_bytes and any(sum(map(len, one)) > self._command_bytes for one in got):
+            raise BadRequest(_too_large(self._command_bytes))
+        found += got
+        if not ended:
+            self._reader = hiredis.Reader()
+            # hiredis takes no number with leading zeros, so that the length of what it has read is known.
+            lengths = list(map(len, chain.from_iterable(got)))
+            digits = len("".join(map(str, lengths))) + len("".join(map(str, map(len, got))))
+            at = len(joined) + 5 * len(lengths) + 3 * len(got) + digits
+        if at < len(data):
+            self._read_flat(data, at, found)
+
+    def _drain(self, data: bytes, got: list[Any]) -> bool:
+        """Whether hiredis has read all of it; else it must be given nothing more."""
+        reader, add = self._reader, got.append
+        gets = reader.gets
+        if len(data) <= SLICE_BYTES:
+            reader.feed(data)
+            while (request := gets()) is not False:
+                add(request)
+        else:
+            for start in range(0, len(data), SLICE_BYTES):
+                reader.feed(data[start : start + SLICE_BYTES])
+                before = len(got)
+                while (request := gets()) is not False:
+                    add(request)
+                if len(got) == before:
+                    return False
+        reader.feed(_SENTINEL)
+        try:
+            return type(gets()) is int  # as an element of a cut array it is not the reply
+        except hiredis.ProtocolError:
+            return False
+
+
+class _Flat:
+    """Reads arrays of bulk strings, and nothing else, one element at a time; holds what came of one of them."""
+
+    __slots__ = ("_args", "_bulk", "_bytes", "_count", "_cut", "_length")
+
+    def __init__(self) -> None:
+        self._cut = b""  # of a header
+        self._args: list[bytes] | None = None  # of the request that is being read
+        self._count = 0  # how many it has
+        self._bytes = 0  # their lengths, as far as they were said
+        self._bulk: bytearray | None = None  # of an argument of which not all came
+        self._length = 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether something is held."""
+        return self._args is not None or bool(self._cut)
+
+    @property
+    def within(self) -> bool:
+        """Whether the header of a request was read, and not all of the request."""
+        return self._args is not None
+
+    def joined(self, data: bytes) -> bytes:
+        """With the bytes of a cut header before these."""
+        if self._cut:
+            data, self._cut = self._cut + data, b""
+        return data
+
+    def next(self, data: bytes, at: int, arguments: int, command_bytes: int) -> tuple[list[bytes] | None, int]:
+        """The next request of `data`, which is joined, and where it ends; None: all of `data` is held."""
+        args, size = self._args, len(data)
+        if args is None:
+            head = _ARRAY(data, at)
+            if head is None:
+                return self._hold(data, at, _CUT_ARRAY)
+            at = head.end()
+            self._count = int(head[1])
+            if self._count > arguments:
+                raise BadRequest(f"Protocol error: a header says {self._count} arguments: {arguments} at most")
+            if not self._count:
+                return [], at
+            args, self._bytes = [], 0
+            self._args = args
+        if self._bulk is not None:
+            more = self._length + 2 - len(self._bulk)
+            self._bulk += data[at : at + more]
+            if size - at < more:
+                return None, size
+            args.append(bytes(memoryview(self._bulk)[: self._length]))
+            self._bulk = None
+            at += more
+        while len(args) < self._count:
+            head = _BULK(data, at)
+            if head is None:
+                return self._hold(data, at, _CUT_BULK)
+            at = head.end()
+            length = int(head[1])
+            self._bytes += length
+            if self._bytes > command_bytes:
+                raise BadRequest(_too_large(command_bytes))
+            end = at + length
+            if end + 2 > size:
+                self._bulk, self._length = bytearray(data[at:]), length
+                return None, size
+            args.append(data[at:end])
+            at = end + 2
+        self._args = None
+        return args, at
+
+    def _hold(self, data: bytes, at: int, may_become: Any) -> tuple[None, int]:
+        """Keep the beginning of a header. Raises BadRequest for what cannot become one."""
+        rest = data[at : at + _HEADER_BYTES_MAX]
+        if may_become(rest) is None:
+            long = _LONG(rest)
+            if long is not None:
+                what = "bytes in one argument" if rest[0] == 0x24 else "arguments"
+                raise BadRequest(f"Protocol error: a header says {long[0][1:].decode()}... {what}")
+            raise BadRequest(_NO_ARRAY)
+        self._cut = rest
+        return None, len(data)
+
+
+def _too_large(command_bytes: int) -> str:
+    return f"Protocol error: a command of more than {command_bytes} bytes: split it"

@@ -70,6 +70,7 @@ COMMANDS: tuple[tuple[str, Handler, int, int, str], ...] = (
     ("SF.SGET", times.sget, 5, 5, "read"),
     ("SF.SDEL", times.sdel, 5, 5, "write"),
     ("SF.SFETCH", times.sfetch, 3, 8, "read"),
+    ("SF.SRANGE", times.srange, 6, 9, "read"),
     ("SF.SALL", times.sall, 2, 7, "read"),
     ("SF.VPUT", times.vput, 4, 6, "write"),
     ("SF.VGET", times.vget, 3, 5, "read"),

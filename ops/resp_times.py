@@ -6,6 +6,7 @@
     SF.WALL store from to [REV] [LIMIT n]                      -> the same, of every key
     SF.SPUT store key start end value [TS ms]    SF.SGET store key start end    SF.SDEL store key start end
     SF.SFETCH store key [earliest_end latest_start] [REV] [LIMIT n]   -> [key, start, end, value, ...]
+    SF.SRANGE store keyfrom keyto earliest_end latest_start [REV] [LIMIT n]   -> the same, of several keys; "" is open
     SF.SALL store [keyfrom keyto] [REV] [LIMIT n]              -> the same, of every key
     SF.VPUT store key value [TS ms] -> valid to, -1 for the latest, nil if it is older than the history
     SF.VGET store key [ASOF ms] -> [value, valid from, valid to] or nil      SF.VDEL store key [TS ms] -> the same
@@ -44,6 +45,10 @@ def _written(c: Connection, args: list[bytes], kind: type[S]) -> S:
     return _of_kind(c.writes.get(args[1]) or c.write(args[1]), kind)
 
 
+def _deleted(c: Connection, args: list[bytes], kind: type[S]) -> S:
+    return _of_kind(c.writes.get(args[1]) or c.delete(args[1]), kind)
+
+
 def _read(c: Connection, args: list[bytes], kind: type[S]) -> S:
     return _of_kind(c.reads.get(args[1]) or c.read(args[1]), kind)
 
@@ -73,7 +78,7 @@ def wget(c: Connection, args: list[bytes]) -> Answer:
 
 def wdel(c: Connection, args: list[bytes]) -> Answer:
     """SF.WDEL store key start."""
-    store: WindowState[bytes, bytes] = _written(c, args, WindowState)
+    store: WindowState[bytes, bytes] = _deleted(c, args, WindowState)
     store.put(args[2], None, whole(args[3], "window start"), c.now_ms)
     return OK
 
@@ -133,7 +138,7 @@ def sget(c: Connection, args: list[bytes]) -> Answer:
 
 def sdel(c: Connection, args: list[bytes]) -> Answer:
     """SF.SDEL store key start end."""
-    store: SessionState[bytes, bytes] = _written(c, args, SessionState)
+    store: SessionState[bytes, bytes] = _deleted(c, args, SessionState)
     store.put(args[2], *_session(args), None, c.now_ms)
     return OK
 
@@ -160,6 +165,15 @@ def sall(c: Connection, args: list[bytes]) -> Answer:
     return collect(c, _windowed(store.fetch_key_range(*keys, reverse=b"REV" in given)), given, 4)
 
 
+def srange(c: Connection, args: list[bytes]) -> Answer:
+    """SF.SRANGE store keyfrom keyto earliest_end latest_start [REV] [LIMIT n]."""
+    given = options(args, 6, _SCAN)
+    store: SessionState[bytes, bytes] = _of_kind(c.scan(args[1]), SessionState)
+    bounds = whole(args[4], "earliest end"), whole(args[5], "latest start")
+    rows = store.find_sessions_key_range(args[2] or None, args[3] or None, *bounds, reverse=b"REV" in given)
+    return collect(c, _windowed(rows), given, 4)
+
+
 # -- versions ---------------------------------------------------------------------------------------------------------
 
 
@@ -183,7 +197,7 @@ def vget(c: Connection, args: list[bytes]) -> Answer:
 def vdel(c: Connection, args: list[bytes]) -> Answer:
     """SF.VDEL store key [TS ms]."""
     given = options(args, 3, {b"TS": 1})
-    store: VersionedState[bytes, bytes] = _written(c, args, VersionedState)
+    store: VersionedState[bytes, bytes] = _deleted(c, args, VersionedState)
     return _version(c, store.delete(args[2], _stamp(c, given)))
 
 

@@ -143,9 +143,9 @@ def _listed(state_dir: Path) -> str:
 
 
 def _parse(path: Path) -> RunInfo:
-    text = path.read_text(encoding="utf-8")
+    raw = path.read_bytes()
     try:
-        fields = json.loads(text)
+        fields = json.loads(raw)
         schema = fields.pop("schema")
         if schema != SCHEMA:
             raise ValueError(f"schema {schema!r}")

@@ -18,6 +18,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -77,7 +78,8 @@ def application(
             *(health(path, judge) for path, judge in HEALTH.items()),
             Route("/metrics", scrape, methods=["GET"]),
             *more,
-        ]
+        ],
+        middleware=[Middleware(let_go)],  # within Starlette's own, which answers 500 to whatever is raised
     )
     made.router.redirect_slashes = False
 
@@ -169,7 +171,7 @@ class HttpDoor:
         protocol = timed(config.limits.http_timeout_ms / 1_000, connections_max=most)
         guard = Guard(bounded(app, most), rules, tokens, audit)
         settings = uvicorn.Config(
-            counted(let_go(named(guard, instance)), numbers),
+            counted(named(guard, instance), numbers),
             http=protocol if self.tls is None else guarded(protocol, self.tls),
             ws="none",
             loop="none",

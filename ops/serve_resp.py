@@ -31,6 +31,7 @@ async def open_resp_door(engine: Engine, config: Config, tokens: Tokens, audit: 
             connections=limits.connections,
             command_bytes=limits.command_max_bytes,
             output_bytes=limits.reply_max_bytes,
+            outputs_bytes=limits.replies_max_bytes,
             unfinished_s=max(limits.command_timeout_ms // 1_000, 1),
             idle_s=limits.idle_timeout_ms // 1_000,
             calls=CallLimits(limits.batch_ops, limits.batch_max_bytes, limits.wait_max_ms),

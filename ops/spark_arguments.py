@@ -1,6 +1,7 @@
 """What commands that run on Spark share: their flags, where and how to run, and progress.
 
-    --master M            local[2], spark://host:7077, yarn, k8s://...   (default: local[*], or what spark-submit says)
+    --master M            local[2], spark://host:7077, yarn, k8s://...   (default: local[*], or what spark-submit says),
+                          sc://host:15002, or SPARK_REMOTE: a server of Spark Connect
     --source S            native: our own readers, no jars; connector: Spark's Kafka connector
     --kafka-jars A,B      jars of the connector; else STANDFAST_SPARK_PACKAGES (Maven coordinates), else the pinned jars
                           for the Spark that we test with, else the connector of the Spark that is installed
@@ -55,6 +56,43 @@ def add_rebuilding(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", action="store_true", help="say what would be read, and stop")
 
 
+def add_splitting(parser: argparse.ArgumentParser) -> None:
+    """The flag of every command whose tasks are partitions, or parts of them."""
+    parser.add_argument(
+        "--split-mb",
+        type=int,
+        metavar="MB",
+        help="split partitions with more keys and values than this over several tasks (default: 1024, or one core's "
+        "share of all if that is more)",
+    )
+
+
+def add_at_once(parser: argparse.ArgumentParser) -> None:
+    """The flag of every command that works on several stores."""
+    parser.add_argument(
+        "--stores-at-once",
+        type=int,
+        metavar="N",
+        help="stores side by side (default: as many as have two tasks for each core)",
+    )
+
+
+def split_bytes(args: argparse.Namespace) -> int | None:
+    """Size from which on partitions are split; None: as the job sees fit. Raises InvalidRequest."""
+    megabytes: int | None = args.split_mb
+    if megabytes is not None and megabytes < 1:
+        raise InvalidRequest(f"--split-mb is {megabytes}: give 1 or more, or leave it out")
+    return None if megabytes is None else megabytes << 20
+
+
+def stores_at_once(args: argparse.Namespace) -> int | None:
+    """Stores side by side; None: as many as fill the cores. Raises InvalidRequest."""
+    count: int | None = args.stores_at_once
+    if count is not None and count < 1:
+        raise InvalidRequest(f"--stores-at-once is {count}: give 1 or more, or leave it out")
+    return count
+
+
 def file_bytes(args: argparse.Namespace) -> int:
     """Size of a file. Raises InvalidRequest."""
     megabytes: int = args.file_mb
@@ -66,14 +104,17 @@ def file_bytes(args: argparse.Namespace) -> int:
 def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:
     """Where and how to run: Java found or fetched, jars named. Raises InvalidRequest, Unavailable."""
     from standfast.ops.spark_java import spark_java
-    from standfast.restore.spark_session import SparkPlace, submitted
+    from standfast.restore.spark_session import SparkPlace, remote_address, submitted
 
-    java = None if submitted() else spark_java(out.note)  # spark-submit has started one
+    remote = remote_address(args.master) is not None
+    java = None if submitted() or remote else spark_java(out.note)  # spark-submit has started one, so has the server
     settings = dict(_setting(text) for text in args.conf)
     jars: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
-    if args.source == "connector":
+    if remote and args.kafka_jars:
+        raise InvalidRequest("--kafka-jars does not go with Spark Connect: start the server with the connector")
+    if args.source == "connector" and not remote:
         from standfast.ops.jars import ensure_jars, load_jar_set
         from standfast.restore.spark_connector import EXCLUDES, default_package
 
@@ -87,7 +128,7 @@ def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:
         else:
             packages = tuple(filter(None, os.environ.get(PACKAGES, default_package()).split(",")))
             excludes = EXCLUDES
-    elif args.kafka_jars:
+    elif args.kafka_jars and args.source != "connector":
         raise InvalidRequest("--kafka-jars goes with --source connector: the native source needs no jars")
     home, major = (None, 0) if java is None else (java.home, java.major)
     return SparkPlace(args.master, home, major, jars, packages, excludes, settings)
@@ -107,10 +148,9 @@ def connector_options(address: str) -> dict[str, str]:
 @contextmanager
 def session_for(args: argparse.Namespace, out: Output, name: str) -> Iterator[Any]:
     """A session with executors that can do the work."""
-    from standfast.restore.spark_session import check_executors, check_libraries, check_not_remote, session
+    from standfast.restore.spark_session import check_executors, check_libraries, session
 
     check_libraries()
-    check_not_remote(args.master)
     place = place_of(args, out)
     with session(name, place) as spark:
         if not place.local:
@@ -130,6 +170,33 @@ def task_progress(out: Output, what: str) -> Iterator[Callable[[int, int], None]
             state["done"] = max(percent, state["done"])
 
         yield on_tasks
+
+
+class PartBar:
+    """A bar over a whole that has parts of its own names."""
+
+    PARTS = 1_000
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._shown = 0
+
+    def describe(self, what: str) -> None:
+        """What is done now."""
+        self._bar.describe(what, self.PARTS)
+
+    def at(self, part: float) -> None:
+        """How far all of it is, 0.0 to 1.0, never less than before."""
+        parts = int(self.PARTS * part)
+        self._bar.advance(parts - self._shown)
+        self._shown = parts
+
+
+@contextmanager
+def part_progress(out: Output, what: str) -> Iterator[PartBar]:
+    """A bar over several stores while a terminal watches."""
+    with out.progress(what, PartBar.PARTS) as bar:
+        yield PartBar(bar)
 
 
 def _check_jars(jars: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from standfast.ops.metrics_values import buckets
+from standfast.store.disk import DiskState
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.statistics import SessionCounters, SessionStatistics
 from standfast.stream.task import Task, TaskState
@@ -36,6 +37,21 @@ def status_document(statistics: SessionStatistics) -> Json:
         "counters": counters_document(statistics.counters),
         "bulk": asdict(statistics.bulk),
         "log_lock": None if statistics.log_lock is None else statistics.log_lock._asdict(),
+        "log_read_ms_ago": statistics.log_read_ms_ago,
+        "log_error": statistics.log_error,
+        "disk": None if statistics.disk is None else disk_document(statistics.disk),
+    }
+
+
+def disk_document(disk: DiskState) -> Json:
+    """Free space of the place that has the least, and of each; `full`: why nothing new is written, or ""."""
+    least = disk.spaces[0] if disk.spaces else None
+    return {
+        "free_bytes": 0 if least is None else least.free_bytes,
+        "total_bytes": 0 if least is None else least.total_bytes,
+        "floor_bytes": disk.floor_bytes,
+        "full": disk.full,
+        "places": [asdict(space) | {"path": str(space.path)} for space in disk.spaces],
     }
 
 

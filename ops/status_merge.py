@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from standfast.replication.log import LockHolder
 from standfast.restore.bulk import BulkStatistics
+from standfast.store.disk import DiskState, Space
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.statistics import (
     RestoreStatistics,
@@ -47,7 +49,18 @@ def statistics_of(status: Json) -> SessionStatistics:
         counters=counters_of(status["counters"]),
         bulk=BulkStatistics(**_known(BulkStatistics, status.get("bulk", {}))),
         log_lock=LockHolder(**status["log_lock"]) if status.get("log_lock") else None,
+        disk=_disk(status.get("disk")),
+        log_read_ms_ago=status.get("log_read_ms_ago", 0),
+        log_error=status.get("log_error", ""),
     )
+
+
+def _disk(document: Json | None) -> DiskState | None:
+    if document is None:
+        return None
+    places: list[dict[str, Any]] = [{**_known(Space, one), "path": Path(one["path"])} for one in document["places"]]
+    spaces = tuple(Space(**one) for one in places)
+    return DiskState(document["floor_bytes"], document["full"], spaces)
 
 
 def counters_of(document: Json) -> SessionCounters:
@@ -116,6 +129,8 @@ class WorkerNumbers:
             restores=(*own.restores, *restores),
             counters=added([own.counters, self._gone, *(worker.counters for worker in workers)]),
             bulk=_bulk([own.bulk, *(worker.bulk for worker in workers)]),
+            log_read_ms_ago=max(one.log_read_ms_ago for one in (own, *workers)),
+            log_error=own.log_error or next((one.log_error for one in workers if one.log_error), ""),
         )
 
 

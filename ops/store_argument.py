@@ -92,7 +92,9 @@ def store_spec(store: StoreArgument, policy: TopicPolicy) -> StoreSpec:
     if store.kind == "keyvalue":
         return KeyValueStore(store.name, key, value, timestamped=plain, source_topic=options.get("source"))
     if store.kind == "versioned":
-        history = options.get("history") or _from_topic(store, "history", policy.min_compaction_lag_ms)
+        history = options.get("history")
+        if history is None:
+            history = _from_topic(store, "history", policy.min_compaction_lag_ms)
         return VersionedStore(store.name, key, value, history_retention_ms=history)
     retention_ms = options.get("retention") or _from_topic(store, "retention", policy.retention_ms)
     if store.kind == "session":
@@ -109,7 +111,7 @@ def store_spec(store: StoreArgument, policy: TopicPolicy) -> StoreSpec:
 
 
 def _from_topic(store: StoreArgument, option: str, kept_ms: int) -> int:
-    if kept_ms <= SLACK_MS:
+    if kept_ms < SLACK_MS + (option != "history"):
         raise BadConfig(
             [
                 f"store {store.name!r}: the settings of its changelog do not tell its {option}: give it, "
@@ -124,7 +126,7 @@ def _value(key: str, text: str) -> Any:
         return True
     if key in TIMES:
         time_ms = parse_duration(text)
-        if time_ms <= 0:
+        if time_ms <= 0 and key != "history":
             raise ValueError("expected a time above 0")
         return time_ms
     if key in ("key", "value"):

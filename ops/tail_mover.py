@@ -16,7 +16,7 @@ from standfast.ops.assign_each import SidecarSession, assign_each
 from standfast.ops.tail_moves import FENCED, Holding, Moves, moves
 from standfast.ops.tail_worker_process import TailWorker
 from standfast.ops.tail_worker_protocol import Rows
-from standfast.store.errors import Held, StandfastError, Unavailable
+from standfast.store.errors import Held, StandfastError, Unavailable, is_of_log
 from standfast.store.log import logger
 from standfast.stream.session import Session
 
@@ -118,7 +118,9 @@ class TailMover:
             self._closing(gone)
         try:
             refused = assign_each(self._session, active, standby, self._take_back)
-        except Unavailable as error:
+        except StandfastError as error:
+            if not is_of_log(error):
+                raise
             self.error = str(error)
             return
         self._take_back -= active

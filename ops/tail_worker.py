@@ -32,8 +32,10 @@ from standfast.ops.tail_worker_protocol import (
     parse_order,
     report_line,
 )
+from standfast.replication.log import Log
+from standfast.replication.open_log import open_log
 from standfast.store.clock import SystemClock
-from standfast.store.errors import InternalError, Unavailable
+from standfast.store.errors import InternalError, StandfastError, is_of_log
 from standfast.store.log import logger
 from standfast.store.state_dir import StateDir
 from standfast.stream.session import Session
@@ -77,7 +79,9 @@ class Worker:
                 statistics = self._session.statistics()
                 self._behind = behind(statistics)
                 status = status_document(statistics)
-            except Unavailable as error:
+            except StandfastError as error:
+                if not is_of_log(error):
+                    raise
                 logger.warning("worker: the log did not answer: %s", error)
         # Asks nothing of the log: what it raises is the end of the session's background work, and so of this process.
         state = State(self._round, self._tasks(), self._error)
@@ -91,7 +95,9 @@ class Worker:
         assert order is not None
         try:
             self._refused = frozenset(refused := assign_each(self._session, order.active, order.standby))
-        except Unavailable as error:
+        except StandfastError as error:
+            if not is_of_log(error):
+                raise
             self._error = str(error)
             return
         self._error = "; ".join(map(str, refused.values()))
@@ -127,6 +133,9 @@ class TailSession(SidecarSession):
     """A session that cares for the log in the server's place as well."""
 
     cares_for = ""
+
+    def _open_log(self, address: str) -> Log:
+        return open_log(address, clock=self.clock, patient=False, create=False)
 
     def _cares_for(self, leader: str) -> bool:
         return leader in (self.instance_id, self.cares_for)

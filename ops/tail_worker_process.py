@@ -27,10 +27,11 @@ from standfast.store.log import logger
 MODULE = "standfast.ops.tail_worker"
 READ_BYTES = 1 << 20
 RESTART_MS = 200
-RESTART_MS_MAX = 10_000
+RESTART_MS_MAX = 2_000  # tasks that it is to restore wait for it, and are to open within 5 s
 WELL_MS = 30_000
 CLOSE_MS = 10_000
 SILENT_MS = 8_000  # it says every second that it lives
+START_MS = 60_000  # until its first word: that needs a second of processor time, which a busy machine gives late
 
 
 class TailWorker:
@@ -41,6 +42,7 @@ class TailWorker:
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         self._said = b""
+        self._spoke = False  # since it was started
         self._round = 0
         self._wanted: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
         self._sent: tuple[frozenset[int], frozenset[int]] | None = None
@@ -80,6 +82,8 @@ class TailWorker:
                 return {}
             self._start(now_ms)
         self._hear(now_ms)
+        if self._process is not None and not self._spoke and now_ms - self._started_ms <= START_MS:
+            self.heard_ms = now_ms
         if self._process is not None and now_ms - self.heard_ms > SILENT_MS:
             logger.error("the worker for restores and standbys says nothing: it is killed")
             self._process.kill()  # its end is heard in the next round
@@ -142,6 +146,7 @@ class TailWorker:
             self._later(now_ms, f"it could not be started: {error}")
             return
         self._process, self._said, self._sent, self._state = process, b"", None, None
+        self._spoke = False
         self._started_ms = self.heard_ms = now_ms
         self._send()
 
@@ -186,6 +191,7 @@ class TailWorker:
             self._later(now_ms, f"signal {-code}" if code < 0 else f"exit code {code}")
 
     def _take(self, report: Report, now_ms: int) -> None:
+        self._spoke = True
         self.heard_ms = now_ms
         if isinstance(report, Failed):
             self.error = report.message

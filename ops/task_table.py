@@ -6,10 +6,11 @@ never sees half a change. Why a task cannot be used is said by the reasons of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from standfast.ops.reasons import FENCED, NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
+from standfast.store.errors import StandfastError
 from standfast.stream.task import Task
 
 
@@ -32,17 +33,23 @@ class Table:
 class TaskTable:
     """See Table."""
 
-    def __init__(self) -> None:
+    def __init__(self, trouble: Callable[[], StandfastError | None] = lambda: None) -> None:
+        """`trouble`: why the log cannot be used now, if so; what is not open waits for it then."""
         self.now = Table()
+        self.trouble = trouble
 
     def running(self, partition: int) -> Task:
-        """The active task of a partition, restored and behind an open gate. Raises Refused."""
+        """The active task of a partition, restored and behind an open gate.
+
+        Raises Refused, what the task failed with, or what is wrong with the log that it waits for.
+        """
         table = self.now
         task = table.open.get(partition)
         if task is not None:
             return task
         if partition in table.failed:
-            raise table.failed[partition]
+            # Raised again and again, it would keep the frames of each time.
+            raise table.failed[partition].with_traceback(None)
         if partition in table.fenced:
             raise Refused(FENCED, f"partition {partition}: {table.fenced[partition]}")
         state = table.states.get(partition)
@@ -54,6 +61,9 @@ class TaskTable:
             )
         if state == "standby":
             raise Refused(NOT_ACTIVE, f"partition {partition} is a standby here: write and read at the active instance")
+        trouble = self.trouble()
+        if trouble is not None:
+            raise trouble
         raise Refused(RESTORING, f"partition {partition} is {state}: wait until it is ready")
 
     def partitions(self) -> Mapping[int, str]:

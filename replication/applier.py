@@ -3,8 +3,9 @@
     Fetched ──> stores.restore (rows) + cut with the new position ──> one WriteBatch
 
 Rules of this file: used by restore and standby alike; it decides nothing (how far, when, whether: see
-`standfast.restore.plan` and `standfast.replication.standby`). A position never moves without its rows. Where a source
-topic serves as the changelog (`limited`), records that the store cannot hold are left out and counted.
+`standfast.restore.plan` and `standfast.replication.standby`). A position never moves without its rows. Records without
+a key are left out and counted; so are those that the store cannot hold, where a source topic serves as the changelog
+(`limited`).
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ class ChangelogApplier:
         name = self._store(changelog)
         if changelog in self.limited:
             records = self._writable(changelog, name, records)
+        counters = self.stores.store(name).rows.counters
+        before = counters.skipped
         try:
             rows = self.stores.stage(name, records) if records else self.stores.staged_rows
         except BaseException as error:
@@ -104,6 +107,8 @@ class ChangelogApplier:
             if isinstance(error, Corruption):
                 raise self._blame(changelog, name, records, error) from error
             raise
+        if counters.skipped > before:
+            self._warn(changelog, counters.skipped - before, next_offset, "no key, so that no store wrote them")
         self._staged[name] = next_offset
         return rows
 
@@ -123,11 +128,22 @@ class ChangelogApplier:
         return self.write()
 
     def ingest(
-        self, changelog: TopicPartition, files: Sequence[tuple[str, Path]], next_offset: int, times: StoreTimes
+        self,
+        changelog: TopicPartition,
+        files: Sequence[tuple[str, Path]],
+        next_offset: int,
+        times: StoreTimes,
+        skipped: int = 0,
     ) -> None:
-        """Take sorted files (family, path) in and move the position to `next_offset`; see `TaskStores.ingest`."""
+        """Take sorted files (family, path) in and move the position to `next_offset`; see `TaskStores.ingest`.
+
+        `skipped`: how many of their records have no key.
+        """
         name = self._store(changelog)
         self.stores.ingest(name, files, times, self._cut_at({name: next_offset}))
+        if skipped:
+            self.stores.store(name).rows.counters.skipped += skipped
+            self._warn(changelog, skipped, next_offset, "no key, so that no store wrote them")
 
     def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, str]:
         """Tags of the log's epochs at these positions; see LogReader."""
@@ -182,18 +198,22 @@ class ChangelogApplier:
         skipped = len(records) - len(kept)
         if skipped:
             self.stores.stores[name].rows.counters.skipped += skipped
-            if changelog not in self._warned:  # a topic may be full of them: one line each time it is opened
-                self._warned.add(changelog)
-                logger.warning(
-                    "task %s: %d records of %s below offset %d have no key, or bytes that the serdes of store %r "
-                    "cannot read: left out, as its puts would refuse them; further ones are only counted",
-                    self.task,
-                    skipped,
-                    changelog,
-                    records[-1].offset + 1,
-                    name,
-                )
+            why = f"no key, or bytes that the serdes of store {name!r} cannot read, as its puts would refuse them"
+            self._warn(changelog, skipped, records[-1].offset + 1, why)
         return kept
+
+    def _warn(self, changelog: TopicPartition, count: int, next_offset: int, why: str) -> None:
+        """Say that records were left out; a topic may be full of them: one line each time it is opened."""
+        if changelog not in self._warned:
+            self._warned.add(changelog)
+            logger.warning(
+                "task %s: %d records of %s below offset %d are left out: they have %s; further ones are only counted",
+                self.task,
+                count,
+                changelog,
+                next_offset,
+                why,
+            )
 
     def _blame(self, changelog: TopicPartition, name: str, records: Sequence[Record], error: Corruption) -> Corruption:
         """The error; of the record that caused it, if one did: then the log is at fault, and the rows here are not."""

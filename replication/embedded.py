@@ -23,6 +23,7 @@ from standfast.replication.embedded_care import Care, CareReport
 from standfast.replication.embedded_db import SYNCHRONOUS, Database
 from standfast.replication.embedded_group import EmbeddedGroup, check_text
 from standfast.replication.embedded_lock import STUCK_MS, holder_of
+from standfast.replication.embedded_look import LogWatch
 from standfast.replication.embedded_reader import EmbeddedReader
 from standfast.replication.embedded_rows import LEAST_TIMESTAMP_MS
 from standfast.replication.embedded_topics import EmbeddedAdmin
@@ -30,7 +31,7 @@ from standfast.replication.embedded_writer import Began, EmbeddedWriter, open_ep
 from standfast.replication.log import LockHolder, WriterClaim
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import Clock, SystemClock, boot_id
-from standfast.store.errors import Closed, InvalidRequest
+from standfast.store.errors import Closed, InvalidRequest, StandfastError
 
 DEFAULT_FILE = "log.sqlite"
 Part = TypeVar("Part")
@@ -39,10 +40,21 @@ Part = TypeVar("Part")
 class EmbeddedLog:
     """Log on SQLite. `path` is a file; for a folder (existing, or ending in "/") it is `log.sqlite` inside.
 
-    Raises Corruption if the file is not a database, InvalidRequest if it is another program's or a newer format's.
+    Writes wait for the log's lock as long as another process has it; unless `patient`, they are Unavailable once one
+    has had it for 1.5 seconds. Unless `create`, for a process that works for another one that has the log open, a file
+    that is not there is Corruption, and no new log is made in its place. Raises Corruption if the file is not a
+    database, InvalidRequest if it is another program's or a newer format's.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, synchronous: str = "full", clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: str = "full",
+        clock: Clock | None = None,
+        patient: bool = True,
+        create: bool = True,
+    ) -> None:
         if synchronous not in SYNCHRONOUS:
             raise InvalidRequest(f"synchronous is {synchronous!r}, use {' or '.join(SYNCHRONOUS)}")
         given = os.fspath(path)
@@ -50,13 +62,15 @@ class EmbeddedLog:
         # Parts are opened later, perhaps from another working directory; links to one file must share one lock.
         self._path = str(where.resolve())
         self._synchronous = synchronous
+        self._patient = patient
         self._clock = clock if clock is not None else SystemClock()
         self._boot = boot_id()
         self._mutex = threading.Lock()
         self._parts: set[Any] = set()
         self._closed = False
         self._produced = Began()  # by all producers: one epoch, since the file stays open here
-        self._admin_db = Database(self._path, synchronous=synchronous, checked=True)
+        self._admin_db = Database(self._path, synchronous=synchronous, checked=True, patient=patient, create=create)
+        self._watch: LogWatch | None = None
         self._care = Care(self._connect)
         self._admin = EmbeddedAdmin(self._admin_db, self._care.purge, self._care.truncate)
 
@@ -115,8 +129,11 @@ class EmbeddedLog:
         with self._mutex:
             self._closed = True
             parts = list(self._parts)
+            watch, self._watch = self._watch, None
         for part in parts:
             part.close()
+        if watch is not None:
+            watch.close()
         self._care.close()
         self._admin_db.close()
 
@@ -142,6 +159,15 @@ class EmbeddedLog:
         holder = holder_of(self._path)
         return holder if holder is not None and holder.held_ms >= STUCK_MS else None
 
+    def trouble(self) -> StandfastError | None:
+        """See Log."""
+        self._check_open()
+        with self._mutex:
+            if self._watch is None:
+                self._watch = LogWatch(self._path, self._connect)
+            watch = self._watch
+        return watch.look()
+
     def care(self, now_ms: int) -> CareReport:
         """One round of retention, compaction and giving space back. Call it every minute or so, from any process."""
         self._check_open()
@@ -158,7 +184,7 @@ class EmbeddedLog:
 
     def _connect(self) -> Database:
         self._check_open()
-        return Database(self._path, synchronous=self._synchronous)
+        return Database(self._path, synchronous=self._synchronous, patient=self._patient, beside=self._admin_db)
 
     def _keep(self, build: Callable[[Database], Part]) -> Part:
         """Build a part on a new connection and remember to close it with the log."""

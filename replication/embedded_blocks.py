@@ -175,13 +175,16 @@ def _read_old(run: Transaction, row: PartitionRow, position: int, limit: int) ->
 # -- removing ---------------------------------------------------------------------------------------------------------
 
 
-def replace_blocks(run: Transaction, partition_id: int, old: Sequence[Block], new: Sequence[Block]) -> bool:
-    """Put other blocks in the place of these. False, and then roll back, if they have changed meanwhile."""
+class BlocksChanged(Exception):
+    """A block is not there any more as it was read. The transaction must not be committed: others are gone by now."""
+
+
+def replace_blocks(run: Transaction, partition_id: int, old: Sequence[Block], new: Sequence[Block]) -> None:
+    """Put other blocks in the place of these. Raises BlocksChanged, so that the transaction is rolled back."""
     done = run.executemany(_DELETE_BLOCK, [(partition_id, *block) for block in old]).rowcount if old else 0
     if done != len(old):
-        return False
+        raise BlocksChanged
     run.executemany(_INSERT_BLOCK, [(partition_id, *block) for block in new])
-    return True
 
 
 def trim_block(run: Transaction, row: PartitionRow, begin: int) -> None:

@@ -17,7 +17,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from standfast.replication.embedded_blocks import Piece, read_block, read_blocks, read_piece, replace_blocks, trim_block
+from standfast.replication.embedded_blocks import (
+    BlocksChanged,
+    Piece,
+    read_block,
+    read_blocks,
+    read_piece,
+    replace_blocks,
+    trim_block,
+)
 from standfast.replication.embedded_db import Database, Transaction
 from standfast.replication.embedded_rows import OFFSET_BITS, OFFSET_MAX, first_id
 from standfast.replication.embedded_schema import check_described
@@ -165,21 +173,33 @@ class Care:
 
     def integrity_check(self) -> list[str]:
         """Everything found wrong with the file, in sentences; empty if all is well. Reads the whole file."""
-        try:
-            with self._db.read() as run:
-                damage = [text for (text,) in run.execute("PRAGMA integrity_check").fetchall() if text != "ok"]
-                damage += self._check_offsets(run)
-                damage += check_described(run.execute, self._db.path)
-                ids = [partition_id for (partition_id,) in run.execute("SELECT id FROM partitions ORDER BY id")]
-        except Corruption as error:
-            return [str(error)]
+        damage: list[str] = []
+        ids: list[int] = []
+
+        def of_file(run: Transaction) -> None:
+            damage.extend(text for (text,) in run.execute("PRAGMA integrity_check").fetchall() if text != "ok")
+
+        # Each by itself: one that cannot go on must not hide what the others find.
+        for look in (
+            of_file,
+            lambda run: damage.extend(self._check_offsets(run)),
+            lambda run: damage.extend(check_described(run.execute, self._db.path)),
+            lambda run: ids.extend(found for (found,) in run.execute("SELECT id FROM partitions ORDER BY id")),
+        ):
+            try:
+                with self._db.read() as run:
+                    look(run)
+            except Corruption as error:
+                if str(error) not in damage:
+                    damage.append(str(error))
         for partition_id in ids:
             try:
                 row = self._row(partition_id)
                 for _ in () if row is None else self._pieces(row, row.begin, row.end):
                     pass
             except Corruption as error:
-                damage.append(str(error))
+                if str(error) not in damage:
+                    damage.append(str(error))
         return damage
 
     def close(self) -> None:
@@ -209,9 +229,13 @@ class Care:
     def _latest_rows(self, row: PartitionRow, end: int, newest_ms: int | None) -> tuple[dict[Any, int], int]:
         """Key -> last offset over the dirty records, and the offset up to which they were looked at.
 
-        Stops at the first record younger than `newest_ms`, or when memory holds `WINDOW_KEYS` keys.
+        Stops at the first record younger than `newest_ms`, by its timestamp or by its append, or when memory holds
+        `WINDOW_KEYS` keys. By its append, because a replay of old events writes the history of a store with old
+        timestamps now, and the next restore must have it.
         """
         latest: dict[Any, int] = {}
+        if newest_ms is not None:
+            end = max(min(end, self._appended_by(row, newest_ms)), row.clean)
         for piece in self._pieces(row, row.clean, end):
             offsets, keys = piece.offsets, piece.cells.keys
             if newest_ms is not None:
@@ -391,10 +415,13 @@ class Care:
                 if row is None or not offsets:
                     return 0
                 old, new = self._without(run, row, offsets[bisect_left(offsets, row.summed) :])
-            with self._db.write() as run:
-                if replace_blocks(run, partition_id, old, new):
+            try:
+                with self._db.write() as run:
+                    replace_blocks(run, partition_id, old, new)
                     doomed = [(base + offset,) for offset in offsets]
                     return run.executemany("DELETE FROM log_records WHERE id = ?", doomed).rowcount
+            except BlocksChanged:
+                continue  # the write was rolled back with it
 
     def _without(self, run: Transaction, row: PartitionRow, doomed: list[int]) -> tuple[list[Block], list[Block]]:
         """The blocks of these offsets, and those that replace them; neighbours that shrank become one."""

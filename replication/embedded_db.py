@@ -20,10 +20,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from standfast.replication.embedded_lock import OPEN_MS, STUCK_MS, LogLock
+from standfast.replication.embedded_lock import OPEN_MS, SOON_MS, STUCK_MS, LogLock
 from standfast.replication.embedded_schema import SCHEMA_VERSION, check_described, create, migrate
+from standfast.replication.embedded_watch import (
+    Place,
+    check_header,
+    check_place,
+    damaged,
+    held_by_program,
+    in_place,
+    place_of,
+    sqlite_writer,
+)
 from standfast.store.errors import (
     Closed,
+    CommitUnknown,
     Corruption,
     InternalError,
     InvalidRequest,
@@ -31,6 +42,7 @@ from standfast.store.errors import (
     Unavailable,
 )
 from standfast.store.failpoint import reach
+from standfast.store.file_errors import file_error, no_descriptors, out_of_descriptors
 from standfast.store.log import logger
 
 Transaction: TypeAlias = sqlite3.Connection  # what read() and write() hand out
@@ -42,7 +54,9 @@ CACHE_KIB = 4_096  # per connection
 WAL_SOFT_BYTES = 8 << 20
 WAL_HARD_BYTES = 64 << 20
 BUSY_TIMEOUT_MS = 5_000  # only foreign tools and crash recovery lock outside of the flock
+BUSY_SOON_MS = 500  # with SOON_MS before it, less than two seconds
 HARD_WAIT_MS = 200  # how long a truncating checkpoint waits for readers while it holds the flock
+SQLITE_FILES = 6  # that a connection opens at most at once: database, WAL, its index, folder, temporary ones
 SYNCHRONOUS = ("full", "normal")
 
 _WAL_HEADER_BYTES = 32
@@ -53,13 +67,15 @@ def translate(path: str, error: sqlite3.Error) -> StandfastError:
     """The error of our tree that tells the caller what to do about SQLite's error on this file."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Unavailable(f"log {path} is locked by another program ({error}): close what has it open, then retry")
+        return held_by_program(path, sqlite_writer(path))
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return _damaged(path, f"damaged or not a database ({error})")
     if "Could not decode to UTF-8" in str(error):  # bytes where a text was written; Python's own error, without a code
         return _damaged(path, f"damaged ({error})")
     if code == sqlite3.SQLITE_FULL:
-        return Unavailable(f"no space left for log {path} ({error}): free disk space on its volume, then retry")
+        return Unavailable(f"no space left for log {path} ({error}): free disk space on its volume")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) and out_of_descriptors(SQLITE_FILES):
+        return no_descriptors(f"opening log {path}")  # SQLite only says that some file could not be opened
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH):
         return Unavailable(f"log {path} cannot be opened for writing ({error}): check owner and modes, then retry")
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT):
@@ -70,9 +86,7 @@ def translate(path: str, error: sqlite3.Error) -> StandfastError:
 
 
 def _damaged(path: str, how: str) -> Corruption:
-    error = Corruption(f"log {path} is {how}: set it aside and restore a copy, and check the disk")
-    error.of_log = True
-    return error
+    return damaged(path, f"is {how}: set it aside and restore a copy, and check the disk")
 
 
 class Database:
@@ -82,9 +96,27 @@ class Database:
     (and then changes nothing), Unavailable if it cannot be opened.
     """
 
-    def __init__(self, path: str, *, synchronous: str = "full", checked: bool = False) -> None:
-        """`checked`: look first whether the rows that describe the log are as they were written."""
+    def __init__(
+        self,
+        path: str,
+        *,
+        synchronous: str = "full",
+        checked: bool = False,
+        patient: bool = True,
+        beside: Database | None = None,
+        create: bool = True,
+    ) -> None:
+        """`checked`: look first whether the rows that describe the log are as they were written.
+
+        `beside`: an open connection, whose very files are to be opened; Corruption if they are there no more. Unless
+        `create`, Corruption if there is no file.
+
+        `patient`: writes wait for a lock as long as one process has it, else they are Unavailable after SOON_MS.
+        """
         self.path = path
+        self._lock_path = f"{path}.lock"
+        self._patient = patient
+        self._busy_ms = BUSY_TIMEOUT_MS if patient else BUSY_SOON_MS
         self._synchronous = synchronous
         self._level = synchronous
         self._mutex = threading.Lock()
@@ -93,17 +125,24 @@ class Database:
         self._wal_salt = b""
         self._wal_next_frames = 0
         self._checkpoint_due = False
+        if beside is not None:  # else a log that was removed would be made again, empty
+            check_place(path, beside._place)
+        elif not create and not Path(path).exists():
+            raise damaged(path, "was removed while another process has it open: put the file back")
         self._lock = self._create_files()
         try:
             self._connection = sqlite3.connect(
-                path, timeout=BUSY_TIMEOUT_MS / 1_000, isolation_level=None, check_same_thread=False
+                path, timeout=self._busy_ms / 1_000, isolation_level=None, check_same_thread=False
             )
         except sqlite3.Error as error:
             self._lock.close()
             raise translate(path, error) from error
         try:
-            with self._lock.hold(give_up_ms=OPEN_MS):
+            with self._lock.hold(give_up_ms=OPEN_MS if patient else SOON_MS):
                 self._prepare()
+                self._place: Place = place_of(path)
+                if beside is not None:
+                    check_place(path, beside._place)
             if checked:
                 self._check_described()
         except BaseException as error:
@@ -111,6 +150,8 @@ class Database:
             self._lock.close()
             if isinstance(error, sqlite3.Error):
                 raise translate(path, error) from error
+            if isinstance(error, OSError):
+                raise Unavailable(f"log {path} went away while it was opened ({error}): retry") from error
             raise
 
     @contextmanager
@@ -133,27 +174,49 @@ class Database:
         """A write transaction under the flock; any exception rolls it back.
 
         `durable=False` leaves the sync to the next durable write (a lease need not survive power loss). Unless
-        `patient`, Unavailable while one process has had the lock for long: see embedded_lock.py.
+        `patient`, Unavailable while one process has had the lock for long: see embedded_lock.py. Corruption if the
+        file was removed or replaced since it was opened: what is written to it then is lost.
         """
         self._check_open()
         # The lock first: who only reads through this connection must not wait for it.
-        with self._lock.hold(give_up_ms=None if patient else STUCK_MS):
+        with self._lock.hold(give_up_ms=self._give_up_ms(patient)):
             reach("log.locked")
+            if not in_place(self.path, self._lock_path, self._place):
+                check_place(self.path, self._place)
             with self._mutex:
                 self._check_open()
+                committing = False
                 try:
                     if self._checkpoint_due:  # the last one failed after its commit: say so before writing more
                         self._checkpoint("PASSIVE")
                     try:
                         self._begin(durable)
                         yield self._connection
-                        self._connection.execute("COMMIT")
+                        committing = True
+                        self._commit()
                     except BaseException:
                         self._end("ROLLBACK")
                         raise
                 except sqlite3.Error as error:
-                    raise translate(self.path, error) from error
+                    told = translate(self.path, error)
+                    told.unwritten = not committing
+                    raise told from error
+                except StandfastError as error:
+                    error.unwritten = not committing
+                    raise
                 self._checkpoint_if_grown()
+
+    def _commit(self) -> None:
+        """End the transaction. Raises CommitUnknown if SQLite refuses: the WAL may hold all of it by then, whole, and
+        the next recovery after a kill would take it for committed (a sync that fails, a WAL index that cannot grow)."""
+        try:
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise  # before it wrote anything
+            raise CommitUnknown(
+                f"log {self.path}: whether the last transaction is in it is not known, its end failed ({error})"
+            ) from error
 
     def data_version(self) -> int:
         """A number that changes when another connection has committed. Cheap."""
@@ -168,12 +231,25 @@ class Database:
     def checkpoint(self, *, truncate: bool = False) -> None:
         """Move the WAL into the database file as far as readers allow."""
         self._check_open()
-        with self._lock.hold(), self._mutex:
+        with self._lock.hold(give_up_ms=self._give_up_ms()), self._mutex:
             self._check_open()
             try:
                 self._checkpoint("TRUNCATE" if truncate else "PASSIVE")
             except sqlite3.Error as error:
                 raise translate(self.path, error) from error
+
+    def check_file(self) -> None:
+        """Raise Corruption if the file is not what was opened, or what describes the log in it is damaged.
+
+        Reads it from the file, and not what is in memory. Unavailable if a lock keeps it from that for long.
+        """
+        check_place(self.path, self._place)
+        check_header(self.path, self._place)
+        with self.read() as run:
+            run.execute("PRAGMA shrink_memory")
+            wrong = list(check_described(run.execute, self.path))
+        if wrong:
+            raise _damaged(self.path, f"damaged ({'; '.join(wrong)})")
 
     def close(self) -> None:
         """Close the connection (the last one of all processes checkpoints the WAL). Twice is fine."""
@@ -199,6 +275,11 @@ class Database:
                     if self._wal_fd >= 0:
                         os.close(self._wal_fd)
         self._lock.close()
+
+    def _give_up_ms(self, patient: bool = True) -> int | None:
+        if not patient:
+            return STUCK_MS
+        return None if self._patient else SOON_MS
 
     def _check_open(self) -> None:
         if self._closed:
@@ -231,7 +312,7 @@ class Database:
                 f"log {self.path} cannot be created, a part of its path is not a folder ({error}): choose another path"
             ) from error
         except OSError as error:
-            raise Unavailable(f"log {self.path} cannot be created ({error}): check path, modes and space") from error
+            raise file_error(error, "opening the embedded log", Path(self.path)) from error
 
     def _prepare(self) -> None:
         run = self._connection.execute
@@ -326,7 +407,7 @@ class Database:
             frames = int(run(f"PRAGMA wal_checkpoint({mode})").fetchone()[1])
         finally:
             if mode == "TRUNCATE":
-                run(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+                run(f"PRAGMA busy_timeout={self._busy_ms}")
         self._checkpoint_due = False
         # A reader may hinder the reset: look again only after another quarter of what brought us here.
         self._wal_next_frames = max(frames, 0) + max(frames, WAL_SOFT_BYTES // _FRAME_BYTES) // 4

@@ -7,6 +7,7 @@ to another only when that process goes on or ends. Nobody can write then, so tho
 
     hold()                     waits for as long as it takes, in the kernel's queue, and logs what it waits for
     hold(give_up_ms=STUCK_MS)  Unavailable once one holder has had it for so long: for work that is tried again anyway
+    hold(give_up_ms=SOON_MS)   for what somebody waits for, who is to be answered within two seconds
     hold(give_up_ms=OPEN_MS)   for a program's start, which a process that only gets little processor time must not end
 
 Rules of this file: no SQL. Times are the machine's own, whatever clock the log was given.
@@ -19,14 +20,16 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+from standfast.replication.embedded_watch import held_by_program, sqlite_writer
 from standfast.replication.log import LockHolder
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, Unavailable
 from standfast.store.log import logger
 
 STUCK_MS = 1_000
+SOON_MS = 1_500
 OPEN_MS = 5_000
 LOOK_S = 0.25
 QUICK_LOOKS, QUICK_LOOK_MS = 10, 10
@@ -35,6 +38,8 @@ _TEXT_BYTES = 64
 _NOBODY = b" " * _TEXT_BYTES
 
 _clock = SystemClock()
+# Texts of holders for which somebody of this process waited in vain, by log: the others need not wait for the same.
+_gone: dict[str, bytes] = {}
 
 
 class LogLock:
@@ -49,7 +54,6 @@ class LogLock:
         self._turn: Any = threading.RLock()
         self._tried = False  # whether `_fd` may have the lock
         self._wait: _Wait | None = None  # by which the lock is had, or waited for
-        self._gone = b""  # text of a holder for which somebody waited in vain
 
     @contextmanager
     def hold(self, *, give_up_ms: int | None = None) -> Iterator[None]:
@@ -92,14 +96,21 @@ class LogLock:
         """Get the lock; returns the file by which it is had."""
         if self._try():
             return self._fd
-        if give_up_ms is not None and self._gone and self._gone == os.pread(self._fd, _TEXT_BYTES, 0):
+        gone = _gone.get(self._log, b"")
+        if give_up_ms is not None and gone and gone == os.pread(self._fd, _TEXT_BYTES, 0):
             # Not at once: when the holder ends, those who gave up waiting have the lock for a moment, one by one.
             for _ in range(QUICK_LOOKS):
                 _clock.sleep_ms(QUICK_LOOK_MS)
                 if self._try():
                     return self._fd
             raise self._stuck(holder_of(self._log))
-        self._wait = _Wait(self._path)
+        try:
+            self._wait = _Wait(self._path)
+        except OSError as error:  # not this one, which is still open, but the next process would have another one
+            raise Unavailable(
+                f"the lock of log {self._log} cannot be opened ({error}): if it was removed, end every process that "
+                "uses the log, and start them again"
+            ) from error
         self._wait.start()
         self._await(self._wait, give_up_ms)
         return self._wait.fd
@@ -117,25 +128,22 @@ class LogLock:
         said = -SAY_AGAIN_LOOKS
         while not wait.done(LOOK_S):
             looks += 1
-            holder = holder_of(self._log)
+            holder, _, by_program = holders_of(self._log)
             nameless = nameless + 1 if holder is not None and not holder.pid else 0
             held_ms = 0 if holder is None else max(holder.held_ms, nameless * LOOK_S * 1_000)
+            if by_program:  # those who wait for it have our lock by turns
+                held_ms = max(held_ms, looks * LOOK_S * 1_000)
             if holder is None or held_ms < STUCK_MS:
                 continue  # it goes round: many wait, and each has its turn
             if looks - said >= SAY_AGAIN_LOOKS:
                 said = looks
                 logger.warning("%s", self._stuck(holder))
             if give_up_ms is not None and held_ms >= give_up_ms:
-                self._gone = os.pread(self._fd, _TEXT_BYTES, 0) if holder.pid else b""
+                _gone[self._log] = os.pread(self._fd, _TEXT_BYTES, 0) if holder.pid and not by_program else b""
                 raise self._stuck(holder)
 
     def _stuck(self, holder: LockHolder | None) -> Unavailable:
-        who = "another thread of this process" if holder is None else str(holder)
-        return Unavailable(
-            f"log {self._log}: nothing can be written, its lock has been held by {who}; reads go on. If that process "
-            "is stopped (state T in ps), continue it with kill -CONT, or end it with kill -KILL, which rolls its write "
-            "back"
-        )
+        return stuck(self._log, holder)
 
 
 class _Wait:
@@ -179,18 +187,56 @@ class _Wait:
         os.close(fd)
 
 
+def stuck(path: str, holder: LockHolder | None) -> Unavailable:
+    """The error of who waited for the lock of the log at `path` in vain; None: for a thread of this process."""
+    who = "another thread of this process" if holder is None else str(holder)
+    found = holders_of(path)
+    if found.sure:
+        return held_by_program(path, found.writer)  # for which the holder of our lock waits as well
+    error = Unavailable(
+        f"log {path}: nothing can be written, its lock has been held by {who}; reads go on. If that process "
+        "is stopped (state T in ps), continue it with kill -CONT, or end it with kill -KILL, which rolls its write "
+        "back"
+    )
+    error.unwritten = True
+    return error
+
+
 def holder_of(path: str) -> LockHolder | None:
     """Who has the lock of the log at `path` now; None if nobody has, or there is no such log."""
+    return _look(path, programs=False).holder
+
+
+class Holders(NamedTuple):
+    """Who has our lock, and the id of who writes to the file without it; `sure`: that is no process of ours."""
+
+    holder: LockHolder | None = None
+    writer: int | None = None
+    sure: bool = False
+
+
+def holders_of(path: str) -> Holders:
+    """Who has the locks of the log at `path` now."""
+    return _look(path, programs=True)
+
+
+def _look(path: str, *, programs: bool) -> Holders:
     try:
         fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return None
+        return Holders()
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _parse(os.pread(fd, _TEXT_BYTES, 0))
-        return None
+            holder = _parse(os.pread(fd, _TEXT_BYTES, 0))
+            writer = sqlite_writer(path) if programs else None
+            if writer == holder.pid:
+                return Holders(holder)
+            # Our lock may have changed hands between the two looks, unless it has been in one for long.
+            return Holders(holder, writer, sure=writer is not None and holder.held_ms >= STUCK_MS // 4)
+        writer = sqlite_writer(path) if programs else None
+        return Holders(None, writer, sure=writer is not None)  # while this is had, nobody of ours writes
     finally:
         os.close(fd)
 

@@ -21,9 +21,10 @@ What holds:
   * A batch is fetched once and comes out of poll_next once, in order per partition.
   * Once assign, add, remove or seek was asked for, nothing comes out that was fetched before it was carried out. A
     request that fails changes nothing, and what was fetched stays good. After pause, what is under way still comes.
-  * Errors travel once. A fetch that fails with StateLost or InvalidRequest is raised by one poll_next, and fetching
-    waits until a request (other than `call`) was carried out, say a remove of the partition it names; Unavailable is
-    raised likewise, and fetching goes on. A request that fails is raised by one poll_next, the failure of `call` by
+  * Errors travel once. A fetch that fails with StateLost, InvalidRequest or Corruption of the log (damage in one
+    partition must not end the reading of the others) is raised by one poll_next, and fetching waits until a request
+    (other than `call`) was carried out, say a remove of the partition it names; Unavailable is raised likewise, and
+    fetching goes on. A request that fails is raised by one poll_next, the failure of `call` by
     call. Any other error ends the thread: raised by one poll_next after all that was fetched, from then on Closed.
   * close() ends every wait of both sides, joins the thread, and the reader is closed.
 
@@ -44,7 +45,7 @@ from typing import Any, TypeVar
 from standfast.replication.handover import Handover, WakeUp
 from standfast.replication.log import Fetched, LogReader
 from standfast.replication.offsets import TopicPartition
-from standfast.store.errors import Closed, InvalidRequest, StateLost, Unavailable
+from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, StateLost, Unavailable
 
 FETCH_RECORDS_MAX = 5_000
 FETCH_TIMEOUT_MS = 50
@@ -207,10 +208,10 @@ class FetchThread:
         parked = False
         try:
             fetched = self._reader.fetch_ready(records)
-        except (InvalidRequest, StateLost, Unavailable) as error:
-            parked = not isinstance(error, Unavailable)
-            return Failure(error, carried, of_fetch=True)
-        except Exception as error:  # noqa: BLE001 - ends the thread, which says so
+        except Exception as error:  # noqa: BLE001 - travels, or ends the thread, which says so
+            if _travels(error):
+                parked = not isinstance(error, Unavailable)
+                return Failure(error, carried, of_fetch=True)
             self._broken = error
             return None
         finally:
@@ -407,7 +408,9 @@ class FetchThread:
     def _effect(self, request: _Request) -> bool:
         try:
             request.action(self._reader)
-        except (InvalidRequest, StateLost, Unavailable) as error:
+        except StandfastError as error:
+            if not _travels(error):
+                raise
             self._unsent.append(Failure(error, request.number, of_fetch=False))
             return False
         self._assigned = bool(self._reader.assignment())
@@ -427,7 +430,9 @@ class FetchThread:
             self._fetches += 1
         try:
             fetched = self._reader.fetch(records, self._fetch_timeout_ms)
-        except (InvalidRequest, StateLost, Unavailable) as error:
+        except StandfastError as error:
+            if not _travels(error):
+                raise
             self._unsent.append(Failure(error, carried, of_fetch=True))
             self._parked = not isinstance(error, Unavailable)
         else:
@@ -453,6 +458,13 @@ class FetchThread:
         if self._ready is not None:
             self._ready()
         return True
+
+
+def _travels(error: Exception) -> bool:
+    """Whether an error is raised by one poll_next, and leaves the thread going."""
+    if isinstance(error, Corruption):
+        return bool(error.sources) or error.of_log
+    return isinstance(error, InvalidRequest | StateLost | Unavailable)
 
 
 def _answer(request: _Request, reader: LogReader) -> bool:

@@ -121,6 +121,9 @@ class KafkaLog:
     def lock_holder(self) -> None:
         """Nobody: brokers write for all."""
 
+    def trouble(self) -> None:
+        """Nothing that a look from here would tell."""
+
     def care(self, now_ms: int) -> None:
         """Brokers apply retention and compaction themselves."""
         self._check_open()

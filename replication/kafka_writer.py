@@ -30,7 +30,7 @@ from standfast.replication.log import Batches, GroupCommit, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TRANSACTIONAL_ID, Need, write_needs
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, Fenced, Unavailable
+from standfast.store.errors import Closed, CommitUnknown, Fenced, StandfastError, Unavailable
 
 Rows = Mapping[TopicPartition, Sequence[tuple[Any, ...]]]
 _KNOWN_MS = 1_000  # how long the writer believes that a partition exists
@@ -53,8 +53,8 @@ class Fence:
         if held != (self._owner, self.epoch):
             raise self._lost_to(held)
 
-    def refused(self) -> Fenced | Unavailable:
-        """Why the broker takes nothing of this writer any more.
+    def refused(self, *, in_doubt: bool = False) -> Fenced | Unavailable:
+        """Why the broker takes nothing of this writer any more. `in_doubt`: it may have taken a commit before that.
 
         It says the same of a writer that a newer one replaced and of one whose transaction took too long, and the
         second still owns its task: only the members topic tells them apart.
@@ -66,17 +66,19 @@ class Fence:
             except Unavailable as error:
                 return Unavailable(f"{what}, nothing was written, and whether a newer one has it is not known: {error}")
             if held != (self._owner, self.epoch):
-                return self._lost_to(held)
+                return self._lost_to(held, in_doubt=in_doubt)
         return Unavailable(
-            f"{what} and nobody else has it: its transaction was not over within transaction.timeout.ms, and nothing "
-            "of it was written: open the task again, and raise transaction.timeout.ms of the log address if this recurs"
+            f"{what} and nobody else has it: its transaction was not over within transaction.timeout.ms, or a request "
+            "of an earlier opening of the task reached the broker late. Nothing of it was written: open the task "
+            "again, and raise transaction.timeout.ms of the log address if this recurs"
         )
 
-    def _lost_to(self, held: Owner | None) -> Fenced:
+    def _lost_to(self, held: Owner | None, *, in_doubt: bool = False) -> Fenced:
         newer = "a newer writer" if held is None else f"epoch {held.epoch} of {held.member_id!r}"
+        outcome = "whether its last commit was written is not known" if in_doubt else "nothing was written"
         return Fenced(
             f"writer of {self.transactional_id!r} with epoch {self.epoch} was fenced by {newer}: "
-            "nothing was written, give up the task"
+            f"{outcome}, give up the task"
         )
 
 
@@ -126,7 +128,7 @@ class KafkaWriter:
     def append(self, batches: Batches) -> dict[TopicPartition, int]:
         """Write and wait for the acknowledgement. Returns next offset per partition.
 
-        When it raises, some of the records may have been written: at least once.
+        When it raises CommitUnknown, or an error that is `in_doubt`, some of the records may have been written.
         """
         self._check_open()
         rows = self._checked(batches)
@@ -135,23 +137,25 @@ class KafkaWriter:
         self._check_exist(rows)
         if self._plain is None:
             self._plain = self._cluster.connected(self._cluster.producer())
+        others = self._ends_of_empty(rows)
         try:
             ends = self._deliver(self._plain, rows)
         except BaseException as error:
             producer, self._plain = self._plain, None  # its numbering of records may be off
+            what = f"writing to {', '.join(map(str, rows))}"
             if isinstance(error, KafkaException):
                 why = self._cluster.reason(producer, error, transactional=False)
-                what = f"writing to {', '.join(map(str, rows))}"
-                raise self._cluster.translate(why, what, *write_needs(rows)) from error
+                raise self._in_doubt(self._cluster.translate(why, what, *write_needs(rows)), what) from error
+            if isinstance(error, StandfastError):
+                raise self._in_doubt(error, what) from error
             raise
-        empty = [source for source in rows if source not in ends]
-        return ends | {source: bounds.end for source, bounds in self._cluster.bounds(empty, committed=False).items()}
+        return ends | others
 
     def transact(self, batches: Batches, commit: GroupCommit | None = None) -> dict[TopicPartition, int]:
         """Write records and commit group offsets, all or nothing. Returns position after the last record.
 
         Raises Fenced if a newer writer was opened, UnknownStore or InvalidRequest for a bad partition or record: in
-        each case nothing was written. Unavailable if the end of the commit is not known.
+        each case nothing was written. CommitUnknown if the end of the commit is not known.
         """
         self._check_open()
         if commit is not None:
@@ -161,9 +165,11 @@ class KafkaWriter:
         offsets = commit.offsets if commit is not None else {}
         self._check_exist(rows)
         self._check_exist(offsets)
+        others = self._ends_of_empty(rows)  # before: what fails after the commit would tell that there is none
         if not offsets and not any(rows.values()):
-            return {source: bounds.end for source, bounds in self._cluster.bounds(rows, committed=False).items()}
+            return others
         producer = self._ready()
+        asked = False  # whether the broker was asked to commit
         try:
             producer.begin_transaction()
             if commit is not None and offsets:
@@ -172,15 +178,16 @@ class KafkaWriter:
                     metadata = member_metadata(metadata, commit.member)
                 producer.send_offsets_to_transaction(kafka_offsets(offsets), metadata, self._cluster.timeout_s)
             ends = self._deliver(producer, rows)
+            asked = True
             self._commit(producer)
         except BaseException as error:
             if not isinstance(error, KafkaException):
                 self._abort(producer)
                 raise
             why = self._cluster.reason(producer, error, transactional=True)  # while the transaction is still there
-            raise self._meaning(why, self._abort(producer), self._needs(rows, commit)) from error
-        empty = [source for source in rows if source not in ends]
-        return ends | {source: bounds.end for source, bounds in self._cluster.bounds(empty, committed=False).items()}
+            in_doubt = not self._abort(producer) and asked
+            raise self._meaning(why, self._needs(rows, commit), in_doubt=in_doubt) from error
+        return ends | others
 
     def close(self) -> None:
         """Twice is fine. The transactional id keeps its owner."""
@@ -246,20 +253,32 @@ class KafkaWriter:
         own = Need(TRANSACTIONAL_ID, self._fence.transactional_id, "WRITE")
         return (*write_needs(written), *(commit_needs(commit) if commit is not None else ()), own)
 
-    def _meaning(self, found: KafkaError, aborted: bool, needs: tuple[Need, ...]) -> Exception:
-        """The port's error for one of a transaction."""
+    def _meaning(self, found: KafkaError, needs: tuple[Need, ...], *, in_doubt: bool) -> Exception:
+        """The port's error for one of a transaction; `in_doubt`: its commit was asked for, and not aborted for sure."""
+        what = f"transaction of {self._fence.transactional_id!r}"
         if self._fenced or _says_fenced(found):
-            refused = self._fence.refused()
+            refused = self._fence.refused(in_doubt=in_doubt)
             self._fenced = isinstance(refused, Fenced)
             return refused
-        if not aborted and found.retriable():
-            return Unavailable(
-                f"{self._cluster.where}: transaction of {self._fence.transactional_id!r}: no answer to its end "
-                f"({found.str()}), so whether it was committed is not known: open the task again"
+        translated = self._cluster.translate(found, what, *needs)
+        return self._in_doubt(translated, f"{what} ({found.name()})") if in_doubt else translated
+
+    def _in_doubt(self, error: StandfastError, what: str) -> StandfastError:
+        """The same error for a write that the brokers may have taken, in whole or in part."""
+        if isinstance(error, Unavailable):
+            return CommitUnknown(
+                f"{self._cluster.where}: {what}: no answer to its end, so whether it was written is not known: open "
+                "the task again and go on from its source offsets"
             )
-        return self._cluster.translate(found, f"transaction of {self._fence.transactional_id!r}", *needs)
+        error.in_doubt = not isinstance(error, Fenced)
+        return error
 
     # -- records ------------------------------------------------------------------------------------------------------
+
+    def _ends_of_empty(self, rows: Rows) -> dict[TopicPartition, int]:
+        """Next offsets of the partitions that get no record."""
+        empty = [source for source, batch in rows.items() if not batch]
+        return {source: bounds.end for source, bounds in self._cluster.bounds(empty, committed=False).items()}
 
     def _deliver(self, producer: Producer, rows: Rows) -> dict[TopicPartition, int]:
         """Give everything to the client and wait for each record; the next offset of each partition."""

@@ -28,7 +28,7 @@ from standfast.replication.lease_progress import ALLOWED, GAP, LOST, RENEWED, ST
 from standfast.replication.log import Group, Log
 from standfast.replication.open_log import open_log
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Fenced, StandfastError, Unavailable
+from standfast.store.errors import Corruption, Fenced, StandfastError, Unavailable
 from standfast.store.parent_process import bind_to_parent
 
 READ_BYTES = 1 << 16
@@ -74,8 +74,8 @@ class Renewer:
     def connect(self) -> bool:
         """Open the log ahead of the first renewal; False if it cannot be reached yet."""
         try:
-            self._log = self._log or open_log(self._address)
-        except Unavailable as error:
+            self._log = self._log or open_log(self._address, create=False)
+        except (Unavailable, Corruption) as error:
             self._say(str(error))
         return self._log is not None
 
@@ -97,7 +97,7 @@ class Renewer:
         except Fenced:
             words[LOST] += 1
             self._renewed_ms = -1  # the gap of a lease that was lost is counted as lost
-        except Unavailable as error:
+        except (Unavailable, Corruption) as error:  # a log that is damaged, or gone, may be put back
             self._say(str(error))
         else:
             now_ms = self._clock.monotonic_ms()

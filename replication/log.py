@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import Need
+from standfast.store.errors import StandfastError
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
@@ -434,6 +435,14 @@ class Log(Protocol):
         """The process that keeps all others from writing now, if it has done so for a while; None where there is none.
 
         Never waits, may be called from any thread.
+        """
+        ...
+
+    def trouble(self) -> StandfastError | None:
+        """Why nothing can be written to the log now, or read from it, as far as a look at its files tells.
+
+        Unavailable (it names who has the lock, and for how long) or Corruption; None where all seems well, and of a
+        log of another machine. It may take a second; one thread at a time.
         """
         ...
 

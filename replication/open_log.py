@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -67,8 +68,14 @@ def parse_address(address: str) -> SqliteAddress | KafkaAddress:
     return SqliteAddress(path, **options)
 
 
-def open_log(address: str, *, clock: Clock | None = None) -> Log:
-    """Open the log at this address; an embedded one is created if absent.
+def log_folder(address: str) -> Path | None:
+    """The folder that an embedded log fills; None for one that is elsewhere. Raises BadConfig."""
+    where = parse_address(address)
+    return None if isinstance(where, KafkaAddress) else Path(where.path).absolute().parent
+
+
+def open_log(address: str, *, clock: Clock | None = None, patient: bool = True, create: bool = True) -> Log:
+    """Open the log at this address; an embedded one is created if absent. `patient`, `create`: see EmbeddedLog.
 
     Raises BadConfig for a bad address, Unavailable if no broker answers.
     """
@@ -79,7 +86,7 @@ def open_log(address: str, *, clock: Clock | None = None) -> Log:
         return KafkaLog(where, clock=clock)
     from standfast.replication.embedded import EmbeddedLog
 
-    return EmbeddedLog(where.path, synchronous=where.synchronous, clock=clock)
+    return EmbeddedLog(where.path, synchronous=where.synchronous, clock=clock, patient=patient, create=create)
 
 
 def narrow_address(address: str) -> str:

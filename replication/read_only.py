@@ -30,7 +30,7 @@ from standfast.replication.log import (
     WriterClaim,
 )
 from standfast.replication.offsets import TopicPartition
-from standfast.store.errors import InvalidRequest
+from standfast.store.errors import InvalidRequest, StandfastError
 
 
 def _refuse(what: str) -> NoReturn:
@@ -84,6 +84,10 @@ class ReadOnlyLog:
     def lock_holder(self) -> LockHolder | None:
         """The log's own."""
         return self._log.lock_holder()
+
+    def trouble(self) -> StandfastError | None:
+        """The log's own."""
+        return self._log.trouble()
 
     def care(self, now_ms: int) -> None:
         """Nothing: whoever writes the log looks after it."""

@@ -263,6 +263,7 @@ class BulkLoader:
                 survey=parts > 0,
                 parts=max(parts, 1),
                 least=self._settings.range_records,
+                disk_floor_bytes=self._settings.disk_floor_bytes,
             )
         )
 
@@ -369,6 +370,7 @@ class BulkLoader:
                 [(file.family, path) for file, path in zip(files, paths, strict=True)],
                 runs[-1].end,
                 StoreTimes(max(run.observed_ms for run in runs), max(run.sequence for run in runs)),
+                sum(run.skipped for run in runs),
             )
             self.phases_ns["ingest"] += measured_ns() - started_ns
             load.position = runs[-1].end

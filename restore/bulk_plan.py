@@ -58,6 +58,7 @@ class BulkSettings:
 
     cold_records, warm_records: from how many records on a cold or a warm store is loaded in bulk; range_records: no
     range of a changelog is given fewer. fetch_records: folded at once, between two looks at the memory that is used.
+    disk_floor_bytes: files are written only while they leave so much free.
     """
 
     workers: int
@@ -66,6 +67,7 @@ class BulkSettings:
     warm_records: int = WARM_RECORDS
     range_records: int = RANGE_RECORDS_MIN
     fetch_records: int = FETCH_RECORDS
+    disk_floor_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

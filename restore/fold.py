@@ -7,6 +7,8 @@
                                           timestamp replaces; kept while valid_to is undefined or
                                           valid_to > observed - history retention
 
+    Records without a key, which no store writes, are skipped and counted (Kafka Streams: StoreChangelogReader).
+
     observed    largest start (window), end (session) or record timestamp (versioned) in the log, tombstones too
 
 A row is (key as in the changelog, timestamp, raw value), ready for `standfast.restore.digest`; the timestamp is that
@@ -26,7 +28,7 @@ from typing import NamedTuple, Protocol
 from standfast.replication.log import Record
 from standfast.restore.digest import LogicalRow
 from standfast.store import session_key, window_key
-from standfast.store.errors import Corruption, InternalError, InvalidRequest
+from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.results import VALID_TO_UNDEFINED
 
 NO_TIMESTAMP = -1  # a store that keeps no timestamps (plain stores, sessions)
@@ -52,8 +54,13 @@ class Fold(Protocol):
         """Next offset to fold."""
         ...
 
+    @property
+    def skipped(self) -> int:
+        """Records without a key so far."""
+        ...
+
     def add(self, records: Sequence[Record]) -> None:
-        """Fold a batch. Raises InternalError if it lies below the position, Corruption for a record without key."""
+        """Fold a batch. Raises InternalError if it lies below the position, Corruption for a key of no such store."""
         ...
 
     def rows(self, observed_ms: int = NOTHING_OBSERVED) -> Iterator[LogicalRow]:
@@ -83,14 +90,16 @@ class LatestFold:
         self._latest: dict[bytes, Record] = {}
         self._observed_ms = NOTHING_OBSERVED
         self.position = 0
+        self.skipped = 0
 
     def add(self, records: Sequence[Record]) -> None:
         """Fold a batch; tombstones are remembered until `rows`, because they move the observed time."""
-        position, batch = _advance(self.position, records), _by_key(records)
+        position, (batch, skipped) = _advance(self.position, records), _by_key(records)
         if self._time_of is not None:
             self._observed_ms = max(self._observed_ms, max(map(self._time_of, batch), default=NOTHING_OBSERVED))
         self._latest.update(batch)
         self.position = position
+        self.skipped += skipped
 
     def rows(self, observed_ms: int = NOTHING_OBSERVED) -> Iterator[LogicalRow]:
         """See Fold.rows."""
@@ -114,18 +123,20 @@ class VersionsFold:
         self._observed_ms = NOTHING_OBSERVED
         self.refused = 0
         self.position = 0
+        self.skipped = 0
 
     def add(self, records: Sequence[Record]) -> None:
         """Fold a batch, record by record; puts older than the history of their moment are counted in `refused`."""
         position = _advance(self.position, records)
-        _by_key(records)
         observed_ms = self._observed_ms
         for _, timestamp, key, value, *_ in records:
+            if key is None:
+                self.skipped += 1
+                continue
             if timestamp < observed_ms - self._retention_ms:
                 self.refused += 1
                 continue
             observed_ms = max(observed_ms, timestamp)
-            assert key is not None
             _put_version(self._versions.setdefault(key, []), timestamp, value)
         self._observed_ms = observed_ms
         self.position = position
@@ -161,9 +172,9 @@ def fold_for(kind: str, *, timestamped: bool = True, retention_ms: int | None = 
     return VersionsFold(retention_ms)
 
 
-def fold_latest(records: Iterable[Record]) -> dict[bytes, Record]:
+def fold_latest(records: Sequence[Record]) -> dict[bytes, Record]:
     """Last record per key, tombstones removed."""
-    return {key: record for key, record in _by_key(records).items() if record.value is not None}
+    return {key: record for key, record in _by_key(records)[0].items() if record.value is not None}
 
 
 def fold_versions(records: Sequence[Record], history_retention_ms: int) -> dict[bytes, list[Version]]:
@@ -211,14 +222,11 @@ def _put_version(entries: list[tuple[int, bytes | None]], timestamp: int, value:
         insort(entries, (timestamp, value), key=_valid_from_of)
 
 
-def _by_key(records: Iterable[Record]) -> dict[bytes, Record]:
+def _by_key(records: Sequence[Record]) -> tuple[dict[bytes, Record], int]:
+    """The last record of each key, and how many have none."""
     latest = {record[2]: record for record in records}
-    if None in latest:
-        raise Corruption(
-            f"changelog record at offset {latest[None].offset} has no key, so no store wrote it; "
-            "find who else writes to this topic"
-        )
-    return latest  # type: ignore[return-value]
+    skipped = 0 if latest.pop(None, None) is None else sum(record[2] is None for record in records)
+    return latest, skipped  # type: ignore[return-value]
 
 
 def _advance(position: int, records: Sequence[Record]) -> int:

@@ -69,7 +69,9 @@ class ManifestPartition:
     observed_ms   largest stream time that the store observed (-1: none), what was left out as expired too
     sequence      last sequence number of retained duplicates
     records       records read. Each is a row of the files, or one of the tombstones (the last record of its key
-                  deletes), superseded (a later one has the same key), or expired
+                  deletes), superseded (a later one has the same key), expired, or skipped
+    skipped       without a key, or of a source topic and such that the store cannot hold them; in the text only where
+                  there are any, because a version that does not know of them is not to ingest what was made so
     entries       entries of all files
     digest        of the rows (`Digest.hex()`); None for a run, whose rows later runs may replace
     """
@@ -87,6 +89,7 @@ class ManifestPartition:
     expired: int = 0
     entries: int = 0
     digest: str | None = None
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,11 @@ class Manifest:
 
 def dump_manifest(manifest: Manifest) -> str:
     """The manifest as JSON text. Raises Corruption for one that `parse_manifest` would refuse."""
-    text = json.dumps({"format": FORMAT} | asdict(manifest), indent=1, sort_keys=False) + "\n"
+    shape: dict[str, Any] = {"format": FORMAT, **asdict(manifest)}
+    for one in shape["partitions"]:
+        if not one["skipped"]:
+            del one["skipped"]
+    text = json.dumps(shape, indent=1, sort_keys=False) + "\n"
     if parse_manifest(text, "a manifest to be written") != manifest:
         raise InvalidRequest("a manifest to be written holds values that JSON does not keep: use plain JSON values")
     return text
@@ -195,7 +202,7 @@ def _partition(shape: object) -> ManifestPartition:
     if not isinstance(shape, dict):
         raise _BadShape(f"a partition is {shape!r}, not an object")
     files = tuple(_build(ManifestFile, one, "a file") for one in _list(shape.get("files"), "files"))
-    return _build(ManifestPartition, shape | {"files": files}, "a partition")
+    return _build(ManifestPartition, {"skipped": 0} | shape | {"files": files}, "a partition")
 
 
 def _list(shape: object, what: str) -> list[Any]:
@@ -246,7 +253,7 @@ def _check_partition(one: ManifestPartition) -> None:
     where = f"partition {one.partition}"
     if not 0 <= one.start <= one.end <= one.converge_offset:
         raise _BadShape(f"{where} has start {one.start}, end {one.end}, converge offset {one.converge_offset}")
-    counts = (one.sequence, one.records, one.tombstones, one.superseded, one.expired, one.entries)
+    counts = (one.sequence, one.records, one.tombstones, one.superseded, one.expired, one.entries, one.skipped)
     if min(counts) < 0 or one.observed_ms < -1:
         raise _BadShape(f"{where} has counts below 0")
     if one.entries != sum(file.entries for file in one.files):

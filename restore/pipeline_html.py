@@ -11,7 +11,17 @@ from html import escape
 from typing import Any
 
 from standfast.restore.report_html import WRONG, partitions
-from standfast.restore.report_parts import Column, bars, differences, document, notes, size_text, table, tiles
+from standfast.restore.report_parts import (
+    Column,
+    bars,
+    differences,
+    document,
+    notes,
+    size_text,
+    skipped_text,
+    table,
+    tiles,
+)
 
 LOOKED_AT = {
     "state": "Verified is the state at rest in {}.",
@@ -106,9 +116,11 @@ def _notes(store: Mapping[str, Any]) -> list[str]:
         found += [f"{store['store']}: {line}" for line in made["warnings"]]
         if made["kept"]:
             found.append(f"{store['store']}: rebuilt by an earlier run, which was cut short")
-    return found + [
-        f"{one['store']}-{one['partition']}: {one['explanation']}" for one in store["verified"] if one["explanation"]
-    ]
+    for one in store["verified"]:
+        name = f"{one['store']}-{one['partition']}"
+        found += [f"{name}: {one['explanation']}"] if one["explanation"] else []
+        found += [skipped_text(name, one["skipped"])] if one["skipped"] else []
+    return found
 
 
 def _details(store: Mapping[str, Any]) -> str:
@@ -122,7 +134,17 @@ def _details(store: Mapping[str, Any]) -> str:
     if rows:
         parts += ["<h3>Changelog</h3>", table([*heads, Column("first record of"), Column("last record of")], rows)]
     if store["rebuilt"] is not None:
-        names = ("partition", "end", "converge_offset", "rows", "tombstones", "superseded", "expired", "bytes")
+        names = (
+            "partition",
+            "end",
+            "converge_offset",
+            "rows",
+            "tombstones",
+            "superseded",
+            "expired",
+            "skipped",
+            "bytes",
+        )
         heads = [Column(name.replace("_", " "), "number") for name in names]
         cells = [[*(one[name] for name in names), one["digest"]] for one in store["rebuilt"]["partitions"]]
         parts += [f"<h3>Rebuilt in {escape(store['rebuilt']['folder'])}</h3>"]

@@ -9,7 +9,17 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from standfast.restore.report_parts import COUNTS, Column, bars, differences, document, notes, table, tiles
+from standfast.restore.report_parts import (
+    COUNTS,
+    Column,
+    bars,
+    differences,
+    document,
+    notes,
+    skipped_text,
+    table,
+    tiles,
+)
 
 WRONG = ("missing", "extra", "different", "stale")
 
@@ -35,6 +45,7 @@ def page(summary: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
         "<h2>Stores and partitions</h2>",
         partitions(rows),
         notes([f"{row['store']}-{row['partition']}: {row['explanation']}" for row in rows if row["explanation"]]),
+        notes([skipped_text(f"{row['store']}-{row['partition']}", row["skipped"]) for row in rows if row["skipped"]]),
         differences(found, wrong),
     ]
     return document(

@@ -137,6 +137,11 @@ def notes(lines: Sequence[str]) -> str:
     return "".join(f'<p class="note">{escape(line)}</p>' for line in lines)
 
 
+def skipped_text(whose: str, count: int) -> str:
+    """That records were left out."""
+    return f"{whose}: {count} records are left out, which have no key, or which the store cannot hold"
+
+
 def shown(raw: bytes) -> str:
     """Bytes for people: text where they are text, else hex; long ones are cut."""
     cut = raw[:SHOWN_BYTES]

@@ -70,7 +70,7 @@ class RunBuilder:
         self._segmented = isinstance(self.spec, WindowStore | SessionStore)
 
     def add(self, records: Sequence[Record], payload_bytes: int) -> None:
-        """Fold records, which follow those before. Raises Corruption for one that no store can have written."""
+        """Fold records, which follow those before. Raises Corruption for a key that no store can have written."""
         if not records:
             return
         added = self._fold_segmented(records) if self._segmented else self._fold(records)
@@ -87,10 +87,15 @@ class RunBuilder:
         """Rows that these records made; those of dead segments are counted."""
         made = self._store.restore(records)
         added = sum(map(len, made.values()))
-        self._counts.expired += len({record[2] for record in records}) - added
+        self._counts.expired += len({record[2] for record in records} - {None}) - added
         for family, rows in made.items():
             self._rows.setdefault(family, {}).update(rows)
         return added
+
+    @property
+    def used_bytes(self) -> int:
+        """What the next run may take."""
+        return self._used_bytes
 
     @property
     def full(self) -> bool:
@@ -115,7 +120,7 @@ class RunBuilder:
             if family_rows:
                 files.append(self._write(family, family_rows, len(files)))
                 entries += len(family_rows)
-        counts = self._counts
+        counts, skipped = self._counts, rows.counters.skipped
         made = ManifestPartition(
             partition=self.partition,
             start=self.start,
@@ -126,10 +131,12 @@ class RunBuilder:
             sequence=rows.sequence,
             records=counts.records,
             tombstones=dropped + sum(file.deletes for file in files),
-            superseded=max(counts.records - entries - dropped - counts.expired, 0),
+            superseded=max(counts.records - entries - dropped - counts.expired - skipped, 0),
             expired=counts.expired,
             entries=entries,
+            skipped=skipped,
         )
+        rows.counters.skipped = 0
         self.start, self._rows, self._counts, self._used_bytes = end, {}, _Counts(), 0
         self._runs += 1
         return made

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from standfast.replication.kafka_address import CONSUMER, PRODUCER, KafkaAddress
 from standfast.restore.spark_batches import LOG, StoreShape, ddl, prepare
 from standfast.restore.spark_source import LogRanges
+from standfast.restore.split_plan import pieces_of
 from standfast.store.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -79,11 +80,21 @@ def java_settings(address: KafkaAddress) -> dict[str, str]:
 
 
 def connector_frame(spark: SparkSession, what: LogRanges, shape: StoreShape, options: Mapping[str, str]) -> DataFrame:
-    """Prepared records; of a partition without any there is no task, and so no facts (`empty_frame` has them)."""
+    """Prepared records; of a partition without any there is no task, and so no facts (`empty_frame` has them).
+
+    Of partitions that the shape splits there is a task for about as many offsets as the longest piece has; those in
+    which no record is tell nothing, and nothing is missing without them.
+    """
     filled = {number: span for number, span in what.ranges.items() if span.begin < span.end}
     reader = spark.read.format("kafka").options(**options)
     for name, place in (("startingOffsets", 0), ("endingOffsets", 1)):
         reader = reader.option(name, json.dumps({what.topic: {str(no): span[place] for no, span in filled.items()}}))
+    if shape.splits:
+        longest = max(
+            (upto - begin for number in filled for begin, upto in pieces_of(shape.splits[number], filled[number].end)),
+            default=1,
+        )
+        reader = reader.option("maxRecordsPerPartition", str(longest))
     raw = (
         reader.option("assign", json.dumps({what.topic: sorted(filled)}))
         .option("failOnDataLoss", "true")

@@ -10,6 +10,8 @@
 For changes the log is read up to three times: between the offsets for the keys, from its beginning for what these keys
 held, and again. Memory holds the changed keys of a partition, with their values if old ones are asked for.
 
+Records without a key, which no store writes, are left out and counted in the log of the process that read them.
+
 Rules of this file: reads only, from and to explicit offsets within what the log holds, of what is committed.
 """
 
@@ -25,11 +27,14 @@ from pyspark.sql.types import StructType
 
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.open_log import open_log
+from standfast.restore.report_parts import skipped_text
+from standfast.restore.spark_batches import with_key
 from standfast.restore.spark_data_columns import Cells, Shaper, log_columns
 from standfast.restore.spark_data_options import Given, described_store
 from standfast.restore.spark_source import absolute, read_range
 from standfast.store import session_key, window_key
 from standfast.store.errors import BadConfig, Corruption, InternalError, InvalidRequest, UnknownStore
+from standfast.store.log import logger
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
 
 Identity: TypeAlias = "bytes | tuple[bytes, int]"
@@ -103,7 +108,7 @@ class LogReader(DataSourceReader):
 
     def _cells(self, part: LogPart) -> Iterator[tuple[int, Cells]]:
         source = self._source
-        for batch in read_range(source.address, TopicPartition(source.topic, part.partition), part.span):
+        for batch in read_keyed(source.address, TopicPartition(source.topic, part.partition), part.span):
             cells: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
             yield batch.num_rows, cells | split_keys(source.spec, batch.column("key"), source.topic)
 
@@ -164,7 +169,7 @@ class Changes:
             return held, part.log_begin > 0
         changed = {key for batch in self._read(part.span) for key, _, _ in self._rows(batch)}
         records = 0
-        for batch in self._read(Bounds(part.log_begin, part.span.begin)):
+        for batch in read_range(self._source.address, self._at, Bounds(part.log_begin, part.span.begin)):
             records += batch.num_rows
             for key, stamp, value in self._rows(batch):
                 if key in changed:
@@ -172,12 +177,10 @@ class Changes:
         return held, part.log_begin > 0 or records < part.span.begin - part.log_begin
 
     def _read(self, span: Bounds) -> Iterator[pa.RecordBatch]:
-        return read_range(self._source.address, self._at, span)
+        return read_keyed(self._source.address, self._at, span)
 
     def _rows(self, batch: pa.RecordBatch) -> Iterator[tuple[Identity, int, bytes | None]]:
         keys, stamps, values = (batch.column(name).to_pylist() for name in ("key", "timestamp", "value"))
-        if batch.column("key").null_count:
-            raise _no_key(self._at, batch)
         # A versioned store has a value for each key and time.
         identities = zip(keys, stamps, strict=True) if self._versioned else keys
         return zip(identities, stamps, values, strict=True)
@@ -191,12 +194,22 @@ def _change(before: Held | None, value: bytes | None, sure: bool) -> str:
     return "inserted" if before is None else "updated"
 
 
+def read_keyed(address: str, at: TopicPartition, span: Bounds) -> Iterator[pa.RecordBatch]:
+    """Records of a span of offsets that have a key."""
+    skipped = 0
+    for batch in read_range(address, at, span):
+        kept = with_key(batch)
+        skipped += batch.num_rows - kept.num_rows
+        if kept.num_rows:
+            yield kept
+    if skipped:
+        logger.warning("%s", skipped_text(f"{at} from offset {span.begin} to {span.end}", skipped))
+
+
 def split_keys(spec: StoreSpec, keys: pa.Array, topic: str) -> dict[str, Sequence[Any]]:
     """Keys of records as columns. Raises Corruption for one that no such store writes."""
     if not isinstance(spec, WindowStore | SessionStore):
         return {"key": keys}
-    if keys.null_count:
-        raise Corruption(f"{topic}: a record has no key, so no store wrote it: find out who else writes to this topic")
     codec = window_key if isinstance(spec, WindowStore) else session_key
     try:
         split = [codec.unpack(key) for key in keys.to_pylist()]
@@ -211,7 +224,7 @@ def split_keys(spec: StoreSpec, keys: pa.Array, topic: str) -> dict[str, Sequenc
     return {
         "key": [key for key, _, _ in split],
         "window_start": [start for _, start, _ in split],
-        "window_end": [start + spec.window_size_ms for _, start, _ in split],
+        "window_end": [window_key.end_of(start, spec.window_size_ms) for _, start, _ in split],
         "sequence": [sequence for _, _, sequence in split],
     }
 
@@ -259,11 +272,3 @@ def _refuse_partitions(topic: str, count: int, numbers: Sequence[int]) -> None:
     bad = sorted({number for number in numbers if number >= count})
     if bad:
         raise InvalidRequest(f"{topic} has partitions 0 to {count - 1}, not {', '.join(map(str, bad))}")
-
-
-def _no_key(at: TopicPartition, batch: pa.RecordBatch) -> Corruption:
-    index = batch.column("key").is_null().index(True).as_py()
-    return Corruption(
-        f"{at}: the record at offset {batch.column('offset')[index]} has no key, so no store wrote it: find out who "
-        "else writes to this topic"
-    )

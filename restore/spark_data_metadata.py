@@ -2,7 +2,7 @@
 
     position, topic_id     next offset of its changelog that is to be applied
     sources                committed offsets of the task's sources, by topic/partition (tasks only)
-    rows                   of a manifest: entries of its files; of a task: RocksDB's estimate
+    rows                   of a manifest: entries of its files; of a task: RocksDB's estimate, null in object storage
     made, digest           of a manifest: rebuild, snapshot, ...; null for a task
 
 Rules of this file: reads only; records and sizes, no rows.
@@ -19,12 +19,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from standfast.restore.at_rest import definitions_of, open_task
+from standfast.restore.at_rest import definitions_of
 from standfast.restore.spark_data_options import Given
 from standfast.restore.spark_data_places import places_at
 from standfast.restore.spark_data_stores import StorePlace
 from standfast.restore.spark_folder import Folder
-from standfast.restore.spark_places import Place, local_copy, manifest_of
+from standfast.restore.spark_places import Place, manifest_of, open_database
 from standfast.store.cut import CUT_KEY, Cut, Position, StoreTimes
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InternalError, InvalidRequest
@@ -97,12 +97,14 @@ def _of_manifest(place: Place) -> Iterator[dict[str, Any]]:
 
 
 def _of_task(place: Place) -> Iterator[dict[str, Any]]:
-    with local_copy(place.address) as path, open_task(path) as engine:
+    with open_database(place, None) as engine:
         raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
-        cut = Cut.decode(raw, place.address) if raw is not None else Cut()
-        for name, definition in sorted(definitions_of(engine, place.address).items()):
+        cut = Cut.decode(raw, str(place)) if raw is not None else Cut()
+        for name, definition in sorted(definitions_of(engine, str(place)).items()):
             times = cut.stores.get(name, StoreTimes())
             sizes = _sizes(engine, name)
+            if place.remote:  # the estimate is made of the table files, which stay where they are
+                sizes["rows"] = None
             yield (
                 _row(place, name, definition, cut.positions.get(name), times.observed_ms)
                 | sizes
@@ -129,7 +131,7 @@ def _row(
     }
 
 
-def _sizes(engine: RocksEngine, name: str) -> dict[str, int]:
+def _sizes(engine: RocksEngine, name: str) -> dict[str, int | None]:
     families = [family for family in engine.families() if (parse_family(family) or (family, 0))[0] == name]
     sizes = [engine.statistics(family) for family in families]
     return {

@@ -86,7 +86,7 @@ class StoreReader(DataSourceReader):
         if not isinstance(partition, StorePlace):
             raise InternalError(f"the source was handed {partition!r}, which is none of its partitions")
         place, shaper, left = partition.place, self._shaper(), self._filters.limit
-        with open_place(place, self._stored.name) as at_rest:
+        with open_place(place, self._stored.name, self._stored.definition) as at_rest:
             _refuse_ingesting(at_rest, place, self._stored.name)
             for count, cells in read_rows(at_rest, self._spec, self._filters):
                 batch = shaper.batch({"partition": np.full(count, place.task.partition, np.int32), **cells}, count)
@@ -183,7 +183,7 @@ def _windows(at_rest: StoreAtRest, spec: WindowStore, filters: Filters) -> Found
         cells: dict[str, Sequence[Any]] = {
             "key": keys,
             "window_start": starts,
-            "window_end": [start + spec.window_size_ms for start in starts],
+            "window_end": [window_key.end_of(start, spec.window_size_ms) for start in starts],
             "sequence": sequences,
             "value": raws,
         }

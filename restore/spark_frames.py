@@ -10,18 +10,20 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from standfast.replication.offsets import Bounds
 from standfast.restore.preflight import Preflight
-from standfast.restore.spark_batches import StoreShape
+from standfast.restore.spark_batches import TICKET, StoreShape
 from standfast.restore.spark_merge import SAMPLE_BITS
 from standfast.restore.spark_rows import HASH
-from standfast.restore.spark_session import batch_rows, executor_error, first_line
+from standfast.restore.spark_session import batch_rows, executor_error, first_line, is_connect
 from standfast.restore.spark_source import LogRanges, SourceName, empty_frame, native_frame
 from standfast.store import errors
 from standfast.store.errors import BadConfig, StandfastError, StateLost, Unavailable
@@ -41,7 +43,10 @@ _JAVA_LOST = ("Could not read records in offset", "Some data may have been lost"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a job reads and how: the ranges, the store, the source with its options; `sample` of 65,536 parts."""
+    """What a job reads and how: the ranges, the store, the source with its options; `sample` of 65,536 parts.
+
+    The shape's `splits` are the partitions that are read in pieces and folded in buckets, the others stay whole.
+    """
 
     what: Preflight
     shape: StoreShape
@@ -53,9 +58,10 @@ class Reading:
 def run_partitions(
     spark: SparkSession, reading: Reading, mapper: Mapper, result: str, on_tasks: OnTasks | None = None
 ) -> list[Any]:
-    """Rows that `mapper` gives of every partition, each sorted by (key, offset) and begun by its facts.
+    """Rows that `mapper` gives of every partition or bucket, each sorted by (key, offset) and begun by its facts.
 
-    `result` is their schema; its first column is the partition. Every partition of the ranges is among them.
+    `result` is their schema; its first column is the partition. Every partition of the ranges is among them; where one
+    is split, its buckets give rows for it in no order.
     """
     with translated():
         return _run_partitions(spark, reading, mapper, result, on_tasks)
@@ -65,33 +71,92 @@ def _run_partitions(
     spark: SparkSession, reading: Reading, mapper: Mapper, result: str, on_tasks: OnTasks | None
 ) -> list[Any]:
     what, shape = reading.what, reading.shape
-    batch = batch_rows(what.average_bytes)
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(batch))
-    ranges = LogRanges(what.address, what.topic, what.ranges)
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(batch_rows(what.average_bytes)))
+    whole = {number: span for number, span in what.ranges.items() if number not in shape.splits}
+    split = {number: span for number, span in what.ranges.items() if number in shape.splits}
+    frames = []
+    for ranges, own in ((whole, replace(shape, splits={})), (split, shape)):
+        frame = _source(spark, reading, ranges, own) if ranges else None
+        if frame is not None:
+            frames.append(_finished(frame, reading, own, mapper, result))
+    rows = run_job(reduce(lambda one, other: one.unionAll(other), frames), on_tasks) if frames else []
     if reading.source == "native":
-        return run_job(_finished(native_frame(spark, ranges, shape, rows=batch), reading, mapper, result), on_tasks)
-    from standfast.restore.spark_connector import connector_frame
-
-    rows: list[Any] = []
-    if any(span.begin < span.end for span in what.ranges.values()):
-        rows = run_job(
-            _finished(connector_frame(spark, ranges, shape, reading.options), reading, mapper, result), on_tasks
-        )
+        return rows
     # The connector has no task where no record is, and a store may hold rows there all the same.
     silent = sorted(set(what.ranges) - {row[0] for row in rows})
     if silent:
-        rows += run_job(_finished(empty_frame(spark, silent, shape), reading, mapper, result))
+        own = replace(shape, splits={})
+        rows += run_job(_finished(empty_frame(spark, silent, own), reading, own, mapper, result))
     return rows
 
 
-def _finished(frame: DataFrame, reading: Reading, mapper: Mapper, result: str) -> DataFrame:
+def _source(spark: SparkSession, reading: Reading, ranges: Mapping[int, Bounds], shape: StoreShape) -> DataFrame | None:
+    """Prepared records of these ranges; None where the connector would have no task."""
+    what = reading.what
+    asked = LogRanges(what.address, what.topic, ranges)
+    if reading.source == "native":
+        return native_frame(spark, asked, shape, rows=batch_rows(what.average_bytes))
+    from standfast.restore.spark_connector import connector_frame
+
+    if all(span.begin >= span.end for span in ranges.values()):
+        return None
+    return connector_frame(spark, asked, shape, reading.options)
+
+
+def _finished(frame: DataFrame, reading: Reading, shape: StoreShape, mapper: Mapper, result: str) -> DataFrame:
     if reading.sample <= SAMPLE_BITS:
         frame = sampled(frame, reading.sample)
-    definition = reading.shape.definition
+    if shape.splits:
+        # By number of tasks, so that Spark's adaptive execution joins none of them.
+        buckets = sum(split.buckets for split in shape.splits.values())
+        frame = frame.repartition(buckets, TICKET).drop(TICKET)
+    definition = shape.definition
     versioned = definition["kind"] == "versioned"
     # The key first: see `spark_rows.partitions_of`.
     order = [F.col("key"), F.col("offset") if versioned else F.col("offset").desc()]
     return hashed(frame.sortWithinPartitions(*order), bool(definition["timestamped"])).mapInArrow(mapper, result)
+
+
+@contextmanager
+def own_session(spark: SparkSession, group: str) -> Iterator[SparkSession]:
+    """For a thread: a session with settings of its own, over the same executors, whose jobs are of a group.
+
+    How large batches are is a setting of the session, and stores side by side have batches of their own. On Spark
+    Connect it is the session itself, for one thread at a time, and its jobs carry the group as a tag.
+    """
+    if is_connect(spark):
+        spark.addTag(group)
+        try:
+            yield spark
+        finally:
+            spark.removeTag(group)
+        return
+    session = spark.newSession()
+    for name, value in spark.conf.getAll.items():
+        if name.startswith("spark.sql.") and session.conf.isModifiable(name):
+            session.conf.set(name, value)
+    session.sparkContext.setJobGroup(group, group)
+    try:
+        yield session
+    finally:
+        for name in ("spark.jobGroup.id", "spark.job.description"):
+            session.sparkContext.setLocalProperty(name, None)  # type: ignore[arg-type]  # None takes it away
+
+
+def cancel_group(spark: SparkSession, group: str) -> None:
+    """Cancel the jobs of a group; others of the same Spark go on."""
+    if is_connect(spark):
+        spark.interruptTag(group)
+        return
+    spark.sparkContext.cancelJobGroup(group)
+
+
+def attempt_of() -> int:
+    """Number of the attempt of the task that runs this, one for each of all tasks of Spark; 0 outside of it."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.taskAttemptId() if context is not None else 0
 
 
 def hashed(frame: DataFrame, timestamped: bool) -> DataFrame:
@@ -107,18 +172,44 @@ def sampled(frame: DataFrame, parts: int) -> DataFrame:
 
 def run_job(frame: DataFrame, on_tasks: OnTasks | None = None) -> list[Any]:
     """The rows of a small result. `on_tasks(done, total)` is called now and then while it runs, in another thread."""
+    with _watched(frame.sparkSession, on_tasks), translated():
+        return frame.collect()
+
+
+@contextmanager
+def _watched(spark: SparkSession, on_tasks: OnTasks | None) -> Iterator[None]:
+    """Calls `on_tasks` while the block runs."""
+    if on_tasks is None:
+        yield
+        return
+    if is_connect(spark):
+        told = _Told(on_tasks)
+        spark.registerProgressHandler(told)
+        try:
+            yield
+        finally:
+            spark.removeProgressHandler(told)
+        return
     ended = threading.Event()
-    watch = None
-    if on_tasks is not None:
-        watch = threading.Thread(target=_watch, args=(frame.sparkSession, on_tasks, ended), daemon=True)
-        watch.start()
+    watch = threading.Thread(target=_watch, args=(spark, on_tasks, ended), daemon=True)
+    watch.start()
     try:
-        with translated():
-            return frame.collect()
+        yield
     finally:
         ended.set()
-        if watch is not None:
-            watch.join()
+        watch.join()
+
+
+class _Told:
+    """What Spark Connect calls as stages go on."""
+
+    def __init__(self, on_tasks: OnTasks) -> None:
+        self._on_tasks = on_tasks
+
+    def __call__(self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+        known = list(stages or ())
+        if known:
+            self._on_tasks(sum(one.num_completed_tasks for one in known), sum(one.num_tasks for one in known))
 
 
 @contextmanager
@@ -166,6 +257,10 @@ def job_error(error: Exception) -> StandfastError:
         )
     if "No module named" in text or "PYTHON_VERSION_MISMATCH" in text:
         return executor_error(error)
+    if type(error).__name__ == "RetriesExceeded" or "StatusCode.UNAVAILABLE" in text:
+        return Unavailable(
+            "the Spark job failed: the server of Spark Connect does not answer any more: start it, and run this again"
+        )
     if type(error).__name__ == "Py4JNetworkError":
         return Unavailable(
             "the Spark job failed: Spark's Java process has ended (killed, or out of memory): run it again; if it ends "

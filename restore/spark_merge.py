@@ -79,7 +79,8 @@ class Settings:
     """How to look: `last` look, rows of the sample only (of 65,536 parts), how many differences to keep.
 
     `found_bytes` bounds what these take, `value_max` how much of each value is kept (0: nothing). `chunk_bytes` bounds
-    the rows of the store that are looked at together.
+    the rows of the store that are looked at together. `low` and `high` are those of the bucket, of a partition that is
+    split: keys with low <= key < high.
     """
 
     limit: int
@@ -90,6 +91,8 @@ class Settings:
     value_max: int = 0
     chunk_bytes: int = CHUNK_BYTES
     digest_only: bool = False
+    low: bytes | None = None
+    high: bytes | None = None
 
 
 def merge_partition(
@@ -289,7 +292,7 @@ def _latest_rows(store: AnyStore, settings: Settings) -> Iterator[tuple[bytes, b
     """Rows of the store within retention, in key order over all its segments."""
     engine = store.rows.engine
     present = engine.families()
-    scans = [engine.scan(family) for family in store.families() if family in present]
+    scans = [engine.scan(family, settings.low, settings.high) for family in store.families() if family in present]
     rows: Iterator[tuple[bytes, bytes]] = iter(scans[0]) if len(scans) == 1 else merge(*scans)
     suffix, visible_from = _hiding(store.spec, store.rows.observed_ms)
     if suffix:
@@ -373,7 +376,11 @@ def _store_versions(
     if name not in engine.families():
         return
     kept_after = store.rows.observed_ms - spec.history_retention_ms
-    ranges = [*_segments(engine, name), (LATEST_PREFIX, None)]
+    low, high = settings.low or b"", settings.high
+    ranges = [
+        (prefix + low, behind if high is None else prefix + high)
+        for prefix, behind in [*_segments(engine, name), (LATEST_PREFIX, None)]
+    ]
     scans = [((row_key[8:], row_key, row) for row_key, row in engine.scan(name, low, high)) for low, high in ranges]
     for key, group in groupby(merge(*scans), itemgetter(0)):
         if settings.sample <= SAMPLE_BITS and key_hash(key) & SAMPLE_BITS >= settings.sample:
@@ -384,6 +391,16 @@ def _store_versions(
             for _, valid_from, value in versions_in(row_key, row, kept_after)
         }
         yield key, versions
+
+
+def rows_of(store: AnyStore, settings: Settings) -> Iterator[tuple[bytes, int, bytes]]:
+    """(key, time, value) of the rows within retention that a merge looks at, as digests are made of them."""
+    if isinstance(store.spec, VersionedStore):
+        for key, versions in _store_versions(store, store.spec, settings):
+            yield from ((key, valid_from, value) for valid_from, value in versions.items())
+        return
+    for key, row in _latest_rows(store, settings):
+        yield (key, TIMESTAMP.unpack_from(row)[0], row[8:]) if store.spec.timestamped else (key, NO_TIMESTAMP, row)
 
 
 def _segments(engine: Any, name: str) -> Iterator[tuple[bytes, bytes]]:

@@ -1,32 +1,50 @@
-"""All stores of an application in one Spark session: inspect, rebuild, verify.
+"""All stores of an application in one Spark session: inspect, rebuild, verify, in one pass over each changelog.
 
-    inspect    one job over all changelogs: records, tombstones, bytes, keys
-    rebuild    for each store, to <out>/rebuilt/<store>: an instance can take it in and tail on
-    verify     for each store, what there is of it: state at rest or snapshot; from a log alone, the rebuilt files
+    inspect    records, tombstones, bytes, keys of each changelog
+    rebuild    to <out>/rebuilt/<store>: an instance can take it in and tail on
+    verify     what there is of the store: state at rest or snapshot; from a log alone, the rebuilt files
 
-Where a store stands at the very offset that its rebuild ends at, both must have one digest: rebuilt = live.
+    each partition ── read once ── sort ── files of the rebuild, counts, merge with the state ──> StoreDone
 
-Rules of this file: order, progress, and what the steps mean together; each step's work stands in `spark_inspect`,
-`spark_rebuild` and `spark_verify`. A rebuild that an interrupted run completed is kept, not made again.
+Where a store stands at the very offset that its rebuild ends at, both must have one digest: rebuilt = live. From a log
+alone, the task that writes files reads them back, and their digest must be that of the log; rows are named by a second
+look where it is not.
+
+Stores run side by side, as many as fill the cores (`spark_stores`).
+
+Rules of this file: order, progress, and what the steps mean together; each step's work stands in `spark_both`,
+`spark_inspect`, `spark_rebuild` and `spark_verify`. A rebuild that an interrupted run completed is kept, not made
+again: then the log is read once to inspect and once to verify.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from standfast.replication.log import Log
 from standfast.restore.manifest import FILE_NAME, Manifest
 from standfast.restore.preflight import Preflight, preflight
+from standfast.restore.spark_both import looked_at_files, rebuild_and_verify
 from standfast.restore.spark_folder import Folder, below
 from standfast.restore.spark_inspect import Inspected, inspect
 from standfast.restore.spark_merge import Found
 from standfast.restore.spark_places import Place, manifest_of, manifest_places
 from standfast.restore.spark_rebuild import FILE, FILE_BYTES, Rebuilt, rebuild
 from standfast.restore.spark_source import SourceName
-from standfast.restore.spark_verify import StoredAt, StorePlan, plan_verify, stored_stores, verify_store
+from standfast.restore.spark_stores import Progress, StoreWork, each_store
+from standfast.restore.spark_verify import (
+    Looked,
+    StoredAt,
+    StorePlan,
+    Verified,
+    plan_verify,
+    stored_stores,
+    verify_store,
+)
 from standfast.restore.verify import StoreVerdict
 from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
 from standfast.store.kinds import definition_spec
@@ -45,11 +63,11 @@ class Steps(Protocol):
     """Who is told how far it is."""
 
     def step(self, number: int, total: int, what: str) -> None:
-        """Step `number` of `total` begins, counted from 1."""
+        """Step `number` of `total` begins, counted from 1; others may be under way."""
         ...
 
-    def tasks(self, done: int, total: int) -> None:
-        """How many of Spark's tasks of this step are done; from another thread, now and then."""
+    def at(self, part: float) -> None:
+        """How far all of it is, 0.0 to 1.0, never less than before; from any thread, one at a time."""
         ...
 
     def note(self, text: str) -> None:
@@ -84,7 +102,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class StoreDone:
-    """Everything that was found of one store. `kept`: its rebuild is that of an earlier run that was cut short."""
+    """Everything that was found of one store. `kept`: its rebuild is that of an earlier run that was cut short.
+
+    Where one pass did both, its time is the rebuild's, and `verify_ms` that of what had to be looked at again.
+    """
 
     job: StoreJob
     inspected: tuple[Inspected, ...]
@@ -94,6 +115,7 @@ class StoreDone:
     found: tuple[tuple[str, int, Found], ...]
     compared: Compared
     verify_ms: int = 0
+    inspect_ms: int = 0
 
     @property
     def verdict(self) -> str:
@@ -108,7 +130,7 @@ class StoreDone:
 
 @dataclass(frozen=True, slots=True)
 class PipelineDone:
-    """All stores, by name. Times in milliseconds."""
+    """All stores, by name. Times in milliseconds; `inspect_ms` of looks at changelogs of which nothing was rebuilt."""
 
     stores: tuple[StoreDone, ...]
     inspect_ms: int
@@ -122,12 +144,18 @@ class PipelineDone:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How records are read, how large files are made, and whether values of rows that differ are kept."""
+    """How records are read, how large files are made, and whether values of rows that differ are kept.
+
+    Partitions larger than `split_bytes` are split (None: see `split_plan`); `at_once` stores run side by side (None: as
+    many as have two tasks for each core).
+    """
 
     source: SourceName = "native"
     options: Mapping[str, str] = field(default_factory=dict)
     file_bytes: int = FILE_BYTES
     include_values: bool = False
+    split_bytes: int | None = None
+    at_once: int | None = None
 
 
 def worst(verdicts: set[str]) -> str:
@@ -200,86 +228,144 @@ def run_pipeline(
     now_ms: Callable[[], int],
     reader: Reader | None = None,
 ) -> PipelineDone:
-    """All steps over all stores, reports excepted. Raises InvalidRequest if `out` holds something else."""
+    """All steps over all stores, reports excepted. Raises InvalidRequest if `out` holds something else.
+
+    Where a store fails, those under way end, and the first error in order is raised; `steps` is told of all.
+    """
     check_out(out)
     out.make()
     reader = reader or Reader()
-    began_ms, total = now_ms(), 1 + 2 * len(jobs)
-    steps.step(1, total, "inspecting all changelogs")
-    inspected = inspect(
-        spark,
-        [job.what for job in jobs if job.what is not None],
-        source=reader.source,
-        connector_options=reader.options,
-        on_tasks=steps.tasks,
-    )
-    inspect_ms = now_ms() - began_ms
-    run = _Run(spark, log, out, steps, now_ms, reader)
-    done = []
-    for index, job in enumerate(jobs):
-        steps.step(2 + 2 * index, total, f"rebuilding {job.name}")
-        made, kept = run.rebuild(job)
-        steps.step(3 + 2 * index, total, f"verifying {job.name}")
-        done.append(run.verify(job, inspected.get(job.name, ()), made, kept))
-    return PipelineDone(tuple(done), inspect_ms, now_ms() - began_ms)
+    began_ms = now_ms()
+    progress = Progress(len(jobs), steps.step, steps.at)
+    run = _Run(log, out, steps, progress, now_ms, reader)
+    works = [
+        StoreWork(
+            job.name,
+            f"{'verifying' if job.what is None else 'rebuilding and verifying'} {job.name}",
+            len(job.what.ranges if job.what is not None else job.stored),
+            partial(run.store, job),
+        )
+        for job in jobs
+    ]
+    done = each_store(spark, works, progress, at_once=reader.at_once, tell=steps.note)
+    return PipelineDone(tuple(done), sum(one.inspect_ms for one in done), now_ms() - began_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
     """What the steps of every store need."""
 
-    spark: SparkSession
     log: Log
     out: Folder
     steps: Steps
+    progress: Progress
     now_ms: Callable[[], int]
     reader: Reader
 
-    def rebuild(self, job: StoreJob) -> tuple[Rebuilt | None, bool]:
-        """The store's files, and whether an earlier run made them; None where the log cannot give them."""
+    def store(self, job: StoreJob, spark: SparkSession) -> StoreDone:
+        """Everything of one store."""
+        began_ms, target = self.now_ms(), Folder(below(self.out.address, f"{REBUILT}/{job.name}"))
         if job.what is None:
-            return None, False
-        target = self._target(job)
-        made = _finished(target, job)
-        if made is not None:
-            return made, True
-        made = rebuild(
-            self.spark,
-            self.log,
-            job.what,
-            target,
-            now_ms=self.now_ms,
-            source=self.reader.source,
-            connector_options=self.reader.options,
-            file_bytes=self.reader.file_bytes,
-            on_tasks=self.steps.tasks,
-        )
+            return self._verified_alone(spark, job, (), None)
+        kept = _finished(target, job)
+        if kept is not None:
+            inspected = self._inspected(spark, job.what)
+            done = self._verified_alone(spark, job, inspected[job.name], kept)
+            return replace(done, inspect_ms=self.now_ms() - began_ms - done.verify_ms)
+        made, seen, plan = self._both(spark, job, job.what, target)
         for line in made.warnings:
             self.steps.note(f"{job.name}: {line}")
-        return made, False
+        took_ms = self.now_ms() - began_ms
+        compared = _compared(made.manifest, seen.verdicts, plan)
+        inspected_now = _seen(made, job.what)
+        verify_ms = max(took_ms - made.elapsed_ms, 0)
+        made = replace(made, answers={})  # they name every file once more, of every store
+        return StoreDone(job, inspected_now, made, False, seen.verdicts, seen.found, compared, verify_ms)
 
-    def verify(self, job: StoreJob, inspected: tuple[Inspected, ...], made: Rebuilt | None, kept: bool) -> StoreDone:
+    def _both(
+        self, spark: SparkSession, job: StoreJob, what: Preflight, target: Folder
+    ) -> tuple[Rebuilt, Verified, StorePlan]:
+        """Rebuild and verify in one pass."""
+        reader, on_tasks = self.reader, self.progress.tasks
+        if job.plan is not None:
+            made, seen = rebuild_and_verify(
+                spark,
+                self.log,
+                what,
+                target,
+                job.plan,
+                now_ms=self.now_ms,
+                source=reader.source,
+                connector_options=reader.options,
+                file_bytes=reader.file_bytes,
+                split_bytes=reader.split_bytes,
+                include_values=reader.include_values,
+                on_tasks=on_tasks,
+            )
+            return made, seen, job.plan
+        made = rebuild(
+            spark,
+            self.log,
+            what,
+            target,
+            now_ms=self.now_ms,
+            source=reader.source,
+            connector_options=reader.options,
+            file_bytes=reader.file_bytes,
+            split_bytes=reader.split_bytes,
+            read_back=True,
+            on_tasks=on_tasks,
+        )
+        plan = self._plan_of_files(job, target)
+        looked = looked_at_files(made)
+        if plan.what is not None:
+            ranges = {**plan.what.ranges, **{n: what.ranges[n] for n in plan.what.ranges if n in looked}}
+            plan = replace(plan, what=replace(plan.what, ranges=ranges))
+        return made, self._verify(spark, plan, looked), plan
+
+    def _verified_alone(
+        self, spark: SparkSession, job: StoreJob, inspected: tuple[Inspected, ...], kept: Rebuilt | None
+    ) -> StoreDone:
         """The store's state, or its rebuilt files where there is no state, against the log."""
         began_ms, plan = self.now_ms(), job.plan
         if plan is None:
-            stored = stored_stores(manifest_places(self._target(job).address))
-            plan = plan_verify(self.log, job.app, job.name, stored[job.name])
-        seen = verify_store(
-            self.spark,
+            plan = self._plan_of_files(job, Folder(below(self.out.address, f"{REBUILT}/{job.name}")))
+        seen = self._verify(spark, plan, None)
+        compared = _compared(kept.manifest, seen.verdicts, plan) if kept is not None else Compared()
+        took_ms = self.now_ms() - began_ms
+        return StoreDone(job, inspected, kept, kept is not None, seen.verdicts, seen.found, compared, took_ms)
+
+    def _verify(self, spark: SparkSession, plan: StorePlan, looked: Looked | None) -> Verified:
+        reader = self.reader
+        return verify_store(
+            spark,
             self.log,
             plan,
-            now_ms=began_ms,
-            source=self.reader.source,
-            connector_options=self.reader.options,
-            include_values=self.reader.include_values,
-            on_tasks=self.steps.tasks,
+            now_ms=self.now_ms(),
+            source=reader.source,
+            connector_options=reader.options,
+            split_bytes=reader.split_bytes,
+            include_values=reader.include_values,
+            looked=looked,
+            on_tasks=self.progress.tasks,
         )
-        compared = _compared(made.manifest, seen.verdicts, plan) if made is not None else Compared()
-        took_ms = self.now_ms() - began_ms
-        return StoreDone(job, inspected, made, kept, seen.verdicts, seen.found, compared, took_ms)
 
-    def _target(self, job: StoreJob) -> Folder:
-        return Folder(below(self.out.address, f"{REBUILT}/{job.name}"))
+    def _inspected(self, spark: SparkSession, what: Preflight) -> dict[str, tuple[Inspected, ...]]:
+        reader = self.reader
+        return inspect(
+            spark, [what], source=reader.source, connector_options=reader.options, on_tasks=self.progress.tasks
+        )
+
+    def _plan_of_files(self, job: StoreJob, target: Folder) -> StorePlan:
+        stored = stored_stores(manifest_places(target.address))
+        return plan_verify(self.log, job.app, job.name, stored[job.name])
+
+
+def _seen(made: Rebuilt, what: Preflight) -> tuple[Inspected, ...]:
+    """What the rebuild's own tasks saw of each partition."""
+    return tuple(
+        Inspected(number, *what.ranges[number], **made.answers[number]["seen"]) for number in sorted(made.answers)
+    )
 
 
 def _finished(target: Folder, job: StoreJob) -> Rebuilt | None:

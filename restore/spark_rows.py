@@ -26,9 +26,11 @@ from standfast.restore.spark_batches import (
     SESSION_SUFFIX,
     WINDOW_SUFFIX,
     Facts,
+    Pieces,
     StoreShape,
     check_facts,
     key_times,
+    merged,
     numbers,
 )
 from standfast.store.errors import InternalError
@@ -51,9 +53,10 @@ class Folded(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the records of a partition."""
+    """What became of the records of a partition, or of a bucket of one. `keys`: different ones among them."""
 
     rows: int = 0
+    keys: int = 0
     superseded: int = 0
     tombstones: int = 0
     expired: int = 0
@@ -81,6 +84,7 @@ class LatestRows:
         newest = self._newest(batch)
         counts = self._counts
         counts.superseded += batch.num_rows - newest.num_rows
+        counts.keys += newest.num_rows
         alive = newest if not newest.column("value").null_count else newest.filter(newest.column("value").is_valid())
         counts.tombstones += newest.num_rows - alive.num_rows
         if not alive.num_rows:
@@ -134,7 +138,6 @@ class VersionRows:
         self._observed_ms = facts.observed_ms
         self._kept_after = facts.observed_ms - spec.history_retention_ms
         self._held: list[tuple[Any, ...]] = []  # records of the last key, which may go on in the next batch
-        counts.expired += facts.refused
 
     def fold(self, batch: pa.RecordBatch) -> Iterator[Folded]:
         """Rows of all keys but the last."""
@@ -154,6 +157,7 @@ class VersionRows:
         by_segment: dict[bytes, dict[bytes, bytes]] = {}
         counts, retention_ms = self._counts, self._spec.history_retention_ms
         for key, own in groupby(records, itemgetter(0)):
+            counts.keys += 1
             puts = [(timestamp, value, observed) for _, timestamp, value, observed in own]
             counts.tombstones += sum(value is None for _, value, _ in puts)
             rows = replay_key(retention_ms, key, puts, self._observed_ms)
@@ -197,24 +201,62 @@ def digest_of(hashes: pa.Array) -> Digest:
     return Digest(len(unsigned), int(np.bitwise_xor.reduce(unsigned)), int((unsigned & LOW_32).sum()))
 
 
-def partitions_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Facts, Iterator[pa.RecordBatch]]]:
-    """The sorted partition of a task, if it has one: its facts, and what follows them.
+def partitions_of(
+    batches: Iterable[pa.RecordBatch], shape: StoreShape | None = None
+) -> Iterator[tuple[Facts, Iterator[pa.RecordBatch]]]:
+    """The sorted partition of a task, or its bucket, if it has one: its facts, and what follows them.
 
-    A task has one partition at most, since the sort begins with the key: Spark compares rows by the first 8 bytes of
-    the first column as long as these differ, and a partition's number in front would be the same in all. Raises
-    InternalError for a second one, whose rows would be among those of the first.
+    `shape` is that of the source, where partitions are split. A task has one at most, since the sort begins with the
+    key: Spark compares rows by the first 8 bytes of the first column as long as these differ, and a partition's number
+    in front would be the same in all. Raises InternalError for a second one, whose rows would be among those of the
+    first. `facts.refused` is whole when the rows were taken.
     """
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is None:
         return
-    facts, number = check_facts(first), first.column("partition")[0].as_py()
+    told, rest = _told(first, filled, shape)
+    facts = merged(told)
+    spec, pieces = None if shape is None else shape.spec, None
+    if shape is not None and isinstance(spec, VersionedStore) and len(told) > 1:
+        pieces = Pieces(told, spec.history_retention_ms, shape.limits.get(facts.partition, 2**63 - 1))
+    if facts.bucket:
+        facts.refused = 0  # the first bucket tells of those that were left out before there were buckets
 
     def own() -> Iterator[pa.RecordBatch]:
-        for batch in chain([first.slice(1)], filled):
+        for batch in chain(rest, filled):
             if batch.column("key").null_count:
-                raise InternalError(f"a task was handed another partition beside {number}: read each in its own task")
-            if batch.num_rows:
-                yield batch
+                raise _second(facts)
+            kept = batch if pieces is None or not batch.num_rows else pieces.settled(batch)
+            if kept.num_rows:
+                yield kept
+        if pieces is not None:
+            facts.refused += pieces.refused
 
     yield facts, own()
+
+
+def _told(
+    first: pa.RecordBatch, filled: Iterator[pa.RecordBatch], shape: StoreShape | None
+) -> tuple[list[Facts], list[pa.RecordBatch]]:
+    """Facts of all pieces, which come first, and what is left of the batches that they came in."""
+    told, batch = [check_facts(first)], first.slice(1)
+    split = None if shape is None else shape.splits.get(told[0].partition)
+    while split is not None:
+        if not batch.num_rows:
+            following = next(filled, None)
+            if following is None:
+                break
+            batch = following
+        count = int(batch.column("key").null_count)
+        told += [check_facts(batch.slice(at)) for at in range(count)]
+        batch = batch.slice(count)
+        if batch.num_rows:
+            break
+    if len({(one.partition, one.bucket) for one in told}) > 1:
+        raise _second(told[0])
+    return told, [batch] if batch.num_rows else []
+
+
+def _second(facts: Facts) -> InternalError:
+    return InternalError(f"a task was handed another partition beside {facts.partition}: read each in its own task")

@@ -2,6 +2,7 @@
 
     open_session(...)    the session that is there already (spark-submit), or a new one
         scratch folder   log4j2.properties, what the Java process says, local files; removed by close_session
+        sc://host:port   a server of Spark Connect, which has its own Java, jars, settings and executors
     check_executors      one tiny task for each executor: rocksdict and standfast must be importable there
 
 Rules of this file: settings and their errors only; it must not know of stores or logs. Which Java there is, and where
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +23,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from standfast.store.errors import BadConfig, Unavailable
 
@@ -29,10 +32,15 @@ if TYPE_CHECKING:
 
 MASTER_DEFAULT = "local[*]"
 INSTALL = "pip install 'standfast[spark]'"
+INSTALL_CONNECT = "pip install 'standfast[connect]'"
 JAVA_MAJORS = (17, 21)  # what Spark 4 is built and tested for
 SPARK_RELEASE = "4.0."
 STDERR_LINES = 15
 PROBES_MAX = 64
+CONNECT_PROBES = 4  # a server of Spark Connect does not say how many executors it has
+CONNECT_PORT = 15002
+CONNECT_S = 10.0
+CONNECT_LIBRARIES = ("grpc", "grpc_status", "google.protobuf", "google.rpc")
 BATCH_ROWS = 10_000
 BATCH_BYTES = 16 << 20
 ARTIFACTS = Path("artifacts")  # where Spark keeps what users add to a session, relative to where it was started
@@ -82,7 +90,7 @@ class SparkPlace:
     @property
     def local(self) -> bool:
         """Whether everything runs in this machine's own processes, as far as we know: spark-submit may say else."""
-        if self.master is None and submitted():
+        if (self.master is None and submitted()) or remote_address(self.master) is not None:
             return False
         return (self.master or MASTER_DEFAULT).startswith("local")
 
@@ -92,23 +100,34 @@ def submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def check_not_remote(master: str | None = None) -> None:
-    """Raise BadConfig for Spark Connect, whose sessions lack what progress and the look at executors need."""
-    remote = f"--master {master}" if (master or "").startswith("sc://") else ""
-    if not remote and os.environ.get("SPARK_REMOTE"):
-        remote = f"SPARK_REMOTE={os.environ['SPARK_REMOTE']}"
-    if remote:
+def remote_address(master: str | None = None) -> str | None:
+    """The server of Spark Connect that is asked for, `sc://host:port/...`; BadConfig if another place is, too."""
+    from_variable = os.environ.get("SPARK_REMOTE") or None
+    if master is None or submitted():
+        return from_variable
+    if master.startswith("sc://"):
+        return master
+    if from_variable:
         raise BadConfig(
-            [
-                f"{remote} asks for Spark Connect, which standfast does not run on: leave it out, and name the cluster "
-                "with --master spark://host:7077 (yarn, k8s://...) or start this with spark-submit"
-            ]
+            [f"SPARK_REMOTE={_shown(from_variable)} and --master {master} are two places: leave one of them out"]
         )
+    return None
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is one of Spark Connect: it has no sparkContext, and its Java is another machine's."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks run at once, about."""
+    if is_connect(spark):
+        return int(spark.conf.get("spark.default.parallelism", None) or CONNECT_PROBES)
+    return max(int(spark.sparkContext.defaultParallelism), 1)
 
 
 def check_libraries() -> None:
-    """Raise BadConfig, with what repairs it, for a library of the extra that is missing or wrong, or a remote Spark."""
-    check_not_remote()
+    """Raise BadConfig, with what repairs it, for a library of the extra that is missing or wrong."""
     found: dict[str, str] = {}
     missing = []
     for name in ("pyspark", "pyarrow", "pandas"):
@@ -142,7 +161,9 @@ def library_problems(versions: Mapping[str, str]) -> list[str]:
 def open_session(name: str, place: SparkPlace) -> SparkSession:
     """A session. Raises BadConfig for what cannot work, Unavailable if it does not start."""
     check_libraries()
-    check_not_remote(place.master)
+    address = remote_address(place.master)
+    if address is not None:
+        return _connect(name, address, place)
     if place.java_major and place.java_major < JAVA_MAJORS[0]:
         raise BadConfig([_wrong_java(place.java_major)])
     from pyspark.sql import SparkSession
@@ -165,6 +186,61 @@ def open_session(name: str, place: SparkPlace) -> SparkSession:
         session.conf.set(key, value)
     _OPENED[id(session)] = (scratch, littered)
     return session
+
+
+def _connect(name: str, address: str, place: SparkPlace) -> SparkSession:
+    """A session on a server of Spark Connect; what only the start of a Spark can settle is the server's."""
+    missing = [library for library in CONNECT_LIBRARIES if not _importable(library)]
+    if missing:
+        raise BadConfig([f"Spark Connect needs {', '.join(missing)}, not installed here: {INSTALL_CONNECT}"])
+    if place.jars or place.packages:
+        raise BadConfig(
+            [f"{_shown(address)}: a server of Spark Connect has its own jars: start it with those of the connector"]
+        )
+    _refuse_unreachable(address)
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        session: SparkSession = SparkSession.builder.remote(address).appName(name).getOrCreate()
+        for key, value in (DEFAULTS | FIXED).items():
+            if session.conf.isModifiable(key):
+                session.conf.set(key, value)
+    except Exception as error:
+        raise Unavailable(f"no session of Spark Connect at {_shown(address)}: {first_line(error)}") from error
+    for key, value in place.settings.items():
+        try:
+            if key not in FIXED:
+                session.conf.set(key, value)
+        except PySparkException as error:
+            session.stop()
+            told = f"--conf {key}: a server of Spark Connect takes settings of a session only: {first_line(error)}"
+            raise BadConfig([told]) from error
+    return session
+
+
+def _shown(address: str) -> str:
+    """Without what follows, which may be a token."""
+    return address.partition(";")[0]
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Raise Unavailable: the client itself goes on trying for ten minutes."""
+    where = urlsplit(_shown(address))
+    try:
+        socket.create_connection((where.hostname or "localhost", where.port or CONNECT_PORT), CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        raise Unavailable(
+            f"no server of Spark Connect answers at {_shown(address)} ({error}): start it, or name it with SPARK_REMOTE"
+        ) from error
+
+
+def _importable(name: str) -> bool:
+    try:
+        import_module(name)
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def close_session(session: SparkSession) -> None:
@@ -190,7 +266,7 @@ def check_executors(spark: SparkSession, needed: Sequence[str] = ("standfast", "
     """Raise BadConfig if an executor lacks a library, or has another Python than the driver."""
     from pyspark.errors import PySparkException
 
-    count = min(max(int(spark.sparkContext.defaultParallelism), 1), PROBES_MAX)
+    count = min(parallelism(spark), PROBES_MAX)
     wanted = list(needed)
 
     def probe(batches: Iterable[Any]) -> Iterator[Any]:

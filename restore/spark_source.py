@@ -4,7 +4,8 @@
     connector   org.apache.spark:spark-sql-kafka, explicit offsets of every partition, failOnDataLoss, read committed
 
 Both give the rows of `standfast.restore.spark_batches.prepare`: records in offset order, one task for each partition,
-and the partition's facts; so nothing is shuffled before it is sorted.
+and the partition's facts; so nothing is shuffled before it is sorted. Of partitions that are split there is a task for
+each piece, and each piece tells its facts to every bucket.
 
 Rules of this file: reads only what it is told, from begin to end; a position outside of what the log holds is an error
 and never skipped (the readers run with auto.offset.reset=error).
@@ -25,6 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.restore.spans import fetch_span
 from standfast.restore.spark_batches import StoreShape, ddl, prepare, record_batch
+from standfast.restore.split_plan import Split, pieces_of
 from standfast.store.errors import InternalError
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class RangesSource(DataSource):
 
 
 class RangePartition(InputPartition):
-    """One changelog partition."""
+    """One changelog partition, or a piece of one."""
 
     def __init__(self, partition: int, begin: int, end: int) -> None:
         super().__init__(partition)
@@ -80,8 +82,8 @@ class RangesReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Longest first, so that the last task to end is not the longest one."""
-        ranges: dict[str, list[int]] = json.loads(self._job)["ranges"]
-        found = [RangePartition(int(number), begin, end) for number, (begin, end) in ranges.items()]
+        ranges: list[list[int]] = json.loads(self._job)["ranges"]
+        found = [RangePartition(number, begin, end) for number, begin, end in ranges]
         found.sort(key=lambda one: one.begin - one.end)
         return found
 
@@ -116,16 +118,22 @@ def read_range(
 
 
 def native_frame(spark: SparkSession, what: LogRanges, shape: StoreShape, *, rows: int = FETCH_RECORDS) -> DataFrame:
-    """Prepared records of these ranges, one task for each."""
+    """Prepared records of these ranges, one task for each, or for each piece of those that the shape splits."""
     spark.dataSource.register(RangesSource)
+    ranges = []
+    for number, span in what.ranges.items():
+        split = shape.splits.get(number)
+        pieces = [tuple(span)] if split is None else pieces_of(split, span.end)
+        ranges += [[number, begin, end] for begin, end in pieces]
     job = {
         "address": absolute(what.address),
         "topic": what.topic,
-        "ranges": {str(number): list(span) for number, span in what.ranges.items()},
+        "ranges": ranges,
         "rows": rows,
         "store": shape.name,
         "definition": dict(shape.definition),
         "limits": {str(number): limit for number, limit in shape.limits.items()},
+        "splits": {str(number): split.dump() for number, split in shape.splits.items()},
     }
     return spark.read.format(FORMAT).option("job", json.dumps(job)).load()
 
@@ -141,7 +149,8 @@ def absolute(address: str) -> str:
 
 def _shape_of(job: dict[str, Any]) -> StoreShape:
     limits = {int(number): limit for number, limit in job["limits"].items()}
-    return StoreShape(job["store"], job["definition"], limits)
+    splits = {int(number): Split.load(found) for number, found in job["splits"].items()}
+    return StoreShape(job["store"], job["definition"], limits, splits)
 
 
 def empty_frame(spark: SparkSession, partitions: Sequence[int], shape: StoreShape) -> DataFrame:

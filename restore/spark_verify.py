@@ -12,33 +12,36 @@ verify of one process. It reads only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from standfast.replication.log import Log, TopicInfo
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.restore.compare import DIFFERENCES_MAX
-from standfast.restore.digest import digest_rows, key_hash
+from standfast.restore.digest import digest_rows
 from standfast.restore.judgement import REASONS, KeyFacts, conclude, deletes_expired
 from standfast.restore.preflight import Preflight, average_bytes
 from standfast.restore.row_side import VALUE_MAX_BYTES
 from standfast.restore.spark_batches import Facts, StoreShape, numbers
 from standfast.restore.spark_frames import Mapper, OnTasks, Reading, run_partitions
-from standfast.restore.spark_merge import SAMPLE_BITS, Found, Outcome, Settings, merge_partition
+from standfast.restore.spark_merge import SAMPLE_BITS, Found, Outcome, Settings, merge_partition, rows_of
 from standfast.restore.spark_places import Place, open_place, stores_of
 from standfast.restore.spark_rows import Counts, fold_rows, partitions_of
+from standfast.restore.spark_session import parallelism
 from standfast.restore.spark_source import SourceName
 from standfast.restore.spark_verify_rows import (
     FOUND_ROWS,
     OUT_DDL,
+    added_up,
     found_batch,
     load_found,
     load_summary,
     summary_batch,
 )
+from standfast.restore.split_survey import plan_splits
 from standfast.restore.verify import ATTEMPTS, RowDifference, StoreVerdict, inconclusive, mismatch
 from standfast.store import serde as serdes
 from standfast.store.cut import Position, StoreTimes
@@ -49,18 +52,22 @@ from standfast.store.specs import StoreSpec
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Looked: TypeAlias = dict[int, tuple[Facts, Outcome]]
+
 FOUND_MAX = 10_000  # rows that are kept of each partition, and bytes of all those of a store: they end in the driver
 FOUND_BYTES = 32 << 20
 FOUND_BYTES_MIN = 32 << 10
 
 
 class StoredAt(NamedTuple):
-    """A store of one partition, as its record has it."""
+    """A store of one partition, as its record has it; `known`, `note`: see `spark_places.Described`."""
 
     place: Place
     definition: Mapping[str, Any]
     position: Position | None
     times: StoreTimes
+    known: bool = True
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class VerifyJob:
     """What tasks are told."""
 
     shape: StoreShape
@@ -98,7 +105,16 @@ class _Job:
     ranges: Mapping[int, Bounds]
     old: Mapping[int, bool]
     settings: Settings
-    observed: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a job reads, and whom it tells how far it is."""
+
+    source: SourceName
+    options: Mapping[str, str]
+    split_bytes: int | None
+    on_tasks: OnTasks | None
 
 
 def stored_stores(places: Sequence[Place], name: str | None = None) -> dict[str, dict[int, StoredAt]]:
@@ -111,13 +127,11 @@ def stored_stores(places: Sequence[Place], name: str | None = None) -> dict[str,
             if name not in (None, store) or not kept:
                 continue
             if definitions.setdefault(store, at_rest.definition) != at_rest.definition:
-                raise InvalidRequest(
-                    f"store {store!r} has another definition in {place.address}: verify them one by one"
-                )
-            stored = StoredAt(place, at_rest.definition, at_rest.position, at_rest.times)
+                raise InvalidRequest(f"store {store!r} has another definition in {place}: verify them one by one")
+            stored = StoredAt(place, at_rest.definition, at_rest.position, at_rest.times, at_rest.known, at_rest.note)
             found.setdefault(store, {})[place.task.partition] = stored
     if not found:
-        raise UnknownStore(f"no logged store {name!r} in {', '.join(place.address for place in places)}" if name else
+        raise UnknownStore(f"no logged store {name!r} in {', '.join(map(str, places))}" if name else
                            "none of these tasks has a store that is logged")  # fmt: skip
     return found
 
@@ -130,7 +144,7 @@ def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -
     info = log.admin.describe_topic(topic)
     untold: list[StoreVerdict] = []
     ranges: dict[int, Bounds] = {}
-    asked = [number for number, at in stored.items() if not mismatch(at.position, info, number, None)]
+    asked = [number for number, at in stored.items() if not _mismatch(at, info, number, None)]
     reader = log.reader()
     try:
         # All in one question: a topic may have a thousand partitions.
@@ -138,7 +152,7 @@ def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -
         for partition, at_rest in sorted(stored.items()):
             source = TopicPartition(topic, partition)
             span = bounds.get(source)
-            reason = mismatch(at_rest.position, info, partition, span)
+            reason = _mismatch(at_rest, info, partition, span)
             if reason:
                 task, observed_ms = at_rest.place.task, at_rest.times.observed_ms
                 untold.append(inconclusive(spec, task, source, reason, at_rest.position, span, observed_ms=observed_ms))
@@ -157,6 +171,12 @@ def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -
     return StorePlan(app, spec, definition, info, stored, what, tuple(untold))
 
 
+def _mismatch(at: StoredAt, info: TopicInfo | None, partition: int, span: Bounds | None) -> str:
+    """As `mismatch`; a position that is not known yet may be any."""
+    reason = mismatch(at.position, info, partition, span)
+    return reason if at.known or reason == "topic-missing" else ""
+
+
 def verify_store(
     spark: SparkSession,
     log: Log,
@@ -169,37 +189,33 @@ def verify_store(
     digest_only: bool = False,
     include_values: bool = False,
     shown_max: int = DIFFERENCES_MAX,
+    split_bytes: int | None = None,
+    looked: Looked | None = None,
     on_tasks: OnTasks | None = None,
 ) -> Verified:
     """Verify one store. Rows that may have changed under the reader are looked at once more before they are judged.
 
     A verdict has the first `shown_max` rows that differ, `found` more of them: FOUND_MAX of a partition, FOUND_BYTES in
-    all. Values stay where they are unless `include_values`; then their first bytes come along.
+    all. Values stay where they are unless `include_values`; then their first bytes come along. Partitions larger than
+    `split_bytes` (None: see `split_plan`) are compared by several tasks. `looked` is a first look that was made in the
+    pass of a rebuild.
     """
     verdicts = {verdict.task.partition: verdict for verdict in plan.untold}
     found: dict[int, list[Found]] = {}
-    settings = Settings(
-        0,
-        sample=max(1, round(sample * (SAMPLE_BITS + 1))),
-        differences_max=max(FOUND_MAX, shown_max),
-        found_bytes=max(FOUND_BYTES_MIN, FOUND_BYTES // max(1, len(plan.stored))),
-        value_max=VALUE_MAX_BYTES if include_values else 0,
-        digest_only=digest_only,
-    )
+    settings = settings_of(plan, sample, digest_only=digest_only, include_values=include_values, shown_max=shown_max)
+    how = How(source, connector_options or {}, split_bytes, on_tasks)
     what = plan.what
     for attempt in range(1, ATTEMPTS + 1):
         if what is None or not what.ranges:
             break
         last = attempt == ATTEMPTS
         try:
-            looked = _look(
-                spark, plan, what, replace(settings, last=last), now_ms, source, connector_options or {}, on_tasks
-            )
+            seen = _look(spark, log, plan, what, replace(settings, last=last), now_ms, how, looked or {})
         except (StateLost, UnknownStore):
-            verdicts |= {number: _changed(plan, number) for number in what.ranges}
-            break
-        again = []
-        for number, (facts, outcome) in looked.items():
+            seen = looked or {}
+            verdicts |= {number: _changed(plan, number) for number in what.ranges if number not in seen}
+        again, looked = [], None
+        for number, (facts, outcome) in seen.items():
             if outcome.counts.get("again") and not last:
                 again.append(number)
                 continue
@@ -236,67 +252,120 @@ def _changed(plan: StorePlan, number: int) -> StoreVerdict:
     )
 
 
+def settings_of(
+    plan: StorePlan, sample: float = 1.0, *, digest_only: bool = False, include_values: bool = False, shown_max: int = 0
+) -> Settings:
+    """How tasks look at the rows of a store; rows that are wrong end in the driver, which has those of all tasks."""
+    return Settings(
+        0,
+        sample=max(1, round(sample * (SAMPLE_BITS + 1))),
+        differences_max=max(FOUND_MAX, shown_max),
+        found_bytes=max(FOUND_BYTES_MIN, FOUND_BYTES // max(1, len(plan.stored))),
+        value_max=VALUE_MAX_BYTES if include_values else 0,
+        digest_only=digest_only,
+    )
+
+
 def _look(
     spark: SparkSession,
+    log: Log,
     plan: StorePlan,
     what: Preflight,
     settings: Settings,
     now_ms: int,
-    source: SourceName,
-    options: Mapping[str, str],
-    on_tasks: OnTasks | None,
-) -> dict[int, tuple[Facts, Outcome]]:
-    """One look at all partitions of `what`."""
+    how: How,
+    looked: Looked,
+) -> Looked:
+    """One look at all partitions of `what`, but for those that were `looked` at."""
+    left = {number: span for number, span in what.ranges.items() if number not in looked}
+    looked = {number: one for number, one in looked.items() if number in what.ranges}
+    if not left:
+        return looked
+    what = replace(what, ranges=left)
+    limits, old = limits_of(plan, what, now_ms)
+    splits = plan_splits(log, what, parallelism(spark), how.split_bytes)
+    shape = StoreShape(plan.spec.name, plan.definition, limits, splits)
+    job = VerifyJob(shape, {number: plan.stored[number].place for number in left}, left, old, settings)
+    reading = Reading(what, shape, how.source, how.options, settings.sample)
+    return {**looked, **collected(run_partitions(spark, reading, _merging(job), OUT_DDL, how.on_tasks), left, settings)}
+
+
+def limits_of(plan: StorePlan, what: Preflight, now_ms: int) -> tuple[dict[int, int], dict[int, bool]]:
+    """By partition: the offset that its store stands at, and whether deletes may have gone from its log by now."""
     limits, old = {}, {}
     for number in what.ranges:
         position = plan.stored[number].position
-        assert position is not None
+        if position is None:
+            raise InternalError(f"verify of {plan.spec.name}, partition {number}: its position was not read yet")
         limits[number] = position.offset
         old[number] = deletes_expired(what.info.policy, now_ms - position.at_ms, compacted=True, gaps=True)
-    shape = StoreShape(plan.spec.name, plan.definition, limits)
-    places = {number: plan.stored[number].place for number in what.ranges}
-    job = _Job(shape, places, what.ranges, old, settings)
-    reading = Reading(what, shape, source, options, settings.sample)
-    looked: dict[int, tuple[Facts, Outcome]] = {}
+    return limits, old
+
+
+def collected(rows: Iterable[Any], expected: Collection[int], settings: Settings) -> Looked:
+    """What tasks told of each partition, its buckets added up. Raises InternalError for one of which nothing came."""
+    parts: dict[int, list[tuple[Facts, Outcome]]] = {}
     found: dict[int, list[Found]] = {}
-    for row in run_partitions(spark, reading, _merging(job), OUT_DDL, on_tasks):
-        if row.summary is None:
+    for row in rows:
+        if row.summary is not None:
+            parts.setdefault(row.partition, []).append(load_summary(row.summary))
+        elif row.answer is None:
             found.setdefault(row.partition, []).append(load_found(row))
-        else:
-            looked[row.partition] = load_summary(row.summary)
-    if looked.keys() != set(what.ranges):
-        raise InternalError(f"verify: partitions {sorted(set(what.ranges) - looked.keys())} gave no answer")
-    for number, rows in found.items():
-        looked[number][1].found.extend(rows)
+    if parts.keys() != set(expected):
+        raise InternalError(f"verify: partitions {sorted(set(expected) - parts.keys())} gave no answer")
+    looked: Looked = {}
+    for number, own in parts.items():
+        own.sort(key=lambda one: one[0].bucket)
+        if [facts.bucket for facts, _ in own] != list(range(len(own))):
+            raise InternalError(f"verify: partition {number} is not whole: {[facts.bucket for facts, _ in own]}")
+        facts, outcome = added_up(own)
+        rows_found = sorted(found.get(number, ()), key=lambda one: one.key)  # of buckets in key order, as of one task
+        outcome.found.extend(rows_found[: settings.differences_max])
+        looked[number] = facts, outcome
     return looked
 
 
-def _merging(job: _Job) -> Mapper:
+def _merging(job: VerifyJob) -> Mapper:
     def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for facts, own in partitions_of(batches):
-            outcome = verify_partition(job, facts, own)
-            yield summary_batch(facts, outcome)
-            for at in range(0, len(outcome.found), FOUND_ROWS):
-                yield found_batch(facts.partition, outcome.found[at : at + FOUND_ROWS])
+        for facts, own in partitions_of(batches, job.shape):
+            yield from told(facts, verify_partition(job, facts, own))
 
     return compare
 
 
-def verify_partition(job: _Job, facts: Facts, batches: Iterator[pa.RecordBatch]) -> Outcome:
-    """Compare one sorted partition with its store, in a task."""
+def told(facts: Facts, outcome: Outcome) -> Iterator[pa.RecordBatch]:
+    """What a task says of its partition or bucket."""
+    yield summary_batch(facts, outcome)
+    for at in range(0, len(outcome.found), FOUND_ROWS):
+        yield found_batch(facts.partition, outcome.found[at : at + FOUND_ROWS])
+
+
+def verify_partition(job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBatch]) -> Outcome:
+    """Compare one sorted partition, or a bucket of one, with its store, in a task."""
     number = facts.partition
     limit, span = job.shape.limits[number], job.ranges[number]
-    settings = replace(job.settings, limit=limit)
+    settings, split = replace(job.settings, limit=limit), job.shape.splits.get(number)
+    if split is not None:
+        low, high = split.span(facts.bucket)
+        share = max(FOUND_BYTES_MIN, settings.found_bytes // split.buckets)
+        settings = replace(settings, low=low, high=high, found_bytes=share)
     compacted = facts.records < limit - span.begin
     gaps = facts.above < span.end - limit
     keys = KeyFacts(span.begin, compacted, compacted and gaps and job.old[number])
-    with open_place(job.places[number], job.shape.name) as at_rest:
+    with open_place(job.places[number], job.shape.name, job.shape.definition) as at_rest:
+        if at_rest.position is None or at_rest.position.offset != limit:
+            raise InvalidRequest(
+                f"store {job.shape.name!r} of {job.places[number]} was at {limit} and is at another offset now: it "
+                "changed while it was read; stop what writes there, and verify again"
+            )
         if settings.digest_only:
             return _digests(job, facts, batches, at_rest.store, settings)
         return merge_partition(batches, at_rest.store, facts, keys, settings)
 
 
-def _digests(job: _Job, facts: Facts, batches: Iterator[pa.RecordBatch], store: Any, settings: Settings) -> Outcome:
+def _digests(
+    job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBatch], store: Any, settings: Settings
+) -> Outcome:
     """Both digests and nothing else: cheaper, and a store can say its own without Spark."""
     seen = replace(facts, observed_ms=max(facts.observed_ms, store.rows.observed_ms))
     counts = Counts()
@@ -308,12 +377,7 @@ def _digests(job: _Job, facts: Facts, batches: Iterator[pa.RecordBatch], store: 
     for _ in fold.end():
         pass
     outcome = Outcome(log_digest=counts.digest)
-    present = store.rows.engine.families()
-    if any(family in present for family in store.families()):
-        rows = store.logical_rows()
-        if settings.sample <= SAMPLE_BITS:
-            rows = (row for row in rows if key_hash(row[0]) & SAMPLE_BITS < settings.sample)
-        outcome.store_digest = digest_rows(rows)
+    outcome.store_digest = digest_rows(rows_of(store, settings))
     return outcome
 
 
@@ -375,6 +439,7 @@ def _verdict(
         different=counts.get("different", 0),
         stale=counts.get("stale", 0),
         indeterminate=unsure,
+        skipped=facts.skipped,
         log_digest=outcome.log_digest,
         store_digest=outcome.store_digest,
         differences=shown,

@@ -1,6 +1,7 @@
 """What a task of a verify tells the driver: one row with counts and digests, and the rows that are wrong.
 
     summary     facts of the partition, matched, counts by verdict, digests, as JSON
+    answer      of a task that rebuilds as well: what it tells of that, as JSON
     otherwise   a row that is wrong: key, and of each side time, size, hash, and the first bytes of its value if asked
 
 Rules of this file: to Arrow and back, nothing else. How much a task keeps is bounded by `spark_merge.Settings`.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ OUT = pa.schema(
     [
         ("partition", pa.int32()),
         ("summary", pa.string()),
+        ("answer", pa.string()),
         ("kind", pa.string()),
         ("key", pa.binary()),
         ("offset", pa.int64()),
@@ -44,6 +46,12 @@ OUT = pa.schema(
 )
 OUT_DDL = ddl(OUT)
 _UNSIGNED = 1 << 64
+
+
+def answer_batch(partition: int, answer: str) -> pa.RecordBatch:
+    """What a rebuild tells of a partition."""
+    cells: dict[str, list[Any]] = {name: [None] for name in OUT.names}
+    return pa.RecordBatch.from_pydict(cells | {"partition": [partition], "answer": [answer]}, schema=OUT)
 
 
 def summary_batch(facts: Facts, outcome: Outcome) -> pa.RecordBatch:
@@ -66,7 +74,7 @@ def load_summary(text: str) -> tuple[Facts, Outcome]:
     summary = json.loads(text)
     counts: dict[RowVerdict, int] = summary["counts"]
     digests = Digest.from_hex(summary["log_digest"]), Digest.from_hex(summary["store_digest"])
-    return Facts(**summary["facts"]), Outcome(summary["matched"], counts, [], *digests, beyond=summary["beyond"])
+    return Facts.of(summary["facts"]), Outcome(summary["matched"], counts, [], *digests, beyond=summary["beyond"])
 
 
 def found_batch(partition: int, found: Sequence[Found]) -> pa.RecordBatch:
@@ -74,6 +82,7 @@ def found_batch(partition: int, found: Sequence[Found]) -> pa.RecordBatch:
     cells: dict[str, list[Any]] = {
         "partition": [partition] * len(found),
         "summary": [None] * len(found),
+        "answer": [None] * len(found),
         "kind": [one.kind for one in found],
         "key": [one.key for one in found],
         "offset": [one.offset for one in found],
@@ -90,6 +99,22 @@ def found_batch(partition: int, found: Sequence[Found]) -> pa.RecordBatch:
 def load_found(row: Any) -> Found:
     """One row of `found_batch`, as Spark gives it."""
     return Found(row.kind, bytes(row.key), _side(row, "log"), _side(row, "store"), row.offset)
+
+
+def added_up(parts: Sequence[tuple[Facts, Outcome]]) -> tuple[Facts, Outcome]:
+    """A partition from its buckets: rows that are wrong are not among it, since they come by themselves."""
+    facts, first = parts[0]
+    if len(parts) == 1:
+        return facts, first
+    total = Outcome()
+    for _, one in parts:
+        total.matched += one.matched
+        total.beyond += one.beyond
+        total.log_digest += one.log_digest
+        total.store_digest += one.store_digest
+        for verdict, count in one.counts.items():
+            total.counts[verdict] = total.counts.get(verdict, 0) + count
+    return replace(facts, bucket=0, refused=sum(one.refused for one, _ in parts)), total
 
 
 def _side(row: Any, name: str) -> RowSide | None:

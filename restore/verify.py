@@ -13,7 +13,7 @@ memory: for stores that fit there. Both sides hide what is past retention at the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from standfast.replication.log import Fetched, Log, LogReader, Record, TopicInfo
@@ -59,6 +59,7 @@ class RowDifference:
 class StoreVerdict:
     """What was found of one store of one task. Offsets are next to read; `position` is -1 if there is none.
 
+    `skipped`: records below the position that have no key, or that the store cannot hold (of a source topic).
     `differences` are the first ones, `truncated` says that there are more. The digests leave the indeterminate rows
     out, so they are equal exactly where the verdict is "equal".
     """
@@ -81,6 +82,7 @@ class StoreVerdict:
     different: int = 0
     stale: int = 0
     indeterminate: int = 0
+    skipped: int = 0
     log_digest: Digest = field(default_factory=Digest)
     store_digest: Digest = field(default_factory=Digest)
     differences: tuple[RowDifference, ...] = ()
@@ -243,7 +245,7 @@ def _compare(
     observed_ms = store.rows.observed_ms
     versioned = isinstance(store.spec, VersionedStore)
     fold = fold_of(store.spec)
-    records = _fold(target, reader, Bounds(bounds.begin, position), fold, on_records)
+    records, skipped = _fold(target, reader, Bounds(bounds.begin, position), fold, on_records)
     in_log, in_store = _Digesting(fold.rows(observed_ms)), _Digesting(_rows_of(store))
     # All differences are needed, since compaction explains some of them; both sides are in memory or as small.
     compared = compare_rows(in_log, in_store, versioned=versioned, differences_max=2**62)
@@ -259,7 +261,8 @@ def _compare(
             return None
         beyond = sum(is_beyond(verdict, one.key, facts) for one, verdict in judged)
     digests = in_log.digest, in_store.digest
-    return _conclude(target, bounds, records, compared, judged, digests, differences_max, beyond)
+    found = _conclude(target, bounds, records, compared, judged, digests, differences_max, beyond)
+    return replace(found, skipped=skipped)
 
 
 def _conclude(
@@ -337,17 +340,20 @@ def fold_of(spec: StoreSpec) -> Fold:
     return fold_for(spec.kind, timestamped=spec.timestamped, retention_ms=retention_ms)
 
 
-def _fold(target: _Target, reader: LogReader, span: Bounds, fold: Fold, on_records: Callable[[int], None]) -> int:
-    """Fold the records of a span of offsets; returns how many there were."""
-    count = 0
+def _fold(
+    target: _Target, reader: LogReader, span: Bounds, fold: Fold, on_records: Callable[[int], None]
+) -> tuple[int, int]:
+    """Fold the records of a span of offsets; returns how many there were, and how many of them were left out."""
+    count = kept = 0
     for fetched in fetch_span(reader, target.changelog, span, FETCH_RECORDS):
         batch = fetched
         if batch.next_offset > span.end:
             batch = batch._replace(records=[record for record in batch.records if record.offset < span.end])
-        fold.add(target.records_of(batch))
-        count += len(batch.records)
+        records = target.records_of(batch)
+        fold.add(records)
+        count, kept = count + len(batch.records), kept + len(records)
         on_records(len(batch.records))
-    return count
+    return count, count - kept + fold.skipped
 
 
 def _facts(

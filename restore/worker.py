@@ -54,6 +54,7 @@ from standfast.restore.worker_protocol import (
     parse_job,
 )
 from standfast.store.clock import SystemClock, measured_ns
+from standfast.store.disk import DiskGuard
 from standfast.store.errors import StateLost, Unavailable
 from standfast.store.failpoint import reach
 from standfast.store.kinds import definition_spec
@@ -125,14 +126,25 @@ class Worker:
                 self._say(Progress(job.number, position, records, size))
                 records, size, said_ms = 0, 0, now_ms
             if position < job.end and builder.full:
+                self._wait_for_room(job, builder.used_bytes)
                 self._say_run(job, builder.run(position))
             phases_ns["fetch"] += fetched_ns - done_ns
             phases_ns["decode"] += folded_ns - fetched_ns
             done_ns = measured_ns()
             phases_ns["write"] += done_ns - folded_ns
         self._say(Progress(job.number, position, records, size))
+        self._wait_for_room(job, builder.used_bytes)
         self._say_run(job, builder.run(job.end))
         phases_ns["write"] += measured_ns() - done_ns
+
+    def _wait_for_room(self, job: Job, used_bytes: int) -> None:
+        """Wait until the files of a run leave the floor free. The owner ends who waits for too long, as any worker."""
+        disk = DiskGuard({"folder of a bulk restore": Path(job.folder)}, job.disk_floor_bytes + used_bytes)
+        while job.disk_floor_bytes:
+            disk.look()
+            if not disk.full:
+                return
+            self._clock.sleep_ms(RETRY_MS)
 
     def _say_run(self, job: Job, partition: ManifestPartition) -> None:
         reach("worker.run")
@@ -148,7 +160,7 @@ class Worker:
             self._log.close()
             self._log = None
         if self._log is None:
-            self._log, self._address = open_log(address), address
+            self._log, self._address = open_log(address, create=False), address
         return self._log
 
 
@@ -196,7 +208,7 @@ def read_tail(
     for records, _ in read_range(reader, source, max(start, end - TAIL_RECORDS), end, clock, TAIL_RECORDS):
         for record in records:
             if record.key is None:
-                return None  # no store wrote it: whoever restores it says so
+                continue  # no store wrote it; whoever restores it counts it
             time_ms = time_of(record.key)
             observed_ms = max(observed_ms, time_ms)
             lead_ms = max(lead_ms, time_ms - record.timestamp)

@@ -37,6 +37,7 @@ class Job:
     drop_deletes    deletes of the first run may go, because there is nothing below it
     budget_bytes    what the worker may hold of rows; it looks after every `fetch_records`
     survey          look only: the changelog is to be split into `parts` ranges of at least `least` records
+    disk_floor_bytes    a run waits until it leaves so much free
     """
 
     number: int
@@ -59,6 +60,7 @@ class Job:
     survey: bool = False
     parts: int = 1
     least: int = 1
+    disk_floor_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@
 
 Rules of this file: nothing in here has reached the log or the database yet; a commit takes it there and clears
 it, a discard forgets it. Bounded in bytes: at `bound_bytes` it is `full` (the loop commits after the current
-record), at twice the bound a write is refused as Backpressure and changes nothing. While no savepoint is open they cost
-a comparison per write.
+record), at twice the bound a write is refused as Backpressure and changes nothing. With a disk guard it holds no more
+than that has granted; beyond, and at the floor, a write is DiskFull and changes nothing. A writer compares with
+`stop_bytes`, the lower of both bounds, and only past it asks `check_room`. While no savepoint is open they cost a
+comparison per write.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from typing import Any, TypeAlias
 
 from sortedcontainers import SortedList
 
+from standfast.store.disk import DiskGuard
 from standfast.store.engine import Row
-from standfast.store.errors import Backpressure, InternalError
+from standfast.store.errors import Backpressure, DiskFull, InternalError
 
 # Roughly what CPython spends on the dictionary entries and object headers of one buffered row and of one change.
 ROW_OVERHEAD_BYTES = 100
@@ -46,14 +49,19 @@ class WriteBuffer:
     """Rows and changes of one task since its last commit."""
 
     __slots__ = (
-        "_indexes", "_journal", "_marks", "bound_bytes", "changes", "in_savepoint", "refuse_bytes", "rows",
-        "size_bytes",
+        "__weakref__", "_credit_bytes", "_disk", "_indexes", "_journal", "_marks", "_refuse_bytes", "bound_bytes",
+        "changes", "in_savepoint", "rows", "size_bytes", "stop_bytes",
     )  # fmt: skip
 
-    def __init__(self, bound_bytes: int = BOUND_DEFAULT_BYTES) -> None:
+    def __init__(self, bound_bytes: int = BOUND_DEFAULT_BYTES, disk: DiskGuard | None = None) -> None:
         self.bound_bytes = bound_bytes
-        self.refuse_bytes = 2 * bound_bytes
         self.size_bytes = 0
+        self._disk: DiskGuard | None = None
+        self._credit_bytes = 0  # up to which the guard lets it grow
+        self._refuse_bytes = self.stop_bytes = 2 * bound_bytes
+        if disk is not None and disk.floor_bytes:
+            self._disk, self.stop_bytes = disk, 0
+            disk.watch(self)
         self.rows: dict[str, dict[bytes, bytes | None]] = {}
         self.changes: dict[str, dict[object, Change]] = {}
         self._indexes: dict[str, SortedList[bytes]] = {}
@@ -66,13 +74,77 @@ class WriteBuffer:
         """Whether a commit should follow the current record."""
         return self.size_bytes >= self.bound_bytes
 
-    def check_room(self, added_bytes: int) -> None:
-        """Raise Backpressure if `added_bytes` more would pass the hard bound; an empty buffer takes any one write."""
-        if self.size_bytes and self.size_bytes + added_bytes > self.refuse_bytes:
+    @property
+    def refuse_bytes(self) -> int:
+        """The hard bound."""
+        return self._refuse_bytes
+
+    @refuse_bytes.setter
+    def refuse_bytes(self, limit: int) -> None:
+        if limit != self._refuse_bytes:
+            self._refuse_bytes = limit
+            self._set_stop()
+
+    def check_room(self, added_bytes: int, *, deletes: bool = False) -> None:
+        """Raise Backpressure if `added_bytes` more would pass the hard bound; an empty buffer takes any one write.
+
+        Raises DiskFull where there is no space for them; `deletes` may go on below the floor, since they make room.
+        """
+        size = self.size_bytes + added_bytes
+        if self.size_bytes and size > self._refuse_bytes:
             raise Backpressure(
-                f"write buffer holds {self.size_bytes} bytes and would pass its hard bound of {self.refuse_bytes} "
+                f"write buffer holds {self.size_bytes} bytes and would pass its hard bound of {self._refuse_bytes} "
                 f"bytes with {added_bytes} more: commit, then write again, or raise cache_max_bytes"
             )
+        disk = self._disk
+        if disk is None or size <= self._credit_bytes:
+            return
+        try:
+            self._credit_bytes = self.size_bytes + disk.grant(added_bytes)
+        except DiskFull:
+            if not deletes:
+                raise
+            disk.check_reserve(size, "a delete")
+            return  # without credit, which the next put would use
+        self._set_stop()
+
+    def makes_room(self, added_bytes: int) -> bool:
+        """Whether so many bytes may be added; asks the guard for credit, and raises nothing."""
+        try:
+            self.check_room(added_bytes)
+        except (Backpressure, DiskFull):
+            return False
+        return self.size_bytes + added_bytes <= self.stop_bytes
+
+    def check_open(self) -> None:
+        """Raise DiskFull while nothing new is written."""
+        if self._disk is not None and self._disk.full:
+            raise DiskFull(self._disk.full)
+
+    def check_commit(self) -> None:
+        """Raise DiskFull unless there is room for a commit of what is here."""
+        if self._disk is not None:
+            self._disk.check_reserve(self.size_bytes, f"a commit of {self.size_bytes} bytes")
+
+    @property
+    def claim_bytes(self) -> int:
+        """See Borrower."""
+        return max(self.size_bytes, self._credit_bytes)
+
+    def revoke(self) -> None:
+        """See Borrower. Called by any thread."""
+        self._credit_bytes = 0
+        self.stop_bytes = -1
+
+    def leave_disk(self) -> None:
+        """Ask the guard no more: the task ends, or somebody else sees to it that there is room."""
+        disk, self._disk = self._disk, None
+        if disk is not None:
+            disk.forget(self)
+        self._set_stop()
+
+    def _set_stop(self) -> None:
+        self.stop_bytes = self._refuse_bytes if self._disk is None else min(self._refuse_bytes, self._credit_bytes)
 
     def put(self, family: str, key: bytes, row: bytes | None) -> None:
         """Buffer one row; None deletes."""
@@ -234,6 +306,9 @@ class WriteBuffer:
         self.changes = {}
         self._indexes = {}
         self.size_bytes = 0
+        if self._disk is not None:
+            self._credit_bytes = 0
+            self._set_stop()
 
     def _new_rows(self, family: str) -> dict[bytes, bytes | None]:
         self.on_rollback(partial(self.drop_family, family))

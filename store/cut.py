@@ -1,7 +1,7 @@
 """The task's record: everything that must move together with the rows, in one row of the default family.
 
     "cut"     01 | JSON   positions, source offsets, stream times, observed times, epoch
-    "stores"  01 | JSON   definition of every store, to recognise a changed one
+    "stores"  01 | JSON   definition of every store, to recognise a changed one; copied to a file (definitions_file)
     "ingesting" 01 | JSON   {store: {}} while files are taken into it; if it is here on opening, a crash came between
                           files and position, and nobody knows which of them are in: that store begins anew
                           {store: {"from": FOLDER}} while readable rows of a damaged store, which no log has, are copied

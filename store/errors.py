@@ -6,8 +6,10 @@
         BadConfig           settings that cannot be used; carries every problem at once
       NotReady            all is well, ask again later
         Backpressure        the write buffer is full: commit, then write again
+        DiskFull            too little space is free: free some, then write or commit again
       Unavailable         retry the operation (log or file system did not answer)
         Held                another process holds the directory or the task
+        CommitUnknown       a commit may have happened: read the source offsets before anything is sent again
       StateLost           local state does not fit the log: reinitialise
       Fenced              a newer owner exists: give up the task
       Corruption          stop and call a person (or restore from the log)
@@ -27,9 +29,13 @@ class StandfastError(Exception):
     """Root of every error that standfast raises on purpose. Never raised itself.
 
     `sources` are the partitions (topic, number) that a log's reader means; empty where it is about none in particular.
+    `in_doubt`: what failed so was a write or commit of which the log may have taken some or all. `unwritten`: it was
+    given up before its first byte, so that nothing of it is in the log.
     """
 
     sources: tuple[tuple[str, int], ...] = ()
+    in_doubt = False
+    unwritten = False
 
 
 class InvalidRequest(StandfastError):
@@ -60,6 +66,11 @@ class Backpressure(NotReady):
     """The task's write buffer is at its hard bound. Commit, then repeat the write; it changed nothing."""
 
 
+class DiskFull(NotReady):
+    """Less space is free than the floor (`disk_floor`) or, for a commit, the reserve below it. The write changed
+    nothing, the commit was not begun: what is uncommitted stays. The message names volume and sizes."""
+
+
 class Unavailable(StandfastError):
     """The log or the file system did not answer. Retry."""
 
@@ -71,6 +82,13 @@ class Held(Unavailable):
     """
 
     by_us = False
+
+
+class CommitUnknown(Unavailable):
+    """Whether a write or a commit happened is not known. Only the log can tell: open the task again and read its
+    source offsets before anything is sent again; what is sent blindly may count twice."""
+
+    in_doubt = True
 
 
 class StateLost(StandfastError):
@@ -102,3 +120,13 @@ class Closed(StandfastError):
 
 class InternalError(StandfastError):
     """An invariant of standfast itself does not hold. Please report it."""
+
+
+def is_of_log(error: BaseException) -> bool:
+    """Whether an error is about the log as a whole (it does not answer, or its file is damaged), and not about a task.
+
+    Who keeps trying tries again after it.
+    """
+    if isinstance(error, Corruption):
+        return error.of_log and not error.sources
+    return isinstance(error, Unavailable) and not isinstance(error, Held)

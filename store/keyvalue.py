@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import add
 from typing import TypeVar, cast
 
+from standfast.store.arguments import pairs_of
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp
@@ -25,7 +26,6 @@ from standfast.store.typed import (
     LogicalRow,
     TypedStore,
     columns_of,
-    require_key,
 )
 from standfast.store.value_timestamp import TIMESTAMP
 
@@ -94,12 +94,14 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
     def put_all(self, items: Iterable[tuple[K, V | None]], timestamp: int | None = None) -> None:
         """Set several; if any of them is refused, none is set."""
         stamp = self._timestamp(timestamp)
+        pairs = pairs_of(f"put_all into store {self.name!r}", items)
         encoded = [
-            (self._encode_key(key), None if value is None else self._encode_value(value)) for key, value in items
+            (self._encode_key(key), None if value is None else self._encode_value(value)) for key, value in pairs
         ]
         for raw_key, raw in encoded:
             self.rows.check(raw_key, raw, stamp)
-        self.rows.buffer.check_room(sum(self.rows.cost(raw_key, raw) for raw_key, raw in encoded))
+        added_bytes = sum(self.rows.cost(raw_key, raw) for raw_key, raw in encoded)
+        self.rows.buffer.check_room(added_bytes, deletes=all(raw is None for _, raw in encoded))
         for raw_key, raw in encoded:  # there is room for all of them, or the buffer was empty
             row = TIMESTAMP.pack(stamp) + raw if self._skip and raw is not None else raw
             self.rows.put(self.name, raw_key, row)
@@ -154,8 +156,8 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
                     for stamp, key, value in zip(stamps, keys, values, strict=True)
                 }
         if None in rows:
-            for record in records:
-                require_key(record, self.name)
+            del rows[None]
+            self.rows.counters.skipped += sum(key is None for key in keys)
         return families
 
     def logical_rows(self) -> Iterator[LogicalRow]:

@@ -2,7 +2,8 @@
 
     with printed(): ...     lines from INFO on go to stderr, if the program has set up no handler of its own
 
-A line that is repeated while a log is away goes to stderr once in ten seconds, with how often it came.
+A line that is repeated while a log is away goes to stderr once in ten seconds, with how often it came. Times in it
+("for 3.2 s") make no other line of it.
 
 Rules of this file: messages carry names and offsets, never keys, values or secrets.
 """
@@ -10,6 +11,7 @@ Rules of this file: messages carry names and offsets, never keys, values or secr
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +25,8 @@ logger.addHandler(logging.NullHandler())
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 REPEAT_S = 10.0
 REPEATED_MAX = 1_000
+OVER = {"over": True}  # `extra` of a line that says that something is over: it tells how many lines were left out
+_TIME = re.compile(r"\b\d+(?:\.\d+)? (?=m?s\b)")
 
 _lock = threading.Lock()
 _printing = 0  # how many runs share the handler
@@ -44,6 +48,44 @@ class TextLines(logging.Formatter):
         return _plain(head) + (trace if record.exc_info else _plain(trace))
 
 
+class Repeats:
+    """Lets a line through once in `REPEAT_S`, the next time with how often it came meanwhile.
+
+    Of warnings, and of what is graver up to `level`; lines with a traceback all go through.
+    """
+
+    def __init__(self, level: int = logging.WARNING) -> None:
+        self._level = level
+        self._seen: dict[str, tuple[float, int]] = {}
+        self._mutex = threading.Lock()
+
+    def told(self, record: logging.LogRecord) -> logging.LogRecord | None:
+        """The line to write, maybe with a number at its end; None: it is counted."""
+        if not logging.WARNING <= record.levelno <= self._level or record.exc_info:
+            return record
+        text = record.getMessage()
+        key = _TIME.sub("N ", text)
+        with self._mutex:
+            if getattr(record, "over", False):
+                left = sum(count for _, count in self._seen.values())
+                self._seen.clear()
+                return _with(record, f"{text} [{left} lines were left out]") if left else record
+            written_s, count = self._seen.pop(key, (-REPEAT_S, 0))
+            if record.created - written_s < REPEAT_S:
+                self._seen[key] = (written_s, count + 1)
+                return None
+            while len(self._seen) >= REPEATED_MAX:
+                del self._seen[next(iter(self._seen))]
+            self._seen[key] = (record.created, 0)
+        return _with(record, f"{text} [{count} more since the last such line]") if count else record
+
+
+def _with(record: logging.LogRecord, text: str) -> logging.LogRecord:
+    record = copy(record)  # other handlers may see it too
+    record.msg, record.args = text, ()
+    return record
+
+
 class Printer(logging.StreamHandler[TextIO]):
     """Writes lines to stderr, unless the program has set up a handler for them by now.
 
@@ -53,25 +95,15 @@ class Printer(logging.StreamHandler[TextIO]):
     def __init__(self) -> None:
         super().__init__(sys.stderr)
         self.setFormatter(TextLines())
-        self._seen: dict[str, tuple[float, int]] = {}
+        self._repeats = Repeats()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, or count it."""
         if _configured(self):
             return
-        if record.levelno == logging.WARNING and not record.exc_info:
-            text = record.getMessage()
-            written_s, count = self._seen.pop(text, (-REPEAT_S, 0))
-            if record.created - written_s < REPEAT_S:
-                self._seen[text] = (written_s, count + 1)
-                return
-            while len(self._seen) >= REPEATED_MAX:
-                del self._seen[next(iter(self._seen))]
-            self._seen[text] = (record.created, 0)
-            if count:
-                record = copy(record)  # other handlers may see it too
-                record.msg, record.args = f"{text} [{count} more since the last such line]", ()
-        super().emit(record)
+        told = self._repeats.told(record)
+        if told is not None:
+            super().emit(told)
 
 
 @contextmanager

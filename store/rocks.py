@@ -57,6 +57,7 @@ SORT_ROWS_MIN = 2_000  # a batch of this many rows of one family is sorted first
 CLOSE_WAIT_S = 30.0
 CLOSE_POLL_S = 0.001
 READ_ONLY_ATTEMPTS = 5
+_TABLE_FILE = re.compile(r"^ (\d+):(\d+)\[", re.MULTILINE)
 READS = frozenset({"reading", "scanning"})  # what such a call meets lies in the family that it names
 _FAMILY_PROPERTIES = {
     "sst_bytes": "rocksdb.total-sst-files-size",
@@ -473,6 +474,14 @@ class RocksEngine:
             return frozenset((read,))
         file = damaged_file(text)
         return frozenset() if file is None else self.families_of(file)
+
+    def table_files(self, family: str) -> dict[str, int]:
+        """Names and bytes of a family's table files, as the MANIFEST has them; they need not be there."""
+        try:
+            listed = self._held(family, "listing").property_value("rocksdb.sstables") or ""
+        except Exception as error:
+            raise self._error(error, family, "listing") from error
+        return {f"{int(number):06}.sst": int(size) for number, size in _TABLE_FILE.findall(listed)}
 
     def families_of(self, file: str) -> frozenset[str]:
         """The families that have a table file of this number, as the database knows its files."""

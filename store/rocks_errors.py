@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from standfast.store.errors import Closed, Corruption, Held, InternalError, InvalidRequest, StandfastError, Unavailable
+from standfast.store.file_errors import NO_DESCRIPTORS_TEXT, no_descriptors
 from standfast.store.tracebacks import is_foreign
 
 _TABLE_FILE = re.compile(r"([0-9]{6,})\.sst")
@@ -30,6 +31,8 @@ def translate(error: Exception, where: str, lock: Path | None = None) -> Standfa
     text = str(error).strip()
     if type(error).__name__ == "DbClosedError" or "mutably borrowed" in text or text.startswith("Shutdown in"):
         return Closed(f"{where}: it was closed meanwhile: open a new one")
+    if NO_DESCRIPTORS_TEXT in text:  # before damage: a file that cannot be opened for that is whole
+        return no_descriptors(where)
     if "raw mode only support bytes" in text or isinstance(error, TypeError):
         return InvalidRequest(f"{where}: keys and values must be bytes ({text})")
     if "IO error" in text and "LOCK" in text and ("lock hold" in text or "While lock file" in text):
@@ -42,6 +45,8 @@ def translate(error: Exception, where: str, lock: Path | None = None) -> Standfa
         return Corruption(f"{where}: stored bytes are damaged ({text}): restore this task from its log")
     if "comparator" in text:
         return InvalidRequest(f"{where}: not a database of standfast ({text}): choose another directory")
+    if "No space left" in text or "Disk quota exceeded" in text:
+        return Unavailable(f"{where}: no space left ({text}): free disk space on its volume")
     if isinstance(error, OSError) or any(mark in text for mark in ("IO error", "Busy", "Incomplete", "timed out")):
         return Unavailable(f"{where}: the file system did not do it ({text}): check space and rights, then retry")
     return InternalError(f"{where}: {type(error).__name__}: {text}")

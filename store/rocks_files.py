@@ -14,7 +14,7 @@ from pathlib import Path
 from standfast.store.errors import InvalidRequest, Unavailable
 
 CONFIG_FILE = "rocksdict-config.json"
-COPIED = ("STANDFAST", "SEAL", "CURRENT", CONFIG_FILE, "MANIFEST-*", "OPTIONS-*", "IDENTITY")
+COPIED = ("STANDFAST", "STORES", "SEAL", "CURRENT", CONFIG_FILE, "MANIFEST-*", "OPTIONS-*", "IDENTITY")
 _LINKED = ("MANIFEST-*", "OPTIONS-*", "IDENTITY", "*.sst", "*.log", "*.blob")
 
 

@@ -62,7 +62,7 @@ def cut_off(directory: Path, path: Path, at: int) -> None:
 
 def damaged_at(raw: bytes, *, every_byte: bool) -> int | None:
     """Offset of the first damaged record; None if all are whole, or the log ends within its last one."""
-    for at, length in _records(raw):
+    for at, length in records(raw):
         if at + HEADER_BYTES > len(raw):
             return None
         if at + HEADER_BYTES + length > _block_end(at):  # a writer begins a new record there
@@ -76,7 +76,8 @@ def damaged_at(raw: bytes, *, every_byte: bool) -> int | None:
     return None
 
 
-def _records(raw: bytes) -> Iterator[tuple[int, int]]:
+def records(raw: bytes) -> Iterator[tuple[int, int]]:
+    """(offset of the header, bytes of the payload as the header has it) of each record."""
     at = 0
     while at < len(raw):
         if _block_end(at) - at < HEADER_BYTES:
@@ -107,6 +108,12 @@ def _is_whole(raw: bytes, at: int, length: int) -> bool:
     return masked == int.from_bytes(raw[at : at + 4], "little")
 
 
+def unmasked(raw: bytes, at: int) -> int:
+    """The checksum that a record's header has."""
+    rotated = (int.from_bytes(raw[at : at + 4], "little") - _MASK_DELTA) & 0xFFFFFFFF
+    return ((rotated >> 17) | (rotated << 15)) & 0xFFFFFFFF
+
+
 def _table() -> list[int]:
     table = []
     for value in range(256):
@@ -116,11 +123,11 @@ def _table() -> list[int]:
     return table
 
 
-_TABLE = _table()
+TABLE = _table()
 
 
 def _crc32c(data: bytes) -> int:
-    crc, table = 0xFFFFFFFF, _TABLE
+    crc, table = 0xFFFFFFFF, TABLE
     for byte in data:
         crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF

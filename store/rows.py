@@ -187,8 +187,8 @@ class StoreRows:
                 "split it, or raise value_max_bytes together with the log's own message limit"
             )
         buffer = self.buffer
-        if buffer.size_bytes + 2 * (size + len(key)) + ENTRY_OVERHEAD_BYTES > buffer.refuse_bytes:
-            buffer.check_room(self.cost(key, value))
+        if buffer.size_bytes + 2 * (size + len(key)) + ENTRY_OVERHEAD_BYTES > buffer.stop_bytes:
+            buffer.check_room(self.cost(key, value), deletes=value is None)
 
     @staticmethod
     def cost(key: bytes, value: bytes | None) -> int:
@@ -207,7 +207,7 @@ class StoreRows:
             or self.read_only
             or len(key) > limits.key_bytes
             or size > limits.value_bytes
-            or buffer.size_bytes + 2 * (size + len(key)) + ENTRY_OVERHEAD_BYTES > buffer.refuse_bytes
+            or buffer.size_bytes + 2 * (size + len(key)) + ENTRY_OVERHEAD_BYTES > buffer.stop_bytes
             or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
         ):
             self.check(key, raw, timestamp)
@@ -235,8 +235,8 @@ class StoreRows:
             or self.read_only
             or max(keys, default=0) > limits.key_bytes
             or max(values, default=0) > limits.value_bytes
-            or buffer.size_bytes + most > buffer.refuse_bytes
             or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
+            or (buffer.size_bytes + most > buffer.stop_bytes and not buffer.makes_room(most))
         ):
             return False
         self.counters.put += len(pairs)

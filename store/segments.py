@@ -33,8 +33,9 @@ def segment_interval_ms(retention_ms: int) -> int:
 
 
 def versioned_segment_interval_ms(history_retention_ms: int) -> int:
-    """Length of a segment of a versioned store: finer parts for longer histories."""
-    _check_positive("history retention", history_retention_ms)
+    """Length of a segment of a versioned store: finer parts for longer histories; a history of 0 is allowed."""
+    if history_retention_ms < 0:
+        raise InvalidRequest(f"a history retention of {history_retention_ms} ms is not usable: give 0 ms or more")
     for limit_ms, parts, least_ms in _VERSIONED_STEPS:
         if history_retention_ms <= limit_ms:
             return max(history_retention_ms // parts, least_ms)

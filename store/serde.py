@@ -71,6 +71,15 @@ def by_name(name: str) -> Serde[Any] | None:
     return _BUILT_IN.get(name)
 
 
+def serde_problems(**serdes: object) -> list[str]:
+    """Arguments that must be serdes."""
+    return [
+        f"{name} must be a serde such as standfast.serde.string, not {given!r:.100}"
+        for name, given in serdes.items()
+        if not isinstance(given, Serde)
+    ]
+
+
 def encode(serde: Serde[T], value: T, *, store: str, part: Part) -> Raw:
     """Bytes of a key or value. Raises InvalidRequest that names store, part and direction."""
     try:

@@ -10,7 +10,7 @@ end <= observed - retention; a late session of a dead segment is refused and cou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from standfast.store import session_key
 from standfast.store.engine import Row
@@ -19,7 +19,7 @@ from standfast.store.results import Windowed
 from standfast.store.rows import StoreIterator
 from standfast.store.segmented import SegmentedStore
 from standfast.store.specs import SessionStore
-from standfast.store.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow, require_key
+from standfast.store.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -59,7 +59,8 @@ class SessionState(SegmentedStore[K, V, SessionStore]):
     ) -> StoreIterator[tuple[Windowed[K], V]]:
         """Sessions of a key with end >= earliest_end and start <= latest_start, by end."""
         raw_key = self._encode_key(key)
-        first = max(earliest_end, 0, self.segments.visible_from())
+        first = max(self._bound("earliest_end", earliest_end), 0, self.segments.visible_from())
+        latest_start = self._bound("latest_start", latest_start)
         low, high = session_key.key_bounds(raw_key, first, TIME_MAX)
         scan = self.rows.scan_all(self.segments.families(first), low, high, reverse=reverse)
         return self.rows.iterate(self._found(scan, raw_key, raw_key, first, latest_start))
@@ -72,14 +73,24 @@ class SessionState(SegmentedStore[K, V, SessionStore]):
         self, key_from: K | None, key_to: K | None, *, reverse: bool = False
     ) -> StoreIterator[tuple[Windowed[K], V]]:
         """Every session with key_from <= key <= key_to in raw key order; a None key is open."""
+        return self.find_sessions_key_range(key_from, key_to, 0, TIME_MAX, reverse=reverse)
+
+    def find_sessions_key_range(
+        self, key_from: K | None, key_to: K | None, earliest_end: int, latest_start: int, *, reverse: bool = False
+    ) -> StoreIterator[tuple[Windowed[K], V]]:
+        """Sessions with key_from <= key <= key_to, end >= earliest_end and start <= latest_start, in raw key order.
+
+        A None key is open (Kafka Streams: findSessions with keyFrom and keyTo, backwardFindSessions for `reverse`).
+        """
         low_key = None if key_from is None else self._encode_key(key_from)
         high_key = None if key_to is None else self._encode_key(key_to)
-        first = max(0, self.segments.visible_from())
+        first = max(self._bound("earliest_end", earliest_end), 0, self.segments.visible_from())
+        latest_start = self._bound("latest_start", latest_start)
         if low_key is not None and high_key is not None and low_key > high_key:
             return self.rows.iterate(iter(()))
         low, high = session_key.range_bounds(low_key, high_key, first, max(self.rows.observed_ms, first))
         scan = self.rows.scan_all(self.segments.families(first), low, high, reverse=reverse)
-        return self.rows.iterate(self._found(scan, low_key, high_key, first, TIME_MAX))
+        return self.rows.iterate(self._found(scan, low_key, high_key, first, latest_start))
 
     def all(self, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
         """Every session within retention."""
@@ -122,7 +133,8 @@ class SessionState(SegmentedStore[K, V, SessionStore]):
                 yield start, end, key
 
     def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
-        keys = [require_key(record, self.name) for record in records]
+        records = self._with_key(records)
+        keys = [cast("bytes", record[2]) for record in records]
         ends = [session_key.end_of(key) for key in keys]
         self.rows.observe(max(ends, default=-1))
         timed = ((end, key, record[3]) for end, key, record in zip(ends, keys, records, strict=True))

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from standfast.store.arguments import flag_problems
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import changelog_topic, check_name, check_topic
 from standfast.store.serde import Serde
+from standfast.store.window_key import TIME_MAX
 
 EngineKind = Literal["rocksdb", "memory"]
 
@@ -48,17 +50,25 @@ class StoreSpec:
         for part in ("key", "value"):
             if not isinstance(getattr(self, part), Serde):
                 problems.append(f"{part} must be a serde such as standfast.serde.string, not {getattr(self, part)!r}")
+        problems += flag_problems(timestamped=self.timestamped, caching=self.caching, logging=self.logging)
+        settings = self.changelog if isinstance(self.changelog, Mapping) else None
+        if settings is None or not all(isinstance(one, str) for pair in settings.items() for one in pair):
+            problems.append(
+                'changelog must be settings of the topic, as {"cleanup.policy": "delete"}, names and values text, '
+                f"not {self.changelog!r:.100}"
+            )
         if self.name == DEFAULT_FAMILY:
             problems.append("this name is kept for the task's own record; choose another")
         if self.engine not in ("rocksdb", "memory"):
             problems.append(f'engine must be "rocksdb" or "memory", not {self.engine!r}')
         return problems
 
-    def _times(self, *names: str) -> list[str]:
+    def _times(self, *names: str, least: int = 1) -> list[str]:
+        given = {name: getattr(self, name) for name in names}
         return [
-            f"{name} must be a whole number of milliseconds above 0, not {getattr(self, name)!r}"
-            for name in names
-            if not isinstance(getattr(self, name), int) or getattr(self, name) <= 0
+            f"{name} must be a whole number of milliseconds from {least} to 2**63-1, not {value!r}"
+            for name, value in given.items()
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= TIME_MAX
         ]
 
     @property
@@ -133,6 +143,7 @@ class WindowStore(StoreSpec):
 
     def _problems(self) -> list[str]:
         problems = super()._problems() + self._times("window_size_ms", "retention_ms")
+        problems += flag_problems(retain_duplicates=self.retain_duplicates)
         if not problems and self.retention_ms < self.window_size_ms:
             problems.append(
                 f"retention_ms {self.retention_ms} is below window_size_ms {self.window_size_ms}: a window would "
@@ -169,7 +180,10 @@ class SessionStore(StoreSpec):
 
 @dataclass(frozen=True)
 class VersionedStore(StoreSpec):
-    """Key to a history of values, each valid from its timestamp, kept for `history_retention_ms`."""
+    """Key to a history of values, each valid from its timestamp, kept for `history_retention_ms`.
+
+    With 0 only the latest version of a key is told, and a put older than the observed stream time is refused.
+    """
 
     kind: ClassVar[str] = "versioned"
 
@@ -178,7 +192,7 @@ class VersionedStore(StoreSpec):
     history_retention_ms: int = field(kw_only=True)
 
     def _problems(self) -> list[str]:
-        problems = super()._problems() + self._times("history_retention_ms")
+        problems = super()._problems() + self._times("history_retention_ms", least=0)
         if self.caching:
             problems.append("a versioned store cannot be cached: every version is logged; leave caching out")
         if not self.timestamped:

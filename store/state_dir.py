@@ -2,7 +2,7 @@
 
     <state_dir>/<app>/LOCK           flock of the process that owns it, with its pid inside; its workers share the lock
                       INSTANCE       stable instance id, kept over restarts
-                      0_3/           one task: its RocksDB and STANDFAST, the format marker
+                      0_3/           one task: its RocksDB, STANDFAST, the format marker, and STORES, what it holds
                       .aside/        directories set aside, until the task that replaces them is whole
                       .bulk/         files of a bulk restore that are not taken in yet; of no use to another process
                       .mending/      what is put together of a damaged task, until it takes its place
@@ -21,7 +21,9 @@ import shutil
 import uuid
 from pathlib import Path
 
+from standfast.store.arguments import path_problems, refuse
 from standfast.store.errors import Held, InvalidRequest
+from standfast.store.file_errors import told
 from standfast.store.names import check_name
 from standfast.store.rocks_files import copy_closed
 
@@ -31,6 +33,8 @@ BULK_FOLDER = ".bulk"
 ASIDE_FOLDER = ".aside"
 MENDING_FOLDER = ".mending"
 WIPED = "wiped"  # set aside by an operator's word, who wants none of it back
+INSTANCE_BYTES_MAX = 128
+INSTANCE = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # s3://bucket; with one slash, too: pathlib takes one of two away
 
 
@@ -39,23 +43,25 @@ class StateDir:
 
     def __init__(self, root: str | Path, app: str) -> None:
         self.app = check_name("application", app)
+        refuse(path_problems("state_dir", root))
         if ADDRESS.match(str(root)):
             raise InvalidRequest(f"state_dir {str(root)!r} is an address: state lives in a folder of this machine")
         self.path = Path(root).absolute() / app
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_marker(self.path, app, task=None)  # before the lock file: a foreign database has one of the same name
-        for name in ("LOCK", ASIDE_FOLDER, BULK_FOLDER, MENDING_FOLDER):
-            refuse_link(self.path / name)
-        self._lent = False
-        self._lock = self._acquire()
-        try:
-            for folder in (BULK_FOLDER, MENDING_FOLDER):
-                shutil.rmtree(self.path / folder, ignore_errors=True)  # of a process that was killed
-            write_marker(self.path, app, task=None)
-            self.instance_id = self._instance_id()
-        except BaseException:
-            self.close()
-            raise
+        with told("opening the state directory", self.path):
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_marker(self.path, app, task=None)  # before the lock file: a foreign database has one of the same name
+            for name in ("LOCK", ASIDE_FOLDER, BULK_FOLDER, MENDING_FOLDER):
+                refuse_link(self.path / name)
+            self._lent = False
+            self._lock = self._acquire()
+            try:
+                for folder in (BULK_FOLDER, MENDING_FOLDER):
+                    shutil.rmtree(self.path / folder, ignore_errors=True)  # of a process that was killed
+                write_marker(self.path, app, task=None)
+                self.instance_id = self._instance_id()
+            except BaseException:
+                self.close()
+                raise
 
     @classmethod
     def lent(cls, root: str | Path, app: str, lock: int, member: str) -> StateDir:
@@ -68,7 +74,8 @@ class StateDir:
         made = cls.__new__(cls)
         made.app = check_name("application", app)
         made.path = Path(root).absolute() / app
-        found, wanted = os.fstat(lock), (made.path / "LOCK").stat()
+        with told("joining the state directory", made.path):
+            found, wanted = os.fstat(lock), (made.path / "LOCK").stat()
         if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino):
             raise InvalidRequest(f"handle {lock} is not the lock of {made.path}")
         made._lent, made._lock, made.instance_id = True, lock, member
@@ -166,11 +173,26 @@ class StateDir:
 
     def _instance_id(self) -> str:
         path = self.path / "INSTANCE"
-        if path.exists():
-            return path.read_text(encoding="ascii").strip()
+        kept = kept_instance(self.path)
+        if kept:
+            return kept
         instance_id = uuid.uuid4().hex[:12]
         write_atomically(path, instance_id + "\n")
         return instance_id
+
+
+def kept_instance(state_path: Path) -> str:
+    """The instance id that `<state_dir>/<app>` keeps, "" before its first start. InvalidRequest if it is none."""
+    path = state_path / "INSTANCE"
+    if not path.exists():
+        return ""
+    found = path.read_bytes()[: INSTANCE_BYTES_MAX + 2].strip()
+    if not INSTANCE.fullmatch(found):
+        raise InvalidRequest(
+            f"{path} holds {found[:40]!r}, which is no instance id (letters, digits, . _ -): write back what it held, "
+            "or remove the file; then this instance is a new one"
+        )
+    return found.decode()
 
 
 def check_marker(directory: Path, app: str, task: str | None) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+from standfast.store import definitions_file
 from standfast.store.buffer import BOUND_DEFAULT_BYTES, WriteBuffer
 from standfast.store.clock import measured_ns
 from standfast.store.cut import (
@@ -32,9 +33,11 @@ from standfast.store.cut import (
     encode_definitions,
     encode_ingesting,
 )
+from standfast.store.disk import DiskGuard
 from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange
 from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
+from standfast.store.file_errors import told
 from standfast.store.kinds import open_store
 from standfast.store.log import logger
 from standfast.store.memory import MemoryEngine
@@ -75,6 +78,7 @@ class TaskStores:
         *,
         now_ms: Callable[[], int],
         buffer_bytes: int = BOUND_DEFAULT_BYTES,
+        disk: DiskGuard | None = None,
         limits: RowLimits | None = None,
         careful: bool = False,
         whole_wal: bool | None = None,
@@ -91,7 +95,7 @@ class TaskStores:
         self.app = app
         self.task = task
         self.specs = {spec.name: spec for spec in specs}
-        self.buffer = WriteBuffer(buffer_bytes)
+        self.buffer = WriteBuffer(buffer_bytes, disk)
         self.poisoned: BaseException | None = None
         self.damaged: Corruption | None = None
         self.closed = False
@@ -126,9 +130,9 @@ class TaskStores:
         """A store by name; its class is that of its definition's kind, so the type is left open."""
         try:
             return self.stores[name]
-        except KeyError:
+        except (KeyError, TypeError):  # of another type than text, it may have no hash
             raise UnknownStore(
-                f"task {self.task} has no store {name!r}: it declares {', '.join(sorted(self.stores)) or 'none'}"
+                f"task {self.task} has no store {name!r:.100}: it declares {', '.join(sorted(self.stores)) or 'none'}"
             ) from None
 
     def bind_clock(self, now_ms: Callable[[], int]) -> None:
@@ -254,7 +258,8 @@ class TaskStores:
 
     def unreadable(self, name: str, records: Sequence[LoggedRecord]) -> LoggedRecord | None:
         """The first of these changelog records that this store can never have written; None if it is not they."""
-        before = self._times()
+        before, counters = self._times(), self.store(name).rows.counters
+        skipped = counters.skipped  # of these records, which were counted before the error
         try:
             for record in () if self.damaged is not None else records:
                 try:
@@ -262,6 +267,7 @@ class TaskStores:
                 except Corruption:
                     return record
         finally:
+            counters.skipped = skipped
             self._set_times(before)
         return None
 
@@ -352,6 +358,7 @@ class TaskStores:
         if not isinstance(engine, RocksEngine):
             raise InvalidRequest(f"task {self.task} has no files to copy: its stores are in memory")
         engine.checkpoint(directory)
+        definitions_file.keep(directory, {name: self._definition(name) for name in self.specs})
 
     def restoring(self, on: bool) -> None:
         """Whether rows only come from the log and nobody reads them yet; forgotten with the task."""
@@ -375,6 +382,7 @@ class TaskStores:
         with ExitStack() as last:  # each step, whatever the one before said: an open engine keeps the directory's lock
             last.callback(self.memory.close)
             last.callback(self.engine.close)
+            last.callback(self.buffer.leave_disk)
             last.callback(self.buffer.clear)
             for store in self.stores.values():
                 last.callback(store.rows.close)
@@ -383,9 +391,10 @@ class TaskStores:
         made = (self.directory / "CURRENT").exists()  # by stores that were not in memory then: see what becomes of them
         if not made and all(spec.engine == "memory" for spec in self.specs.values()):
             return MemoryEngine()
-        check_marker(self.directory, app, self.task)
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_marker(self.directory, app, self.task)
+        with told(f"opening task {self.task}", self.directory):
+            check_marker(self.directory, app, self.task)
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_marker(self.directory, app, self.task)
         if self._whole_wal and not self._careful:
             refuse_damaged_wal(self.directory, every_byte=False)
         return RocksEngine(
@@ -463,6 +472,8 @@ class TaskStores:
                            self.task, name)  # fmt: skip
         if dead or unsure or declared != stored:
             self._record(cut, declared)
+        elif self.engine.durable:  # of an earlier version, or left out by a crash
+            definitions_file.keep(self.directory, declared)
         return cut
 
     def _definition(self, name: str) -> dict[str, Any]:
@@ -476,7 +487,12 @@ class TaskStores:
             STORES_KEY: encode_definitions(definitions),
             INGESTING_KEY: mark,
         }
+        durable = self.engine.durable
+        if durable:
+            definitions_file.forget_other(self.directory, definitions)
         self.engine.write({DEFAULT_FAMILY: record})
+        if durable:
+            definitions_file.keep(self.directory, definitions)
 
     def _refuse_changed(self, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
         for name, definition in declared.items():

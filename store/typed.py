@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from standfast.store.engine import KeyRange
-from standfast.store.errors import Corruption, InvalidRequest
+from standfast.store.errors import InvalidRequest
 from standfast.store.rows import StoreRows
 from standfast.store.serde import serde_error
 from standfast.store.specs import StoreSpec
@@ -64,6 +64,7 @@ class TypedStore(ABC, Generic[K, V, S]):
         """Rows that applying these changelog records (in offset order) writes; moves the observed stream time.
 
         They are put over those in `into`, of the records before, and that is returned. After an error it is of no use.
+        Records without a key, which no store writes, are left out and counted (Kafka Streams: StoreChangelogReader).
         """
 
     @abstractmethod
@@ -88,6 +89,12 @@ class TypedStore(ABC, Generic[K, V, S]):
     def expired_ranges(self) -> list[KeyRange]:
         """Key ranges whose every row is past retention, in stores that expire within one family."""
         return []
+
+    def _with_key(self, records: Sequence[LoggedRecord]) -> Sequence[LoggedRecord]:
+        """The records that have a key; the others are counted."""
+        kept = [record for record in records if record[2] is not None]
+        self.rows.counters.skipped += len(records) - len(kept)
+        return kept
 
     def _encode_key(self, key: K) -> bytes:
         if key is None:
@@ -129,6 +136,15 @@ class TypedStore(ABC, Generic[K, V, S]):
             )
         return value
 
+    def _bound(self, what: str, value: int) -> int:
+        """One end of a range of times; one below 0 is as 0."""
+        if type(value) is not int or value > TIME_MAX_MS:
+            raise InvalidRequest(
+                f"store {self.name!r}: {what} must be whole milliseconds since the epoch, at most 2**63-1 (for an open "
+                f"end give 0 or 2**63-1), not {value!r}"
+            )
+        return value
+
     def _pack(self, timestamp: int, raw: bytes) -> bytes:
         return TIMESTAMP.pack(timestamp) + raw if self._skip else raw
 
@@ -141,14 +157,3 @@ def columns_of(
         return records.timestamps, records.keys, records.values
     stamps, keys, values = (list(map(itemgetter(at), records)) for at in (1, 2, 3))
     return stamps, keys, values
-
-
-def require_key(record: LoggedRecord, store: str) -> bytes:
-    """The key of a changelog record; a record without one cannot have been written by a store."""
-    key = record[2]
-    if key is None:
-        raise Corruption(
-            f"changelog of store {store!r}: the record at offset {record[0]} has no key, so no store wrote it; "
-            "find who else writes to this topic"
-        )
-    return key

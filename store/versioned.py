@@ -11,14 +11,14 @@ from the observed stream time and is readable after a reopen, because segments a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from standfast.store.engine import Engine, KeyRange
 from standfast.store.results import PUT_NOT_VALID, VALID_TO_UNDEFINED, VersionedRecord
 from standfast.store.rows import StoreIterator, StoreRows
 from standfast.store.segments import versioned_segment_interval_ms
 from standfast.store.specs import VersionedStore
-from standfast.store.typed import FamilyRows, LoggedRecord, LogicalRow, TypedStore, require_key
+from standfast.store.typed import FamilyRows, LoggedRecord, LogicalRow, TypedStore
 from standfast.store.versioned_put import History, put_version
 from standfast.store.versioned_row import (
     LATEST_PREFIX,
@@ -168,7 +168,7 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
     ) -> StoreIterator[VersionedRecord[V]]:
         """Versions that `get` gives for some time of time_from <= t <= time_to, newest first unless `ascending`."""
         raw_key = self._encode_key(key)
-        if time_from > time_to:
+        if self._bound("time_from", time_from) > self._bound("time_to", time_to):
             return self.rows.iterate(iter(()))
         first = max(time_from, self._history_from(), 0)  # the latest is told at any time, ended ones from here on
         found = [
@@ -181,8 +181,8 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
     def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
         families = {} if into is None else into
         space = _OverlaySpace(self.rows.engine, self.name, families.setdefault(self.name, {}))
-        for record in records:
-            key, stamp = require_key(record, self.name), record[1]
+        for record in self._with_key(records):
+            key, stamp = cast("bytes", record[2]), record[1]
             if stamp >= self._history_from():
                 self.rows.observe(stamp)
                 put_version(space, self._history(), key, record[3], stamp)

@@ -10,7 +10,7 @@ a late row of a dead segment is refused and counted. Range results come in raw k
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from standfast.store import window_key
 from standfast.store.engine import Row
@@ -19,7 +19,7 @@ from standfast.store.results import ValueAndTimestamp, Windowed
 from standfast.store.rows import StoreIterator
 from standfast.store.segmented import SegmentedStore
 from standfast.store.specs import WindowStore
-from standfast.store.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow, require_key
+from standfast.store.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow
 from standfast.store.value_timestamp import TIMESTAMP
 
 K = TypeVar("K")
@@ -77,7 +77,7 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
     ) -> StoreIterator[tuple[int, V]]:
         """(window start, value) of one key with time_from <= start <= time_to, in time order."""
         raw_key = self._encode_key(key)
-        first = max(time_from, 0, self.segments.visible_from())
+        first, time_to = self._first(time_from), self._bound("time_to", time_to)
         if first > time_to:
             return self.rows.iterate(iter(()))
         low, high = window_key.key_bounds(raw_key, first, time_to)
@@ -90,7 +90,7 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
         """Rows with key_from <= key <= key_to and time_from <= start <= time_to; a None key is open."""
         low_key = None if key_from is None else self._encode_key(key_from)
         high_key = None if key_to is None else self._encode_key(key_to)
-        first = max(time_from, 0, self.segments.visible_from())
+        first, time_to = self._first(time_from), self._bound("time_to", time_to)
         if first > time_to or (low_key is not None and high_key is not None and low_key > high_key):
             return self.rows.iterate(iter(()))
         low, high = window_key.range_bounds(low_key, high_key, first, min(time_to, max(self.rows.observed_ms, first)))
@@ -146,7 +146,8 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
 
     def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
         rows = self.rows
-        keys = [require_key(record, self.name) for record in records]
+        records = self._with_key(records)
+        keys = [cast("bytes", record[2]) for record in records]
         starts = [window_key.start_of(key) for key in keys]
         rows.observe(max(starts, default=-1))
         if self.spec.retain_duplicates:
@@ -177,6 +178,10 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
             return None
         return self.rows.get_if_present(families[0], window_key.pack(raw_key, start, 0))
 
+    def _first(self, time_from: int) -> int:
+        """The earliest start that a range from here on shows."""
+        return max(self._bound("time_from", time_from), 0, self.segments.visible_from())
+
     def _scan(self, families: list[str], low: bytes, high: bytes | None, reverse: bool) -> Iterator[Row]:
         return self.rows.scan_all(families, low, high, reverse=reverse)
 
@@ -196,4 +201,5 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
         for row_key, row in scan:
             key, start, _ = window_key.unpack(row_key)
             if first <= start <= last and (low is None or key >= low) and (high is None or key <= high):
-                yield Windowed(self._decode_key(key), start, start + size), self._decode_value(row[self._skip :])
+                window = Windowed(self._decode_key(key), start, window_key.end_of(start, size))
+                yield window, self._decode_value(row[self._skip :])

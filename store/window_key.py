@@ -17,6 +17,7 @@ from standfast.store.errors import Corruption, InvalidRequest
 
 SUFFIX_BYTES = 12
 SEQUENCE_MAX = 0x7FFFFFFF
+TIME_MAX = 2**63 - 1
 _START = struct.Struct(">q4x")
 _SEQUENCE = struct.Struct(">I")
 _SUFFIX = struct.Struct(">qI")
@@ -58,6 +59,11 @@ def start_of(row_key: bytes) -> int:
 def sequence_of(row_key: bytes) -> int:
     """The sequence alone."""
     return unpack(row_key)[2]
+
+
+def end_of(start: int, size_ms: int) -> int:
+    """The end of a window: start + size, at most 2**63 - 1 (Kafka Streams: WindowKeySchema.timeWindowForSize)."""
+    return min(start + size_ms, TIME_MAX)
 
 
 def key_bounds(key: bytes, time_from: int, time_to: int) -> tuple[bytes, bytes]:

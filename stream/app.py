@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,10 +25,12 @@ from typing import Any, TypeVar, Unpack, get_args
 from standfast.replication.listeners import Listener
 from standfast.replication.open_log import open_log
 from standfast.store import serde
+from standfast.store.arguments import list_problems, path_problems, refuse
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.log import logger, printed
-from standfast.store.serde import Serde
+from standfast.store.names import check_name, check_topic
+from standfast.store.serde import Serde, serde_problems
 from standfast.store.specs import KeyValueStore, StoreSpec
 from standfast.stream.assembly import Assembled, assemble
 from standfast.stream.drops import Drops
@@ -40,7 +42,7 @@ from standfast.stream.processor import Processor, has_timers
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
 from standfast.stream.runner import RunnerSettings
 from standfast.stream.session import Session
-from standfast.stream.settings import DISCOVERY_DEFAULT_MS, SessionOptions
+from standfast.stream.settings import DISCOVERY_DEFAULT_MS, SessionOptions, SessionSettings
 from standfast.stream.source_discovery import SourceDiscovery
 from standfast.stream.sources import SourceOptions, SourceSettings, TableOptions
 from standfast.stream.stateless import ToTable
@@ -84,6 +86,20 @@ class App:
         listeners: Iterable[Listener] = (),
         **settings: Unpack[SessionOptions],
     ) -> None:
+        check_name("application", name)
+        refuse(_setting_problems(settings))
+        refuse(
+            [
+                *list_problems("stores", stores, StoreSpec, "[standfast.KeyValueStore(...)]"),
+                *list_problems("listeners", listeners, Listener, "[MyListener()]"),
+                *serde_problems(default_key_serde=default_key_serde, default_value_serde=default_value_serde),
+                *([] if state_dir is None else path_problems("state_dir", state_dir)),
+            ]
+        )
+        if log is not None and not isinstance(log, str):
+            raise BadConfig([f"log must be an address such as sqlite:///./log, not {log!r:.100}"])
+        if restart is not None and not isinstance(restart, RestartStrategy):
+            raise BadConfig([f"restart must be a strategy such as standfast.FixedDelay(3, 1000), not {restart!r:.100}"])
         _check(
             stream_time,
             (("commit_interval_ms", commit_interval_ms, 1), ("watermark_interval_ms", watermark_interval_ms, 0)),
@@ -191,7 +207,8 @@ class App:
         unknown = ", ".join(sorted(options.keys() - TableOptions.__annotations__.keys()))
         if unknown:  # such as `late`: rows would be left out of the table, though not of a restore from its topic
             raise TypeError(f"table() takes no {unknown}: read the topic as a stream for that")
-        name = store or topic
+        name = topic if store is None else store
+        check_topic(topic)
         if store is None and name not in self.builder.specs:
             spec: KeyValueStore = KeyValueStore(name, self._defaults.key, self._defaults.value)
         else:
@@ -335,7 +352,8 @@ class App:
     def _source_settings(
         self, key: Serde[Any] | None, value: Serde[Any] | None, options: SourceOptions
     ) -> SourceSettings:
-        return SourceSettings(key=key or self._defaults.key, value=value or self._defaults.value, **options)
+        key = self._defaults.key if key is None else key
+        return SourceSettings(key=key, value=self._defaults.value if value is None else value, **options)
 
     @staticmethod
     def _check_processor(processor: object, where: str) -> None:
@@ -350,6 +368,14 @@ class App:
             self.stop()
 
         return {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+def _setting_problems(settings: Mapping[str, Any]) -> list[str]:
+    """Of a session's settings, as far as they are wrong whatever the application is made of."""
+    try:
+        return SessionSettings.of(settings).problems()
+    except BadConfig as error:
+        return list(error.problems)
 
 
 def _check(stream_time: str, *numbers: tuple[tuple[str, int, int], ...]) -> None:

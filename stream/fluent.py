@@ -18,8 +18,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
+from standfast.store.arguments import check_functions, refuse
 from standfast.store.errors import BadConfig
-from standfast.store.serde import Serde
+from standfast.store.names import check_name
+from standfast.store.serde import Serde, serde_problems
 from standfast.stream.nodes import Partitioner, Serdes
 from standfast.stream.policy import ErrorPolicy, OnErrorOptions, StepOptions, step_policy
 from standfast.stream.processor import Processor, has_timers
@@ -63,10 +65,12 @@ class Stream:
 
     def filter(self, predicate: Callable[[Any, Any], bool], **step: Unpack[StepOptions]) -> Stream:
         """Records for which `predicate(key, value)` is true."""
+        _check("filter", predicate=predicate)
         return self._step("filter", partial(Filter, predicate), step)
 
     def filter_not(self, predicate: Callable[[Any, Any], bool], **step: Unpack[StepOptions]) -> Stream:
         """Records for which `predicate(key, value)` is false."""
+        _check("filter_not", predicate=predicate)
         return self._step("filter-not", partial(Filter, predicate, False), step)
 
     def map(
@@ -78,12 +82,14 @@ class Stream:
         **step: Unpack[StepOptions],
     ) -> Stream:
         """`mapper(key, value)` gives the new (key, value)."""
+        _check("map", key, value, mapper=mapper)
         return replace(self._step("map", partial(Map, mapper), step), key=key, value=value, rekeyed=True)
 
     def map_values(
         self, mapper: Callable[[Any], Any], *, value: SerdeOrNone = None, **step: Unpack[StepOptions]
     ) -> Stream:
         """`mapper(value)` gives the new value; the key stays."""
+        _check("map_values", value, mapper=mapper)
         return replace(self._step("map-values", partial(MapValues, mapper), step), value=value)
 
     def flat_map(
@@ -95,20 +101,25 @@ class Stream:
         **step: Unpack[StepOptions],
     ) -> Stream:
         """`mapper(key, value)` gives any number of (key, value)."""
+        _check("flat_map", key, value, mapper=mapper)
         return replace(self._step("flat-map", partial(FlatMap, mapper), step), key=key, value=value, rekeyed=True)
 
     def select_key(
         self, mapper: Callable[[Any, Any], Any], *, key: SerdeOrNone = None, **step: Unpack[StepOptions]
     ) -> Stream:
         """`mapper(key, value)` gives the new key."""
+        _check("select_key", key, mapper=mapper)
         return replace(self._step("select-key", partial(SelectKey, mapper), step), key=key, rekeyed=True)
 
     def peek(self, action: Callable[[Any, Any], Any], **step: Unpack[StepOptions]) -> Stream:
         """Call `action(key, value)` for each record, which goes on as it is."""
+        _check("peek", action=action)
         return self._step("peek", partial(Peek, action), step)
 
     def merge(self, other: Stream, **step: Unpack[StepOptions]) -> Stream:
         """Records of both, in the order in which the task meets them."""
+        if not isinstance(other, Stream):
+            raise BadConfig([f"merge: it takes another stream, not {other!r:.100}"])
         if isinstance(other, Table):
             raise other._refused("merge", "its deletes would remove keys of the stream")
         both = Stream(
@@ -135,6 +146,17 @@ class Stream:
         application that runs may have. An `on_error` here covers its timers and punctuations too, which are counted:
         they have no record to be kept.
         """
+        if not (isinstance(processor, type) and issubclass(processor, Processor)):
+            raise BadConfig(
+                [
+                    f"process: give a subclass of standfast.Processor, not {processor!r:.100}; for a function of key "
+                    "and value there are map, map_values, flat_map, filter and peek"
+                ]
+            )
+        _check("process", key, value)
+        unnamed = [one for one in stores if not isinstance(one, str)]
+        if unnamed:
+            raise BadConfig([f"process: stores are named by text, not by {unnamed[0]!r:.100}: give its name"])
         named = stores or (() if processor.stores is None else processor.stores)
         kind = processor.__name__
         timer_key = (processor.timer_key or self._key()) if has_timers(processor) else None
@@ -165,6 +187,9 @@ class Stream:
         **step: Unpack[StepOptions],
     ) -> None:
         """Write to a topic; `partitioner(key, value, partitions)` chooses, by default the hash of the key."""
+        _check("to", key, value)
+        if partitioner is not None:
+            _check("to", partitioner=partitioner)
         name, policy = named_step(self.builder, f"{topic}-sink", step)
         self.builder.add_sink(
             name, topic, [self.node], key or self._key(), value or self._value(), partitioner, policy=policy
@@ -201,6 +226,7 @@ class Stream:
         from standfast.stream.grouped import GroupedStream  # here, because the two name each other
 
         # Any, because type checkers know this class by two paths once the other file names it.
+        _check("group_by_key", key, value)
         own: Any = replace(self, key=key or self.key, value=value or self.value)
         return GroupedStream(own)
 
@@ -213,6 +239,7 @@ class Stream:
         **step: Unpack[StepOptions],
     ) -> GroupedStream:
         """Records together by `mapper(key, value)`, which goes through a repartition topic."""
+        _check("group_by", key, value, mapper=mapper)
         return self.select_key(mapper, key=key, **step).group_by_key(value=value)
 
     def join(
@@ -251,6 +278,7 @@ class Stream:
                     "one has none, or was filtered or mapped"
                 ]
             )
+        _check("left_join" if left else "join", value, joiner=joiner)
         name = step.get("name")
         policy = named_step(self.builder, "join", {**step, "name": name or f"{table.store}-join"})[1]
         own = self.keyed(self._join_topic(table.store, name), policy)
@@ -332,10 +360,12 @@ class Table(Stream):
         self, mapper: Callable[[Any], Any], *, value: SerdeOrNone = None, **step: Unpack[StepOptions]
     ) -> Table:
         """`mapper(value)` gives the new value, of the old one too; it is not called for a delete, which stays one."""
+        _check("map_values", value, mapper=mapper)
         return self._updates("map-values", partial(MapTableValues, mapper), step, value)
 
     def peek(self, action: Callable[[Any, Any], Any], **step: Unpack[StepOptions]) -> Table:
         """Call `action(key, value)` for each update, with value None for a delete; the update goes on as it is."""
+        _check("peek", action=action)
         return self._updates("peek", partial(Peek, action), step, self.value)
 
     def filter(self, predicate: Callable[[Any, Any], bool], **step: Unpack[StepOptions]) -> Stream:
@@ -392,10 +422,16 @@ class Table(Stream):
         )
 
 
+def _check(what: str, *serdes: SerdeOrNone, **functions: object) -> None:
+    """Refuse arguments of a step before it is declared: what is no serde, and what is no function."""
+    refuse([f"{what}: {problem}" for one in serdes if one is not None for problem in serde_problems(serde=one)])
+    check_functions(what, **functions)
+
+
 def named_step(builder: TopologyBuilder, kind: str, step: StepOptions) -> tuple[str, ErrorPolicy | None]:
     """Name and policy of a step. TypeError for an option that no step has, BadConfig for one that cannot be used."""
     given, on_error = _split(**step)
-    name = given or builder.new_name(kind)
+    name = builder.new_name(kind) if given is None else check_name("step", given)
     return name, step_policy(name, **on_error)
 
 
@@ -405,10 +441,10 @@ def _split(*, name: str | None = None, **on_error: Unpack[OnErrorOptions]) -> tu
 
 def store_of_kind(builder: TopologyBuilder, name: str, kinds: Sequence[type], what: str) -> Any:
     """The declared store that a step names; BadConfig if there is none, or one of another kind."""
-    spec = builder.specs.get(name)
+    spec = builder.specs.get(name) if isinstance(name, str) else None
     if spec is None:
         declared = ", ".join(builder.specs) or "none"
-        raise BadConfig([f"{what}: store {name!r} is not declared (declared: {declared}): add it to stores=[...]"])
+        raise BadConfig([f"{what}: store {name!r:.100} is not declared (declared: {declared}): add it to stores=[...]"])
     if not isinstance(spec, tuple(kinds)):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise BadConfig([f"{what}: store {name!r} is a {type(spec).__name__}, it needs a {wanted}"])

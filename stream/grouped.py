@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
+from standfast.store.arguments import check_functions
 from standfast.store.errors import BadConfig
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, WindowStore
 from standfast.stream.aggregate import Aggregate
@@ -50,14 +51,14 @@ class GroupedStream:
         self, function: Reduce, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE, **step: Unpack[StepOptions]
     ) -> Table:
         """`function(aggregate, value)`; the first value of a key is its aggregate."""
-        _check_functions("reduce", function=function)
+        check_functions("reduce", function=function)
         return self._into(store, reducer(function), "reduce", emit, step)
 
     def aggregate(
         self, init: Init, add: Add, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE, **step: Unpack[StepOptions]
     ) -> Table:
         """`add(key, value, aggregate)` gives the new aggregate, from `init()` on; None removes the key."""
-        _check_functions("aggregate", init=init, add=add)
+        check_functions("aggregate", init=init, add=add)
         return self._into(store, Aggregator(init, add), "aggregate", emit, step)
 
     def window(self, windows: AnyWindows) -> WindowedStream:
@@ -94,7 +95,7 @@ class WindowedStream:
         self, function: Reduce, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE, **step: Unpack[StepOptions]
     ) -> Table:
         """`function(aggregate, value)`; the first value is the aggregate. Records without a value are skipped."""
-        _check_functions("reduce", function=function)
+        check_functions("reduce", function=function)
         return self._into(store, reducer(function), "reduce", emit, step)
 
     def aggregate(
@@ -112,7 +113,7 @@ class WindowedStream:
         `add` is given values that are None; sliding windows skip and count records without a value.
         `merge` is given `init()` first, and then the aggregate of each session that the record joins.
         """
-        _check_functions("aggregate", init=init, add=add)
+        check_functions("aggregate", init=init, add=add)
         sessions = isinstance(self.windows, SessionWindows)
         if sessions and not callable(merge):
             raise BadConfig([f"aggregate: sessions need merge=..., a function of (key, one, other), not {merge!r}"])
@@ -189,14 +190,6 @@ def _window_problems(spec: WindowStore | SessionStore, windows: AnyWindows) -> l
             f"retention_ms={windows.retention_safe_ms} or more"
         )
     return problems
-
-
-def _check_functions(what: str, **functions: object) -> None:
-    problems = [
-        f"{what}: {name} must be a function, not {given!r}" for name, given in functions.items() if not callable(given)
-    ]
-    if problems:
-        raise BadConfig(problems)
 
 
 def _refuse(what: str, store: str, problems: list[str]) -> None:

@@ -22,7 +22,7 @@ from standfast.replication.lease_process import LeaseProcess
 from standfast.replication.lease_progress import ALLOWED, GAP, STALLED, STALLS, LeaseProgress
 from standfast.replication.log import Group
 from standfast.store.clock import Clock, SystemClock
-from standfast.store.errors import Unavailable
+from standfast.store.errors import Corruption, Unavailable
 from standfast.store.log import logger
 from standfast.stream.statistics import SessionCounters
 
@@ -130,8 +130,10 @@ class LeaseKeeper:
         holder, group = self._holder
         try:
             holder.heartbeat(group)
-        except Unavailable as error:
-            logger.warning("heartbeat failed, trying again: %s", error)
+        except (Unavailable, Corruption) as error:
+            if isinstance(error, Corruption) and not error.of_log:
+                raise
+            logger.warning("heartbeat failed, trying again: %s", error)  # whoever needs what is damaged says so
             return
         after_ms = self._clock.monotonic_ms()
         if self._renewed_ms >= 0:

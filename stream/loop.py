@@ -24,6 +24,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import (
     BadConfig,
     Corruption,
+    DiskFull,
     Fenced,
     Held,
     InvalidRequest,
@@ -114,7 +115,7 @@ class Loop:
                 self._guarded(task_id, one, one.runner.follow_upstream)
         tasks = self._session.open_tasks()
         self._follow_tasks(tasks)
-        if self.paused or not tasks.keys() >= self._running.keys():
+        if self.paused or self._session.disk.full or not tasks.keys() >= self._running.keys():
             # What was processed before stays uncommitted for at most its interval.
             self._commit_due()
             self._poll_shut()
@@ -235,7 +236,7 @@ class Loop:
     def _open_later(self, task_id: TaskId, error: Exception, at: str | None, committed: str) -> None:
         """`at` is the source offset of the record that failed, None where it was none; `committed` the task's last."""
         now_ms = self._clock.monotonic_ms()
-        if isinstance(error, Unavailable):
+        if isinstance(error, (Unavailable, DiskFull)):
             if task_id in self._failures:
                 self._failures[task_id].interrupted()
             # Not the task's fault: it waits for the log as long as that takes, and goes on as soon as it is back.

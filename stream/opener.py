@@ -43,6 +43,7 @@ from standfast.restore.plan import (
 )
 from standfast.store.clock import Clock
 from standfast.store.cut import Position
+from standfast.store.disk import DiskGuard
 from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
 from standfast.store.log import logger
 from standfast.store.rocks import RocksShared
@@ -88,6 +89,7 @@ class TaskOpener:
         accept_missing_history: bool,
         accept_unreadable_rows: bool,
         buffer_bytes: Callable[[], int],
+        disk: DiskGuard,
         foreign: bool = False,
         progress: LeaseProgress | None = None,
     ) -> None:
@@ -104,6 +106,7 @@ class TaskOpener:
         self._accept_empty_log = accept_empty_log
         self._accept_missing_history = accept_missing_history
         self._buffer_bytes = buffer_bytes
+        self._disk = disk
         self._fixes = Fixes(log.address)
         self._progress = progress or LeaseProgress()
         self._foreign = foreign  # the changelogs are another application's: they are taken as they are
@@ -288,6 +291,7 @@ class TaskOpener:
                 self._shared,
                 now_ms=self._clock.wall_ms,
                 buffer_bytes=self._buffer_bytes(),
+                disk=self._disk,
                 limits=self._limits,
                 careful=careful,
                 whole_wal=whole_wal,

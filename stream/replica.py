@@ -23,6 +23,7 @@ from standfast.replication.log import Log, LogAdmin
 from standfast.replication.offsets import TaskId
 from standfast.replication.open_log import open_log
 from standfast.replication.read_only import ReadOnlyLog
+from standfast.store.arguments import name_problems, refuse
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, Closed, InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import logger
@@ -67,6 +68,7 @@ class Replica(Session):
         listeners: Iterable[Listener] = (),
         **settings: Unpack[ReplicaOptions],
     ) -> None:
+        refuse(name_problems(settings, list(ReplicaOptions.__annotations__)))
         _check(app, stores)
         with closing(open_log(log, clock=clock)) as found:
             groups = task_groups(found.admin, app, stores)

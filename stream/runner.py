@@ -104,6 +104,7 @@ class TaskRunner:
         self.inputs: dict[str, Input] = {}
         # What one record brings forth, or falls due at once, cannot be committed in parts; the commit follows it.
         task.stores.buffer.refuse_bytes = NEVER
+        task.stores.buffer.leave_disk()  # the loop looks before it begins a record
         self._build(positions)
         self._time.restore(task.stream_times)
         self._single = next(iter(self.inputs.values())) if len(self.inputs) == 1 else None

@@ -22,16 +22,27 @@ from typing import Any, Unpack
 from standfast.replication.fetch_pipeline import FetchPipeline
 from standfast.replication.lease_progress import WORK
 from standfast.replication.listeners import Listener, Listeners
-from standfast.replication.log import Log, LogReader
+from standfast.replication.log import Group, GroupView, Log, LogReader
 from standfast.replication.offsets import TaskId
-from standfast.replication.open_log import open_log
+from standfast.replication.open_log import log_folder, open_log, parse_address
+from standfast.store.arguments import flag_problems, list_problems, refuse
 from standfast.store.clock import Clock, SystemClock
-from standfast.store.errors import Closed, NotReady, Unavailable
+from standfast.store.disk import DiskGuard
+from standfast.store.errors import (
+    Closed,
+    Corruption,
+    DiskFull,
+    InvalidRequest,
+    NotReady,
+    StandfastError,
+    Unavailable,
+)
 from standfast.store.log import logger
 from standfast.store.rocks import RocksShared
 from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
+from standfast.stream.figures import Figures
 from standfast.stream.groups import TaskGroup, all_specs, all_task_ids
 from standfast.stream.instance import Instance
 from standfast.stream.lease import LeaseKeeper
@@ -54,7 +65,7 @@ from standfast.stream.session_tasks import (
     tasks_grown,
 )
 from standfast.stream.settings import CACHE_DEFAULT_BYTES, CACHE_MIN_BYTES, SessionOptions, SessionSettings
-from standfast.stream.snapshot import restores_of, session_statistics
+from standfast.stream.snapshot import LogFigures, restores_of, session_statistics
 from standfast.stream.source_gate import OpenTask
 from standfast.stream.statistics import RestoreStatistics, SessionCounters, SessionStatistics
 from standfast.stream.task import Task, TaskState
@@ -64,6 +75,13 @@ RETRY_WAIT_S = 0.2
 SOURCE_READER = "source"
 SOURCE_LOOK_MS = 20
 LEASE_THREAD = "standfast-lease"
+
+
+def disk_guard(state_path: Path, log: str | None, floor_bytes: int) -> DiskGuard:
+    """A guard of the state directory, and of the log's folder where that is of this machine."""
+    folder = None if log is None else log_folder(log)
+    places = {"state directory": state_path, **({} if folder is None else {"log": folder})}
+    return DiskGuard(places, floor_bytes)
 
 
 class Session:
@@ -89,8 +107,10 @@ class Session:
         listeners: Iterable[Listener] = (),
         **settings: Unpack[SessionOptions],
     ) -> None:
-        self._settings = SessionSettings(**settings)
+        self._settings = SessionSettings.of(settings)
         self._groups = self._settings.check(app, stores, groups)
+        refuse(flag_problems(background=background) + list_problems("listeners", listeners, Listener, "[MyListener()]"))
+        parse_address(log)  # before the state directory is made
         self._grouped = groups is not None
         self.app = app
         self.clock: Clock = clock or SystemClock()
@@ -100,6 +120,7 @@ class Session:
         self.counters = SessionCounters()
         self.specs = all_specs(self._groups)
         self._lock = threading.RLock()
+        self._figures_lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._fatal: BaseException | None = None
@@ -115,10 +136,15 @@ class Session:
             leased = background and not self.read_only
             if leased:
                 self._keep_lease(log)
+            self.disk = self._disk_guard(log)
+            self.disk.look()
             self.log = self._open_log(log)
             self._group = self.log.group(app)
             self._lease_group = self.log.group(app)
+            self._statistics_group: Group | None = None
             self._statistics_reader = self.log.reader()
+            self._log_figures = LogFigures(self._statistics_reader, self.clock)
+            self._figures = Figures(self._read_statistics, self.clock)
             if background:
                 self._pipeline = FetchPipeline(self.log, wake=self._wake.set)
             self._instance = self._make_instance()
@@ -136,6 +162,9 @@ class Session:
         if background:
             for name, run in self._background().items():
                 self._start(name, run)
+
+    def _disk_guard(self, address: str) -> DiskGuard:
+        return disk_guard(self._state.path, address, self._settings.disk_floor_bytes)
 
     def _open_log(self, address: str) -> Log:
         return open_log(address, clock=self.clock)
@@ -167,6 +196,7 @@ class Session:
             accept_missing_history=settings.accept_missing_history,
             accept_unreadable_rows=settings.accept_unreadable_rows,
             buffer_bytes=self._buffer_bytes,
+            disk=self.disk,
             foreign=self.read_only,
             progress=self.progress,
         )
@@ -189,6 +219,7 @@ class Session:
             all_tasks=all_task_ids(self._groups) if shared else None,
             reader=self.reader,
             bulk=settings.bulk(),
+            disk=self.disk,
             learn_partitions=self._learn_partitions if settings.placement == "group" else None,
         )
 
@@ -263,6 +294,8 @@ class Session:
 
         Fenced if an assigned task was taken over, and nothing but the caller can bring it back.
         """
+        if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float)):
+            raise InvalidRequest(f"wait_ready: timeout_s must be seconds, or None to wait on, not {timeout_s!r:.100}")
         deadline_ms = None if timeout_s is None else self.clock.monotonic_ms() + timeout_s * 1_000
         while True:
             driven = 0 if self._threads else self.poll_once()
@@ -280,7 +313,8 @@ class Session:
     def missing(self) -> tuple[str, ...]:
         """Who keeps the gate shut, and how far it is; empty when it is open."""
         with self._lock:
-            return missing_lines(self._instance, self.clock.monotonic_ms())
+            lines = missing_lines(self._instance, self.clock.monotonic_ms())
+        return (*lines, f"restores wait for space: {self.disk.full}") if lines and self.disk.full else lines
 
     @property
     def ready(self) -> bool:
@@ -365,7 +399,8 @@ class Session:
     def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
         """Commit every active task of group 0, and those of other groups that are given offsets, each with its own.
 
-        Stops at the first that fails; the offsets of those behind it go with the next commit, as their rows do.
+        Stops at the first that fails; the offsets of those behind it go with the next commit, as their rows do. So do
+        those of one for which there is too little space (DiskFull).
         Raises Fenced, after the other tasks are committed, if another instance took a task over and no revocation
         said so: from then on, also with nothing to commit, until `assign`, `on_assign`, `on_revoke` or `reopen` names
         its partition. Raises InvalidRequest for offsets of a task that is not assigned here, NotReady for one that
@@ -404,6 +439,8 @@ class Session:
             try:
                 task.commit(own)
             except BaseException as error:
+                if isinstance(error, DiskFull):  # its rows stay as well
+                    left[task_id] = (task, own)
                 self._unreached = left
                 logger.warning("task %s was not committed: %s", task_id, error)
                 raise
@@ -421,15 +458,34 @@ class Session:
         return done
 
     def statistics(self) -> SessionStatistics:
-        """An immutable snapshot of everything, for metrics and status."""
+        """An immutable snapshot of everything, for metrics and status.
+
+        Where the log keeps the session waiting it is the last one, after a second (`log_read_ms_ago` says how old).
+        """
+        lock: Any = self._usable()
+        if lock._is_owned():  # a thread of its own would wait for this one
+            return self._read_statistics()
+        statistics, age_ms = self._figures.take()
+        return replace(statistics, log_read_ms_ago=statistics.log_read_ms_ago + age_ms) if age_ms else statistics
+
+    def _read_statistics(self) -> SessionStatistics:
         with self._usable():
             return session_statistics(
                 self.app,
                 self._instance,
-                self._statistics_reader,
+                self._log_figures,
                 missing=self.missing(),
                 clock=self.clock,
+                disk=self.disk.state,
             )
+
+    def look_at_group(self) -> GroupView:
+        """The live members of the application's group now. Raises Unavailable."""
+        with self._figures_lock:
+            self._usable()
+            if self._statistics_group is None:  # of its own, so as not to wait with those that write
+                self._statistics_group = self.log.group(self.app)
+            return self._statistics_group.view()
 
     def restores(self) -> tuple[RestoreStatistics, ...]:
         """What is being restored, without a look at the log."""
@@ -470,6 +526,8 @@ class Session:
         self._statistics_reader.close()
         self._group.close()
         self._lease_group.close()
+        if self._statistics_group is not None:
+            self._statistics_group.close()
         self.log.close()
 
     def __enter__(self) -> Session:
@@ -493,6 +551,10 @@ class Session:
         """What calls raise once background work stopped: the error itself, since trying again would change nothing."""
         return fatal
 
+    def _retries(self, error: StandfastError) -> bool:
+        """Whether background work goes on after that, and is tried again."""
+        return isinstance(error, Unavailable)
+
     def _start(self, name: str, run: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
@@ -515,7 +577,9 @@ class Session:
                     if self._instance.poll_once():
                         wait_s = 0.0
                 self.own_loop.look_after()
-            except Unavailable as error:
+            except (Unavailable, Corruption) as error:
+                if not self._retries(error):
+                    raise
                 logger.warning("background work will be tried again: %s", error)
                 wait_s = RETRY_WAIT_S
             if wait_s:
@@ -546,7 +610,7 @@ class Session:
         return self._grouped or self._settings.partitions is not None
 
     def _held(self, task_id: TaskId) -> Task:
-        return held_task(task_id, self._instance, named_by_id=self._grouped)
+        return held_task(task_id_of(task_id), self._instance, named_by_id=self._grouped)
 
     def _learn_partitions(self, topics: Iterable[str] = ()) -> None:
         """Where nobody said how many tasks there are: as many as the changelogs have, or else these source topics."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from standfast.replication.log import Group, LogAdmin, LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.arguments import is_whole
 from standfast.store.errors import Fenced, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.specs import StoreSpec
 from standfast.stream.groups import TaskGroup, all_specs, all_task_ids
@@ -30,8 +31,11 @@ class ReadView(NamedTuple):
 
 
 def task_id_of(partition: int | TaskId) -> TaskId:
-    """A number is a task of group 0."""
-    return partition if isinstance(partition, TaskId) else TaskId(0, partition)
+    """A number is a task of group 0. Raises InvalidRequest for what is neither a number nor a task id."""
+    found = partition if isinstance(partition, TaskId) else TaskId(0, partition)
+    if not is_whole(found.group) or not is_whole(found.partition):
+        raise InvalidRequest(f"partition {partition!r:.100} does not exist: give a whole number from 0")
+    return found
 
 
 def task_of_source(source: Any, groups: Mapping[int, TaskGroup]) -> TaskId:
@@ -53,6 +57,8 @@ def group_of_store(store: str, groups: Mapping[int, TaskGroup], app: str) -> int
 def checked_tasks(tasks: Iterable[int | TaskId], groups: Mapping[int, TaskGroup], *, limited: bool) -> list[TaskId]:
     """Ids of tasks that exist, in order. Raises InvalidRequest; `limited`: the number of partitions is known."""
     checked = set()
+    if isinstance(tasks, str | bytes | Mapping) or not isinstance(tasks, Iterable):
+        raise InvalidRequest(f"assign takes a list of partitions such as [0, 1], not {tasks!r:.100}")
     for one in tasks:
         task_id = task_id_of(one)
         group = groups.get(task_id.group)

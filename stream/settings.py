@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypedDict, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict, get_args
 
 from standfast.restore.bulk_plan import COLD_RECORDS, WARM_RECORDS, BulkSettings
 from standfast.restore.gate import Policy as GatePolicy
+from standfast.store.arguments import INT64_MAX, flag_problems, is_whole, list_problems, name_problems, refuse
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_name
 from standfast.store.rows import VALUE_MAX_BYTES
@@ -36,6 +37,7 @@ RESTORE_WORKERS_MAX = 4
 # compaction that follows more than three: 5.7 s instead of 3.5.
 RESTORE_MEMORY_DEFAULT_BYTES = 512 << 20
 RESTORE_MEMORY_MIN_BYTES = 16 << 20
+_FLAGS = ("take_over", "accept_empty_log", "accept_missing_history", "accept_unreadable_rows")
 
 
 class SessionOptions(TypedDict, total=False):
@@ -59,6 +61,7 @@ class SessionOptions(TypedDict, total=False):
     restore_workers: int | None
     restore_memory_bytes: int
     bulk_restore_records: int
+    disk_floor_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,9 @@ class SessionSettings:
     restore_memory_bytes    what these processes may hold of rows, all together
     bulk_restore_records    from how many records on a cold store is restored in bulk; three times as many for one that
                             holds rows
+    disk_floor_bytes        with less free space on the volume of `state_dir`, or of an embedded log, nothing new is
+                            written: a put is DiskFull, an application pauses its sources, restores and standbys wait;
+                            reads, deletes and commits go on. 0: nothing is watched
     """
 
     guarantee: Guarantee = "exactly_once"
@@ -110,6 +116,19 @@ class SessionSettings:
     restore_workers: int | None = None
     restore_memory_bytes: int = RESTORE_MEMORY_DEFAULT_BYTES
     bulk_restore_records: int = COLD_RECORDS
+    disk_floor_bytes: int = 0
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> SessionSettings:
+        """The settings of keyword arguments. Raises BadConfig for a name that is none of them."""
+        known = [one.name for one in fields(cls)]
+        refuse(name_problems(given, known))
+        return cls(**given)
+
+    def problems(self) -> list[str]:
+        """What is wrong with them, whatever the application and its stores."""
+        flags = {name: getattr(self, name) for name in _FLAGS}
+        return [*self._choice_problems(), *self._number_problems(), *flag_problems(**flags)]
 
     def bulk(self) -> BulkSettings:
         """How large restores are done."""
@@ -119,6 +138,7 @@ class SessionSettings:
             memory_bytes=self.restore_memory_bytes,
             cold_records=self.bulk_restore_records,
             warm_records=self.bulk_restore_records * WARM_RECORDS // COLD_RECORDS,
+            disk_floor_bytes=self.disk_floor_bytes,
         )
 
     def check(
@@ -128,7 +148,8 @@ class SessionSettings:
 
         Raises BadConfig with every problem.
         """
-        problems = [*_name_problems(app), *self._choice_problems(), *self._number_problems()]
+        problems = [*_name_problems(app), *self.problems(), *_lists_problems(stores, groups)]
+        refuse(problems)  # what follows looks into the stores
         if groups is not None:
             problems += group_problems(groups)
             if stores or self.partitions is not None:
@@ -144,7 +165,7 @@ class SessionSettings:
     def _choice_problems(self) -> list[str]:
         choices = (("guarantee", Guarantee), ("placement", Placement), ("gate", GatePolicy))
         return [
-            f"{name} must be one of {', '.join(get_args(allowed))}, not {getattr(self, name)!r}"
+            f"{name} must be one of {', '.join(get_args(allowed))}, not {getattr(self, name)!r:.100}"
             for name, allowed in choices
             if getattr(self, name) not in get_args(allowed)
         ]
@@ -157,17 +178,27 @@ class SessionSettings:
             ("value_max_bytes", self.value_max_bytes, 1),
             ("lease_ms", self.lease_ms, LEASE_MIN_MS),
             ("max_stall_ms", self.max_stall_ms, LEASE_MIN_MS),
-            ("restore_workers", self.restore_workers or 0, 0),
+            ("restore_workers", 0 if self.restore_workers is None else self.restore_workers, 0),
             ("restore_memory_bytes", self.restore_memory_bytes, RESTORE_MEMORY_MIN_BYTES),
             ("bulk_restore_records", self.bulk_restore_records, 1),
+            ("disk_floor_bytes", self.disk_floor_bytes, 0),
             ("partitions", 1 if self.partitions is None else self.partitions, 1),
             ("discovery_interval_ms", 1 if self.discovery_interval_ms is None else self.discovery_interval_ms, 1),
         )
         return [
-            f"{name} must be a whole number of at least {least}, not {number!r}"
+            f"{name} must be a whole number of at least {least}, not {number!r:.100}"
             for name, number, least in numbers
-            if not isinstance(number, int) or isinstance(number, bool) or number < least
+            if not is_whole(number, least, INT64_MAX)
         ]
+
+
+def _lists_problems(stores: object, groups: object) -> list[str]:
+    problems = list_problems("stores", stores, StoreSpec, "[standfast.KeyValueStore(...)]")
+    if groups is not None and not (
+        isinstance(groups, Mapping) and all(isinstance(one, TaskGroup) for one in groups.values())
+    ):
+        problems.append(f"groups must be a dict of numbers and TaskGroup, not {groups!r:.100}")
+    return problems
 
 
 def _name_problems(app: str) -> list[str]:
@@ -180,8 +211,6 @@ def _name_problems(app: str) -> list[str]:
 
 def _store_problems(stores: Sequence[StoreSpec]) -> list[str]:
     problems = []
-    if not all(isinstance(spec, StoreSpec) for spec in stores):
-        problems.append("stores must be definitions such as standfast.KeyValueStore(...)")
     names = [getattr(spec, "name", None) for spec in stores]
     problems += [
         f"store {name!r} is declared {names.count(name)} times"

@@ -10,18 +10,58 @@ from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.tailer import TailedChangelog
 from standfast.store.clock import Clock
 from standfast.store.cut import Position
-from standfast.store.errors import UnknownStore
+from standfast.store.disk import DiskState
+from standfast.store.errors import Corruption, Unavailable, UnknownStore
 from standfast.store.task_stores import WRITE_STOPPED
 from standfast.stream.instance import Instance
 from standfast.stream.statistics import RestoreStatistics, SessionStatistics, StoreStatistics, TaskStatistics
 from standfast.stream.task import Task, TaskState
 
 
+class LogFigures:
+    """Bounds of changelogs as the log last told them, and since when it has not."""
+
+    def __init__(self, reader: LogReader, clock: Clock) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._known: dict[TopicPartition, Bounds] = {}
+        self._read_ms = clock.monotonic_ms()
+        self._error = ""
+
+    def begin(self) -> None:
+        """Before the bounds of all tasks are asked for."""
+        self._error = ""
+
+    def bounds(self, task: Task) -> dict[TopicPartition, Bounds]:
+        """Of a task's changelogs: now, or the last known ones where the log cannot be read."""
+        asked = task.applier.store_of
+        if not self._error:  # else it would be waited for once more
+            try:
+                found = self._reader.bounds(asked)
+            except UnknownStore:
+                return {}  # a changelog was deleted under us: the next commit or poll says so, a snapshot must not fail
+            except (Unavailable, Corruption) as error:
+                self._error = str(error)
+            else:
+                self._known.update(found)
+                return found
+        return {at: self._known[at] for at in asked if at in self._known}
+
+    def end(self) -> tuple[int, str]:
+        """How old the oldest figures are, in milliseconds, and why."""
+        if not self._error:
+            self._read_ms = self._clock.monotonic_ms()
+        return self._clock.monotonic_ms() - self._read_ms, self._error
+
+
 def session_statistics(
-    app: str, instance: Instance, reader: LogReader, *, missing: tuple[str, ...], clock: Clock
+    app: str, instance: Instance, figures: LogFigures, *, missing: tuple[str, ...], clock: Clock, disk: DiskState
 ) -> SessionStatistics:
     """Everything a session knows of itself now."""
     view, wall_ms = instance.view, clock.wall_ms()
+    figures.begin()
+    tasks = tuple(_task(task, instance, figures, wall_ms) for _, task in sorted(instance.tasks.items()))
+    log_read_ms_ago, log_error = figures.end()
     return SessionStatistics(
         app=app,
         instance=instance.member,
@@ -29,11 +69,14 @@ def session_statistics(
         missing=missing,
         members=tuple(member.member_id for member in view.members) if view is not None else (),
         standbys_missing=instance.standbys_missing,
-        tasks=tuple(_task(task, instance, reader, wall_ms) for _, task in sorted(instance.tasks.items())),
+        tasks=tasks,
         restores=restores_of(instance, clock.monotonic_ms()),
         counters=instance.counters.copy(),
         bulk=instance.restorer.bulk_statistics(),
         log_lock=instance.log.lock_holder(),
+        disk=disk,
+        log_read_ms_ago=log_read_ms_ago,
+        log_error=log_error,
     )
 
 
@@ -60,9 +103,9 @@ def restores_of(instance: Instance, now_ms: int) -> tuple[RestoreStatistics, ...
     )
 
 
-def _task(task: Task, instance: Instance, reader: LogReader, wall_ms: int) -> TaskStatistics:
+def _task(task: Task, instance: Instance, figures: LogFigures, wall_ms: int) -> TaskStatistics:
     usable = task.state not in (TaskState.FAILED, TaskState.CLOSED)
-    bounds = _bounds(task, reader) if usable else {}
+    bounds = figures.bounds(task) if usable else {}
     return TaskStatistics(
         task=str(task.id),
         partition=task.id.partition,
@@ -78,13 +121,6 @@ def _task(task: Task, instance: Instance, reader: LogReader, wall_ms: int) -> Ta
         inflight_bytes=task.inflight[1],
         write_stall_ms=task.stores.stalled_ms() if usable else 0,
     )
-
-
-def _bounds(task: Task, reader: LogReader) -> dict[TopicPartition, Bounds]:
-    try:
-        return reader.bounds(task.applier.store_of)
-    except UnknownStore:
-        return {}  # a changelog was deleted under us: the next commit or poll says so, a snapshot must not fail
 
 
 def _store(

@@ -24,6 +24,10 @@ def checked_shape(given: Mapping[tuple[str, int], int]) -> dict[TopicPartition, 
     """The offsets by partition. Raises InvalidRequest for what is no source offset at all, whatever the task."""
     offsets: dict[TopicPartition, int] = {}
     problems = []
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(
+            f'source offsets must be a dict, as {{("flights", 0): 4712}}, not {given!r:.100}; nothing was committed'
+        )
     for at, offset in given.items():
         problem = _shape_problem(at, offset)
         if problem is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from standfast.replication.log import LockHolder
 from standfast.restore.bulk import BulkStatistics
+from standfast.store.disk import DiskState
 from standfast.store.errors import Fenced, StateLost, Unavailable
 from standfast.store.histogram import READ_BUCKETS_S, Histogram, Histograms
 
@@ -161,3 +162,7 @@ class SessionStatistics:
     counters: SessionCounters
     bulk: BulkStatistics
     log_lock: LockHolder | None = None  # a process that keeps everybody from writing to the log
+    disk: DiskState | None = None
+    # How long ago ends and lags were read from the log: old ones are given where it would have to be waited for.
+    log_read_ms_ago: int = 0
+    log_error: str = ""  # why they could not be read since; it may be empty while that is not known

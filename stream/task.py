@@ -37,10 +37,22 @@ from standfast.replication.log import (
     Outgoing,
 )
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.arguments import is_whole
 from standfast.store.buffer import changes_bytes
 from standfast.store.clock import Clock, measured_ns
 from standfast.store.cut import parse_source_key, source_key
-from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, NotReady, StandfastError, StateLost
+from standfast.store.errors import (
+    Closed,
+    CommitUnknown,
+    Corruption,
+    Fenced,
+    InternalError,
+    InvalidRequest,
+    NotReady,
+    StandfastError,
+    StateLost,
+    Unavailable,
+)
 from standfast.store.failpoint import reach
 from standfast.store.histogram import SECONDS_PER_NS
 from standfast.store.log import logger
@@ -105,12 +117,14 @@ class Task:
         self.state = TaskState.CREATED
         self.role = "active"  # or "standby"
         self.error: BaseException | None = None
+        self.in_doubt = False  # the commit that failed it may have happened
         self.dropped = ""  # why the caller's uncommitted changes are gone, until it asks where to go on
         self.writer: LogWriter | None = None
         self.record_timestamp: int | None = None
         self.stream_times: dict[str, int] = {}
         self.progress: dict[str, int] = {}
         self.commit_requested = False
+        self.keeps_refused = False  # a commit that the log refused before its first byte leaves the task as it was
         self.counters = SessionCounters()  # the session's, once it has the task
         self.inflight = (0, 0)  # records and bytes that the log was given and has not acknowledged
         self.on_outputs: Callable[[Outputs, Mapping[TopicPartition, int]], None] | None = None  # after a commit
@@ -120,6 +134,7 @@ class Task:
         self._topics = topics  # source topics of the task's group; None: any
         self._sources: dict[TopicPartition, int] = {}
         self._committed_times: Times = ({}, {})
+        self._log_may_have_it = False  # some or all of the commit that is under way
         self._outputs: dict[TopicPartition, list[Outgoing]] = {}
         self._output_bytes = 0
         self._outputs_since_ms = -1
@@ -188,7 +203,7 @@ class Task:
         stamp = self.now_ms() if timestamp is None else timestamp
         least_ms = self.stores.limits.least_timestamp_ms
         if (
-            headers
+            headers != ()
             or type(stamp) is not int
             or not least_ms <= stamp <= TIMESTAMP_MAX_MS
             or type(key) not in BYTES_TYPES
@@ -197,7 +212,7 @@ class Task:
         ):
             check_output(topic, key, value, stamp, 0 if partition is None else partition, headers, least_ms)
         if partition is None:
-            if not isinstance(partitions, int) or not 0 < partitions <= PARTITION_MAX:
+            if not is_whole(partitions, 1, PARTITION_MAX):
                 raise InvalidRequest(f"topic {topic!r} cannot have {partitions!r:.100} partitions: give 1 or more")
             partition = zlib.crc32(key) % partitions if key else 0
         size = len(key or b"") + len(value or b"")
@@ -229,8 +244,10 @@ class Task:
         """Make everything since the last commit durable, in the log and locally, as one cut.
 
         `source_offsets` maps (topic, partition) to the next offset to process; InvalidRequest for one that is not this
-        task's or goes back: nothing is written then, and the task goes on. When this returns, the state survives
-        the kill of any process; when it raises, the task takes no more writes until it is opened again. Stream times
+        task's or goes back, DiskFull where there is too little space: nothing is written then, and the task goes on.
+        When this returns, the state survives the kill of any process; when it raises anything else, the task takes no
+        more writes until it is opened again. CommitUnknown, or another error that is `in_doubt`: the log may have
+        the commit; `source_offsets` of the task that is opened again says whether it has. Stream times
         and progress that moved without a new offset are committed with the known offsets, so that the log has them.
         `member` is the consumer that read the records: if it is that no more, the commit is Fenced. So it is once
         another instance has taken the task over. At least once its changes may be in the log by then, and the offsets
@@ -240,10 +257,12 @@ class Task:
         """
         self._check_running()
         self._refuse_dropped()
-        offsets = self.checked_offsets(source_offsets or {})
+        offsets = self.checked_offsets({} if source_offsets is None else source_offsets)
         moved = self.times_moved
         if moved and not offsets:
             offsets = dict(self._sources)
+        if offsets or self.uncommitted:
+            self.stores.buffer.check_commit()
         # Text that is too long is refused here, while the changes are still in the buffer.
         metadata = CommitMetadata(
             epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
@@ -265,6 +284,7 @@ class Task:
         From the first look at the changes to the last word about them an exception fails the task, also one that a
         signal handler raises anywhere between: a task that is half committed must not go on.
         """
+        self._log_may_have_it = False
         try:
             changes = self.stores.buffer.take_changes()
             batches: dict[TopicPartition, Sequence[Outgoing]] = dict(self._outputs)
@@ -282,9 +302,31 @@ class Task:
             self.commit_requested = False
             self._count(changes)
         except BaseException as error:
-            self._failed(error)
+            refused = isinstance(error, Unavailable | Corruption) and error.unwritten and not self._log_may_have_it
+            if refused and self.keeps_refused:
+                self.counters.commits["failed"] += 1
+                let_go(error)
+            else:
+                self._failed(error)
+                self._raise_unknown(error)
             raise
         return written, acknowledged
+
+    def _raise_unknown(self, error: BaseException) -> None:
+        """Raise CommitUnknown, or mark the error, if the log may have what was to be committed.
+
+        Fenced stays as it is: whoever is fenced gives the task up, and its new owner asks for the offsets.
+        """
+        if not self._log_may_have_it or isinstance(error, Fenced):
+            return
+        self.in_doubt = True
+        if isinstance(error, Unavailable) and not isinstance(error, CommitUnknown):
+            raise CommitUnknown(
+                f"task {self.id}: the log may have the commit, and what comes after it failed "
+                f"({type(error).__name__}): open the task again and go on from its source offsets"
+            ) from error
+        if isinstance(error, StandfastError):
+            error.in_doubt = True
 
     def _failed(self, error: BaseException) -> None:
         """A write that may be half done: the task cannot go on."""
@@ -467,6 +509,7 @@ class Task:
         if writer is None:
             raise InternalError(f"task {self.id} runs without a writer")
         acknowledged = self._write_log(writer, batches, commit)
+        self._log_may_have_it = True
         reach("commit.logged")
         try:
             self._write_local(batches, commit, acknowledged, writer)
@@ -524,6 +567,8 @@ class Task:
                 acknowledged = writer.append(batches)
         except BaseException as error:
             self.counters.changelog_errors[log_error(error)] += 1
+            # A writer marks its errors; whatever else ends its work may do so after the log has it.
+            self._log_may_have_it = error.in_doubt if isinstance(error, StandfastError) else True
             raise
         finally:
             self.inflight = (0, 0)

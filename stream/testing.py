@@ -26,8 +26,10 @@ from standfast.replication.log import Headers, Outgoing, TopicPolicy
 from standfast.replication.log import Record as LogRecord
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.open_log import open_log
+from standfast.store.arguments import INT64_MAX, is_whole
 from standfast.store.clock import ManualClock
 from standfast.store.errors import InternalError, InvalidRequest
+from standfast.store.names import check_topic
 from standfast.store.serde import Serde
 from standfast.store.serde import bytes as raw_bytes
 from standfast.stream.assembly import Assembled, assemble
@@ -37,6 +39,7 @@ from standfast.stream.runner import TaskRunner
 from standfast.stream.session import Session
 from standfast.stream.sinks import partition_of
 from standfast.stream.task import TaskState
+from standfast.stream.topology import TopologyBuilder
 
 if TYPE_CHECKING:
     from standfast.stream.app import App
@@ -48,6 +51,12 @@ class Driver:
     """Runs all tasks of an application. `partitions` is what its topics have; one, unless a test needs more."""
 
     def __init__(self, app: App, now_ms: int = 0, *, partitions: int = 1) -> None:
+        if not isinstance(getattr(app, "builder", None), TopologyBuilder):
+            raise InvalidRequest(f"driver: it runs a standfast.App, not {app!r:.100}")
+        if not is_whole(now_ms) or not is_whole(partitions, 1):
+            raise InvalidRequest(
+                f"driver: now_ms {now_ms!r:.100} and partitions {partitions!r:.100} must be whole numbers"
+            )
         self.app = app
         self.clock = ManualClock(now_ms)
         self._partitions = partitions
@@ -84,6 +93,9 @@ class Driver:
         input can be tried. `timestamp` in milliseconds, by default the driver's clock. What a processor raises goes
         through, and the driver is of no more use then.
         """
+        check_topic(topic)
+        if timestamp is not None and not is_whole(timestamp, -INT64_MAX):
+            raise InvalidRequest(f"driver: timestamp must be whole milliseconds, not {timestamp!r:.100}")
         node = self._nodes.get(f"{topic}-source")
         if not isinstance(node, SourceNode) or node.internal:
             known = ", ".join(self._assembled.topology.source_topics)
@@ -101,6 +113,8 @@ class Driver:
 
     def advance_wall_clock(self, duration_ms: int) -> None:
         """Move the clock forward; what it brings is done once, whatever it skipped."""
+        if not is_whole(duration_ms):
+            raise InvalidRequest(f"driver: the clock moves forward by whole milliseconds, not by {duration_ms!r:.100}")
         self.clock.advance(duration_ms)
         for runner in list(self._runners.values()):
             runner.tick()
@@ -108,6 +122,7 @@ class Driver:
 
     def read(self, topic: str) -> list[Record]:
         """What came to an output topic since the last read, committed or not, in the order in which it was written."""
+        check_topic(topic)
         outputs = self._assembled.topology.output_topics
         if topic not in outputs and topic not in self._results:
             known = ", ".join(outputs) or "none"
@@ -298,10 +313,13 @@ def _raw(serde: Serde[Any], given: Any) -> bytes | None:
         return None
     try:
         return serde.serialize(given)
-    except Exception:
+    except Exception as error:
         if isinstance(given, bytes):
             return given
-        raise
+        raise InvalidRequest(
+            f"driver: the source's serde {serde.name!r} cannot write {given!r:.100} ({type(error).__name__}: {error}): "
+            "give what it takes, or bytes"
+        ) from error
 
 
 def _clean_up(held: list[Session], folder: Path) -> None:

@@ -20,6 +20,7 @@ from standfast.replication.log import Headers
 from standfast.store import window_key
 from standfast.store.results import Windowed
 from standfast.store.value_timestamp import TIMESTAMP
+from standfast.store.window_key import end_of
 from standfast.stream.aggregation import Aggregation, Aggregator
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy
 from standfast.stream.final_results import FinalResults
@@ -103,7 +104,10 @@ class ClosingAggregation(Aggregation, Generic[W]):
 
 
 class StartedWindows(ClosingAggregation[S]):
-    """What aggregations over a window store share: rows by key and start, windows of one size."""
+    """What aggregations over a window store share: rows by key and start, windows of one size.
+
+    The index of open windows has start + size, also where that lies beyond 2**63 - 1: so the end tells the start.
+    """
 
     def init(self, context: Context) -> None:
         super().init(context)
@@ -118,11 +122,11 @@ class StartedWindows(ClosingAggregation[S]):
         """Put the new aggregate of a window, and give or hold back the result. `old` is decoded from `old_row`."""
         written = record.timestamp if new is None else stamp  # a removal: see `standfast.stream.aggregate`
         if not self.state.put_row(row_key, start, self.encode_value(new), written):
-            self.drop_window(record.key, record.timestamp, (start, start + self.size_ms))
+            self.drop_window(record.key, record.timestamp, (start, end_of(start, self.size_ms)))
         elif self.held is not None:
             self.held.add(row_key, old_row, record.headers, written)
         elif self.finals is None:
-            key = Windowed(record.key, start, start + self.size_ms)
+            key = Windowed(record.key, start, end_of(start, self.size_ms))
             self.forward(Record(key, new, stamp, record.headers, old))
         elif old_row is None:
             self.finals.add(start + self.size_ms, row_key[: -window_key.SUFFIX_BYTES])
@@ -134,7 +138,7 @@ class StartedWindows(ClosingAggregation[S]):
             return
         new = None if row is None else self.decode_value(row[8:])
         old = None if old_row is None else self.decode_value(old_row[8:])
-        key = Windowed(self.decode_key(raw_key), start, start + self.size_ms)
+        key = Windowed(self.decode_key(raw_key), start, end_of(start, self.size_ms))
         self.give(Record(key, new, timestamp, headers, old))
 
     def read_final(self, end: int, rest: Any, headers: Headers) -> Record | None:
@@ -142,7 +146,7 @@ class StartedWindows(ClosingAggregation[S]):
         row = self.state.get_row(window_key.pack(rest, start), start)
         if row is None:
             return None
-        key = Windowed(self.decode_key(rest), start, end)
+        key = Windowed(self.decode_key(rest), start, end_of(start, self.size_ms))
         return Record(key, self.decode_value(row[8:]), TIMESTAMP.unpack_from(row)[0], headers)
 
     def scan_open(self, end_from: int) -> Iterator[Entry]:
@@ -174,7 +178,7 @@ class WindowedAggregate(StartedWindows[A]):
         """Add the record to one window, unless that is closed."""
         key, value, stamp, _, _ = record
         if start + self.size_ms <= through:
-            self.drop_window(key, stamp, (start, start + self.size_ms))
+            self.drop_window(key, stamp, (start, end_of(start, self.size_ms)))
             return
         row_key = window_key.pack(raw_key, start)
         old_row = self.state.get_row(row_key, start)

@@ -16,6 +16,7 @@ from typing import Any
 
 from standfast.store.results import Windowed
 from standfast.store.serde import Serde
+from standfast.store.window_key import end_of
 
 _START = struct.Struct(">q")
 _END_START = struct.Struct(">qq")
@@ -27,13 +28,13 @@ def windowed(key: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
 
     def serialize(given: Windowed[Any]) -> bytes:
         plain, start, end = _checked(given)
-        if end != start + size_ms:
+        if end != end_of(start, size_ms):
             raise ValueError(f"window {start}..{end} is not {size_ms} ms long")
         return key.serialize(plain) + _START.pack(start)
 
     def deserialize(raw: bytes) -> Windowed[Any]:
         start = _START.unpack_from(raw, len(raw) - _START.size)[0]
-        return Windowed(key.deserialize(raw[: -_START.size]), start, start + size_ms)
+        return Windowed(key.deserialize(raw[: -_START.size]), start, end_of(start, size_ms))
 
     return Serde(f"windowed({key.name},{size_ms})", serialize, deserialize)
 

@@ -15,7 +15,9 @@
 processed. Semantics and boundaries are those of Kafka Streams (TimeWindows, KIP-450, KIP-94).
 
 Rules of this file: pure. Whole milliseconds from 0 to 2^63 - 1; stores, serdes, topics and clocks are unknown here.
-Settings are checked on construction (BadConfig, every problem at once), timestamps at each call (InvalidRequest).
+Settings are checked on construction (BadConfig, every problem at once), timestamps at each call (InvalidRequest). An
+end that would lie beyond 2^63 - 1 is given as that; whether the window is closed is still told by start + size, which
+the stream time never reaches, so that no record is late for it.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from standfast.store import window_key
 from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.window_key import end_of
 
-TIME_MAX = 2**63 - 1  # the layouts of the stores hold times in 8 bytes with a sign
+TIME_MAX = window_key.TIME_MAX  # the layouts of the stores hold times in 8 bytes with a sign
 WINDOWS_PER_RECORD_MAX = 100_000  # hopping: a day that advances by the second; each record updates them all
 
 
@@ -81,12 +85,12 @@ class _AlignedWindows:
     @property
     def retention_min_ms(self) -> int:
         """Smallest retention that a store of these windows may have."""
-        return self.size_ms + self.grace_ms
+        return min(self.size_ms + self.grace_ms, TIME_MAX)
 
     @property
     def retention_safe_ms(self) -> int:
         """Smallest retention with which no window that is still open is hidden: here the same."""
-        return self.size_ms + self.grace_ms
+        return self.retention_min_ms
 
     def close_time(self, observed_ms: int) -> int:
         """Windows that end at or before this are closed."""
@@ -94,7 +98,8 @@ class _AlignedWindows:
 
     def is_closed(self, window: Window, observed_ms: int) -> bool:
         """Whether a record may not update the window any more: it may while end > observed - grace."""
-        return window.end <= observed_ms - self.grace_ms
+        end = window.end if window.end < TIME_MAX else window.start + self.size_ms
+        return end <= observed_ms - self.grace_ms
 
     def closed_through(self, observed_ms: int) -> int:
         """The largest end that is closed; negative while none can be."""
@@ -113,7 +118,7 @@ class TumblingWindows(_AlignedWindows):
         if timestamp.__class__ is not int or not 0 <= timestamp <= TIME_MAX:
             raise _bad_timestamp(timestamp)
         start = timestamp - timestamp % self.size_ms
-        return [Window(start, start + self.size_ms)]
+        return [Window(start, end_of(start, self.size_ms))]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -149,7 +154,7 @@ class HoppingWindows(_AlignedWindows):
             raise _bad_timestamp(timestamp)
         size, advance = self.size_ms, self.advance_ms
         first = max(0, timestamp - size + advance) // advance * advance
-        return [Window(start, start + size) for start in range(first, timestamp + 1, advance)]
+        return [Window(start, end_of(start, size)) for start in range(first, timestamp + 1, advance)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +230,7 @@ class SlidingWindows:
     @property
     def retention_min_ms(self) -> int:
         """Smallest retention that a store of these windows may have."""
-        return 2 * self.difference_ms + self.grace_ms
+        return min(2 * self.difference_ms + self.grace_ms, TIME_MAX)
 
     @property
     def retention_safe_ms(self) -> int:
@@ -234,12 +239,13 @@ class SlidingWindows:
         The window right of a record at p is open while p + 1 + difference >= observed - grace; that the record exists
         is known from the row at p - difference; and a store hides rows with start <= observed - retention.
         """
-        return self.retention_min_ms + 2
+        return min(self.retention_min_ms + 2, TIME_MAX)
 
     def windows_for(self, timestamp: int) -> list[Window]:
         """The windows that the record itself defines: the one left of it, which holds it, and the one right of it."""
         _check_timestamp(timestamp)
-        return [self._window(max(0, timestamp - self.difference_ms)), self._window(timestamp + 1)]
+        left = self._window(max(0, timestamp - self.difference_ms))
+        return [left, self._window(timestamp + 1)] if timestamp < TIME_MAX else [left]
 
     def close_time(self, observed_ms: int) -> int:
         """Windows that end before this are closed."""
@@ -256,7 +262,7 @@ class SlidingWindows:
     def search_starts(self, timestamp: int) -> tuple[int, int]:
         """First and last start, both included, of the stored windows that `plan` must see."""
         _check_timestamp(timestamp)
-        return max(0, timestamp - 2 * self.difference_ms), timestamp + 1
+        return max(0, timestamp - 2 * self.difference_ms), min(timestamp + 1, TIME_MAX)
 
     def plan(self, timestamp: int, stored: Iterable[tuple[int, int]], observed_ms: int) -> SlidingPlan:
         """Which windows the record updates and which it creates.
@@ -299,7 +305,7 @@ class SlidingWindows:
             yield SlidingChange(self._window(timestamp + 1), source, False, newest[source])
 
     def _window(self, start: int) -> Window:
-        return Window(start, start + self.difference_ms)
+        return Window(start, end_of(start, self.difference_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,12 +325,12 @@ class SessionWindows:
     @property
     def retention_min_ms(self) -> int:
         """Smallest retention that a store of these sessions may have."""
-        return self.gap_ms + self.grace_ms
+        return min(self.gap_ms + self.grace_ms, TIME_MAX)
 
     @property
     def retention_safe_ms(self) -> int:
         """Smallest retention with which no open session is hidden: a store hides end <= observed - retention."""
-        return self.retention_min_ms + 1
+        return min(self.retention_min_ms + 1, TIME_MAX)
 
     def close_time(self, observed_ms: int) -> int:
         """Sessions that end before this are closed: no record in time can come within the gap of them."""
@@ -341,7 +347,7 @@ class SessionWindows:
     def search_bounds(self, timestamp: int) -> tuple[int, int]:
         """(earliest end, latest start) of the stored sessions that the record joins, for `find_sessions`."""
         _check_timestamp(timestamp)
-        return timestamp - self.gap_ms, timestamp + self.gap_ms
+        return timestamp - self.gap_ms, min(timestamp + self.gap_ms, TIME_MAX)
 
     def merge(self, existing: Iterable[tuple[int, int]], timestamp: int) -> SessionMerge:
         """The session that holds the record, and what becomes of those it joins.

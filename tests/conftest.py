@@ -32,6 +32,7 @@ pytest_plugins = [
         "fix_spark",
         "fix_tls",
         "fix_door",
+        "fix_disk",
         "fix_clients",
         "fix_promtool",
         "fix_page",

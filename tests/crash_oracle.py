@@ -102,7 +102,7 @@ def row_differences(store: AnyStore, log: list[Record], where: str) -> list[str]
 def library_differences(store: AnyStore, log: list[Record], where: str) -> list[str]:
     """As `differences`, by the library's own fold and digest."""
     spec = store.spec
-    retention_ms = getattr(spec, "history_retention_ms", None) or getattr(spec, "retention_ms", None)
+    retention_ms = getattr(spec, "history_retention_ms", getattr(spec, "retention_ms", None))
     fold = fold_for(spec.kind, timestamped=spec.timestamped, retention_ms=retention_ms)
     fold.add(log)
     wanted, found = digest_rows(fold.rows()), digest_rows(store.logical_rows())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,13 +56,26 @@ def pack(*args: bytes | str | int) -> bytes:
     return packed
 
 
+def connected(path: Path) -> socket.socket:
+    """A connection; while too many wait to be taken, we wait, too."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        made = socket.socket(socket.AF_UNIX)
+        made.settimeout(TIMEOUT_S)
+        try:
+            made.connect(str(path))
+            return made
+        except BlockingIOError:
+            made.close()
+            assert time.monotonic() < deadline, "the door takes no connection"
+            time.sleep(0.005)
+
+
 class Client:
     """A plain socket that speaks the protocol: requests in any bytes, replies as values."""
 
     def __init__(self, path: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(TIMEOUT_S)
-        self.socket.connect(str(path))
+        self.socket = connected(path)
         self._reader = hiredis.Reader()
 
     def send(self, *args: bytes | str | int) -> None:

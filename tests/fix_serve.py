@@ -47,7 +47,7 @@ class Sidecar:
         self.http: httpx.Client | None = None
         self.info: dict[str, Any] = {}
 
-    def start(self, environment: dict[str, str] | None = None) -> Sidecar:
+    def start(self, environment: dict[str, str] | None = None, timeout_s: float = START_S) -> Sidecar:
         """Start it and wait until it may be called."""
         (self.run_dir / "INFO.json").unlink(missing_ok=True)
         if self.http is not None:
@@ -56,7 +56,7 @@ class Sidecar:
             self.process = subprocess.Popen(
                 self.command, stderr=errors, stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
             )
-        wait_for(self._is_up, START_S, self.told)
+        wait_for(self._is_up, timeout_s, self.told)
         self.info = json.loads((self.run_dir / "INFO.json").read_text())
         self.http = httpx.Client(base_url=self.info["http"], timeout=30, trust_env=False)
         return self

@@ -114,6 +114,7 @@ def check_restores(document: dict[str, Any]) -> None:
         assert not [name for name in ratio if "goal" in name], "figures only"
 
 
+@pytest.mark.long
 @slow
 def test_bench_restore_stands_bulk_beside_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--json", "--versions", "1", "--workers", "0,1", "--restore-memory", "64MiB", "--records", "301000")
@@ -188,6 +189,7 @@ def test_bench_refuses_a_number_of_tasks_that_cannot_be(tmp_path: Path, capsys: 
     assert "--tasks is 0: give 1 to 1000" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @slow
 @pytest.mark.kafka
 def test_bench_write_starts_a_broker_of_its_own_and_measures_both_guarantees(

@@ -25,6 +25,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S - 10)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.kafka
 @pytest.mark.timeout(LIMIT_S)

@@ -62,6 +62,7 @@ def test_no_java_and_none_to_be_had_is_a_clear_error(
     assert not (tmp_path / "b" / STATE_FILE).exists()
 
 
+@pytest.mark.long
 @kafka
 @slow
 def test_broker_starts_where_the_machine_has_no_java(kafka_files: None, no_java: None, tmp_path: Path) -> None:
@@ -131,6 +132,7 @@ def test_ivy_fetches_the_very_jars_where_there_is_no_maven(small_cache: Path, tm
     assert (tmp_path / "trust.jks").exists() == fetched, "our own Java trusts what Python trusts"
 
 
+@pytest.mark.long
 @kafka
 @slow
 def test_jar_that_was_changed_in_the_cache_is_found_and_fetched_anew(small_cache: Path) -> None:

@@ -15,7 +15,6 @@ from standfast.replication.columns import RecordColumns, gapless, joined, payloa
 from standfast.replication.log import Record
 from standfast.store import serde
 from standfast.store.cut import Cut
-from standfast.store.errors import Corruption
 from standfast.store.rocks import RocksShared
 from standfast.store.specs import KeyValueStore
 from standfast.store.task_stores import TaskStores
@@ -89,11 +88,10 @@ def test_store_restores_the_same_rows_from_columns(timestamped: bool, batches: l
     assert restored([columns_of(batch) for batch in batches]) == restored(batches)
 
 
-def test_record_without_key_among_columns_is_corruption_naming_its_offset() -> None:
+def test_record_without_key_among_columns_is_left_out() -> None:
     spec = KeyValueStore("rows", serde.bytes, serde.bytes, engine="memory")
     stores = TaskStores(Path("unused"), "app", "0_0", [spec], RocksShared(1 << 20), now_ms=lambda: 0)
     batch = RecordColumns(range(7, 9), [1, 1], [b"a", None], [b"x", b"y"])
-    with pytest.raises(Corruption, match="offset 8 has no key"):
-        stores.apply({"rows": batch}, Cut())
-    assert list(stores.stores["rows"].logical_rows()) == []
+    assert stores.apply({"rows": batch}, Cut()) == 1
+    assert list(stores.stores["rows"].logical_rows()) == [(b"a", 1, b"x")]
     stores.close()

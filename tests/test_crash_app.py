@@ -29,7 +29,7 @@ from crash_app_oracle import Expected, Outputs, Row, Stores, compare, expect, ma
 from crash_app_run import LEASE_MS, MAX_STALL_MS, NO_STRIKE, AppCrash, Strike
 
 DAMAGED = 0.4  # how often a byte is flipped where a story may do so
-RUNS = int(os.environ.get("STANDFAST_CRASH_APP_RUNS", "3"))
+RUNS = int(os.environ.get("STANDFAST_CRASH_APP_RUNS", "1"))
 # Where the first process of a run ends: (failpoint, place in the application, at most so many times before).
 PLACES = (
     ("", "add", 900),

@@ -18,7 +18,7 @@ from crash_stories import BULK_STRIKES, GUARANTEES, run
 from standfast.restore.worker_pool import MODULE
 from standfast.store.state_dir import BULK_FOLDER
 
-RUNS = int(os.environ.get("STANDFAST_CRASH_BULK_RUNS", "5"))
+RUNS = int(os.environ.get("STANDFAST_CRASH_BULK_RUNS", "1"))
 
 
 @pytest.mark.crash
@@ -30,7 +30,13 @@ def test_state_equals_the_log_after_kills_of_a_bulk_restore(tmp_path: Path, numb
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["ingest.marked", "ingest.family", "ingest.positioned"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "ingest.marked",
+        *(pytest.param(place, marks=pytest.mark.long) for place in ("ingest.family", "ingest.positioned")),
+    ],
+)
 def test_kill_around_an_ingest_is_met_and_made_good(tmp_path: Path, place: str) -> None:
     crash = written(tmp_path, 7)
     for times in (1, 3, 6):
@@ -39,6 +45,7 @@ def test_kill_around_an_ingest_is_met_and_made_good(tmp_path: Path, place: str) 
     crash.check_restored(["b", "a", "cold"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_worker_that_is_killed_each_time_is_done_without(tmp_path: Path) -> None:
     crash = written(tmp_path, 8)

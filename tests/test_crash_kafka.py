@@ -19,7 +19,7 @@ import pytest
 from crash_run import Crash
 from crash_stories import GUARANTEES, run
 
-RUNS = int(os.environ.get("STANDFAST_CRASH_KAFKA_RUNS", "5"))
+RUNS = int(os.environ.get("STANDFAST_CRASH_KAFKA_RUNS", "1"))
 AGO_MS = 20 * 3_600_000
 # Mostly writers, which are what transactions and fencing are about.
 STRIKES = (

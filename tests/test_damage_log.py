@@ -15,15 +15,21 @@ from __future__ import annotations
 
 import random
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fix_serve import wait_for
+from fix_sessions import Bench
 
 import standfast as sf
 from standfast.replication.embedded import EmbeddedLog
-from standfast.store.clock import ManualClock
+from standfast.replication.offsets import TopicPartition
+from standfast.store.clock import ManualClock, SystemClock
+from standfast.stream.task import TaskState
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +44,7 @@ ROWS = 1_500
 COMMITS = 5
 FILES = ("log", "log-wal", "log-shm", "log.lock")
 FLIPS = 32
+WAIT_S = 40.0
 
 Rows = dict[str, dict[str, str]]
 
@@ -187,3 +194,30 @@ def test_flipped_byte_is_never_served(grounds: Any, tmp_path: Path, name: str, s
             assert "earlier" not in found.values(), at
     if name == "log":
         assert any(one.startswith(("Corruption", "NotReady")) for one in outcomes)
+
+
+@pytest.mark.parametrize("role", ["active", "standby"])
+def test_damage_in_one_changelog_fails_its_task_alone_beside_a_fetch_thread(bench: Bench, role: str) -> None:
+    stores = [sf.KeyValueStore("kv", TEXT, TEXT)]
+    bench.fill(stores, 2, 300)
+    with closing(sqlite3.connect(bench.embedded.path)) as connection, connection:
+        [(changelog,)] = connection.execute(
+            "SELECT id FROM partitions"
+            " WHERE number = 0 AND topic = (SELECT id FROM topics WHERE name = 'app-kv-changelog')"
+        )
+        connection.execute("DELETE FROM log_records WHERE id = (? << 40) + 200", (changelog,))
+    session = bench.session("b", stores=stores, background=True, take_over=False, clock=SystemClock())
+    session.assign(**{role: [0, 1]})
+
+    def tasks() -> dict[int, Any]:
+        return {task_id.partition: task for task_id, task in session.all_tasks().items()}
+
+    wait_for(lambda: isinstance(tasks()[0].error, sf.Corruption), WAIT_S)
+    assert "app-kv-changelog-0" in str(tasks()[0].error)
+    if role == "active":
+        wait_for(lambda: tasks()[1].state is TaskState.RUNNING, WAIT_S)
+        assert any("task 0_0 failed" in line for line in session.missing())
+    else:
+        source = TopicPartition("app-kv-changelog", 1)
+        end = bench.log.reader().bounds([source])[source].end
+        wait_for(lambda: (found := tasks()[1].applier.position(source)) is not None and found.offset == end, WAIT_S)

@@ -82,7 +82,7 @@ def test_refused_task_whose_directory_cannot_be_opened_stays_closed_and_stops_no
     assert accepted.ready
 
 
-HARMLESS = ("IDENTITY", "OPTIONS-*", "rocksdict-config.json", "LOCK", "LOG", "SEAL", "*.log")
+HARMLESS = ("IDENTITY", "OPTIONS-*", "rocksdict-config.json", "LOCK", "LOG", "SEAL", "STORES", "*.log")
 
 
 @pytest.mark.parametrize("how", ["flipped", "emptied", "removed"])

@@ -86,6 +86,7 @@ def left_on(address: str, prefix: str) -> list[str]:
         log.close()
 
 
+@pytest.mark.long
 def test_demo_on_somebodys_broker_equals_the_embedded_one_and_leaves_nothing(kafka_address: str, prefix: str) -> None:
     where = ["--log", f"kafka://{kafka_address}", "--prefix", prefix]
     kafka, embedded = ran(*where, "--limit", str(LIMIT)), ran("--limit", str(LIMIT))
@@ -104,6 +105,7 @@ def test_demo_on_somebodys_broker_equals_the_embedded_one_and_leaves_nothing(kaf
     assert left_on(kafka_address, prefix) == []
 
 
+@pytest.mark.long
 def test_demo_starts_a_broker_and_at_least_once_loses_nothing(kafka_files: None, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     found = ran("--log", "kafka", "--guarantee", "at_least_once", "--limit", "200", "--dir", str(kept))
@@ -117,6 +119,7 @@ def test_demo_starts_a_broker_and_at_least_once_loses_nothing(kafka_files: None,
     assert (kept / "kafka/data").is_dir(), "what --dir names is kept, the broker's data too"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_demo_that_is_stopped_stops_its_broker_and_its_processes(
     kafka_files: None, tmp_path: Path, number: signal.Signals, code: int

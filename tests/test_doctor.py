@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fix_away import stopped
 from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores
 
 import standfast as sf
@@ -54,6 +55,40 @@ def test_damaged_log_is_found_with_partition_and_offsets(bench: Bench, run: Run)
     found = run("doctor", "--app", "app", "--log", bench.address)[1]["findings"]
     (damage,) = [one for one in found if one["rule"] == "log-damaged"]
     assert "app-kv-changelog-0: the records at offsets 0 to 0" in damage["what"]
+
+
+@pytest.mark.parametrize(
+    ("where", "what"), [("header", "not a database"), ("empty", "0 bytes"), ("pages", "malformed")]
+)
+def test_log_that_cannot_be_opened_is_a_finding_with_its_fix(bench: Bench, run: Run, where: str, what: str) -> None:
+    session = bench.active("state", (0,))
+    session.task(0).store("kv").put("a", "1")
+    session.task(0).commit()
+    session.close()
+    bench.log.close()
+    path = bench.root / "log"
+    whole = path.read_bytes()
+    kept = {"header": b"\xa5" * 100 + whole[100:], "empty": b"", "pages": whole[:8_192] + b"\xa5" * len(whole[8_192:])}
+    path.write_bytes(kept[where])
+    code, document = run("doctor", "--app", "app", "--log", bench.address)
+    assert code == 1
+    damage = [one for one in document["findings"] if one["rule"] == "log-damaged"]
+    assert what in " ".join(one["what"] for one in damage)
+    assert damage[0]["where"] == f"log {path}"
+    assert "restore a copy" in damage[0]["fix"]
+    assert path.read_bytes() == kept[where]  # it looks, and changes nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ours", "program"])
+def test_locked_log_is_a_finding_that_names_the_process(bench: Bench, run: Run, kind: str) -> None:
+    bench.active("state", (0,)).close()
+    bench.log.close()
+    with stopped(bench.root / "log", kind) as holder:
+        code, document = run("doctor", "--app", "app", "--log", bench.address)
+    assert code == 1
+    (locked,) = [one for one in document["findings"] if one["rule"] == "log-locked"]
+    assert f"process {holder.pid}" in locked["what"]
 
 
 # -- the embedded log -------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ in `test_embedded_log_processes.py`.
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 
 from standfast.replication import embedded_care
 from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.embedded_care import CareReport
-from standfast.replication.embedded_db import PAGE_BYTES, Database
+from standfast.replication.embedded_care import Care, CareReport
+from standfast.replication.embedded_db import PAGE_BYTES, Database, Transaction
 from standfast.replication.embedded_writer import AGE_STEP_MS
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
@@ -148,11 +149,30 @@ def test_compaction_leaves_records_younger_than_the_lag(log: EmbeddedLog, clock:
     now_ms = clock.wall_ms()
     log.admin.create_topic("board", 1, TopicPolicy(COMPACT, min_compaction_lag_ms=100))
     put(log, ("a", "1"), ("a", "2"), at_ms=now_ms - 500)
-    put(log, ("a", "3"), ("a", "4"), at_ms=now_ms - 50)
-    assert log.compact("board", now_ms) == 1
+    put(log, ("a", "3"), ("a", "4"), at_ms=now_ms + 50)
+    assert log.compact("board", now_ms + 99) == 0
+    assert log.compact("board", now_ms + 100) == 1
     assert [value for _, _, value in pairs(log)] == [b"2", b"3", b"4"]
-    assert log.compact("board", now_ms) == 0
-    assert log.compact("board", now_ms + 50) == 2
+    assert log.compact("board", now_ms + 149) == 0
+    assert log.compact("board", now_ms + 150) == 2
+    assert [value for _, _, value in pairs(log)] == [b"4"]
+
+
+def test_history_of_old_events_is_not_compacted_before_their_append_is_old_as_well(
+    log: EmbeddedLog, clock: ManualClock
+) -> None:
+    """Versions that are written now with timestamps of years ago are the history of a store that just read them."""
+    log.admin.create_topic("board", 1, TopicPolicy(COMPACT, min_compaction_lag_ms=DAY_MS))
+    put(log, ("a", "1"), ("a", "2"), at_ms=1_000)
+    assert log.compact("board", clock.wall_ms()) == 0
+    clock.advance(AGE_STEP_MS)
+    put(log, ("a", "3"), at_ms=2_000)  # from here on the partition is written on, and never of one age
+    clock.advance(DAY_MS - AGE_STEP_MS)
+    put(log, ("a", "4"), at_ms=3_000)
+    assert log.compact("board", clock.wall_ms()) == 1
+    assert [value for _, _, value in pairs(log)] == [b"2", b"3", b"4"]
+    clock.advance(DAY_MS)
+    assert log.compact("board", clock.wall_ms()) == 2
     assert [value for _, _, value in pairs(log)] == [b"4"]
 
 
@@ -209,6 +229,40 @@ def test_compaction_in_chunks_of_any_size_equals_the_last_value_per_key(
             log.compact("board", 0)
             assert contents(log) == sorted(last.values())
         log.close()
+
+
+class Overtaken(Database):
+    """A connection before whose first write somebody else writes."""
+
+    instead: Callable[[], None] | None = None
+
+    @contextmanager
+    def write(self, *, durable: bool = True, patient: bool = True) -> Iterator[Transaction]:
+        before, self.instead = self.instead, None
+        if before is not None:
+            before()
+        with super().write(durable=durable, patient=patient) as run:
+            yield run
+
+
+def test_compaction_that_an_append_overtakes_removes_no_checksum_without_its_successor(
+    log: EmbeddedLog, clock: ManualClock
+) -> None:
+    """The append goes on with the last block, which compaction has read by then and is about to replace."""
+    log.admin.create_topic("board", 1, TopicPolicy(COMPACT))
+    put(log, *[(str(number % 50), str(number)) for number in range(200)])
+
+    def connect() -> Database:
+        overtaken = Overtaken(log.path)
+        overtaken.instead = lambda: put(log, ("0", "more"))
+        return overtaken
+
+    care = Care(connect)
+    assert care.compact("board", clock.wall_ms()) == 150
+    care.close()
+    assert log.integrity_check() == []
+    wanted = {str(number % 50).encode(): str(number).encode() for number in range(150, 200)} | {b"0": b"more"}
+    assert {record.key: record.value for record in contents(log)} == wanted
 
 
 def test_only_compacted_topics_are_compacted(log: EmbeddedLog) -> None:

@@ -130,6 +130,7 @@ def kill(process: subprocess.Popen[bytes] | None) -> None:
     process.wait(30)
 
 
+@pytest.mark.long
 def test_node_application_loses_and_doubles_nothing_whoever_is_killed(run: Run) -> None:
     run.feed(2_000)
     until(run, 1)

@@ -6,9 +6,11 @@ calls; a slow one is one that does not call.
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
@@ -305,6 +307,36 @@ def test_log_that_does_not_answer_is_told_once_to_every_lane_and_fetching_goes_o
             until_none(lanes[P0])
         assert drain(lanes[P0], {P0: COUNT}) == {P0: list(range(COUNT))}
         assert drain(lanes[P1], {P1: COUNT}) == {P1: list(range(COUNT))}
+
+
+def test_damage_in_a_partition_reaches_its_lane_and_the_others_are_read_on(log: EmbeddedLog) -> None:
+    with pipeline_of(log) as pipeline:
+        restore, source = pipeline.lane("restore"), pipeline.lane("source")
+        with closing(sqlite3.connect(log.path)) as connection, connection:
+            connection.execute("DELETE FROM log_records WHERE id = (1 << 40) + 3")
+        restore.add({P0: 0, P1: 0})
+        source.add({P2: 0})
+        _came, error = until_error(restore, Corruption)
+        assert error.sources == (P0,)  # type: ignore[attr-defined]
+        restore.remove([P0])
+        assert drain(source, {P2: COUNT}) == {P2: list(range(COUNT))}
+        write(log, 2)
+        assert drain(restore, {P1: COUNT + 2})[P1][-1] == COUNT + 1
+
+
+def test_damage_of_the_whole_log_is_told_to_every_lane_and_fetching_goes_on(log: EmbeddedLog) -> None:
+    damage = Corruption("the file is damaged")
+    damage.of_log = True
+    with pipeline_of(log, failing(damage)) as pipeline:
+        lanes = {at: pipeline.lane(str(at)) for at in (P0, P1)}
+        for at, lane in lanes.items():
+            lane.add({at: 0})
+        with pytest.raises(Corruption, match="is damaged"):
+            until_none(lanes[P0])
+        for at, lane in lanes.items():
+            with suppress(Corruption):
+                lane.fetch(1, 0)
+            assert drain(lane, {at: COUNT})[at][-1] == COUNT - 1
 
 
 def until_none(lane: Lane) -> None:

@@ -133,16 +133,6 @@ def test_late_tombstone_ends_the_version_before_it() -> None:
     assert versions == [Version(10, 20, b"a"), Version(20, 30, None), Version(30, VALID_TO_UNDEFINED, b"c")]
 
 
-@pytest.mark.parametrize("kind", ["keyvalue", "versioned"])
-def test_record_without_key_is_damage_and_changes_nothing(kind: str) -> None:
-    fold = fold_for(kind, retention_ms=100)
-    fold.add(log_of((1, b"k", b"v")))
-    before = set(fold.rows()), fold.position
-    with pytest.raises(Corruption, match="offset 7"):
-        fold.add([Record(6, 2, b"k", b"w"), Record(7, 2, None, b"w")])
-    assert (set(fold.rows()), fold.position) == before
-
-
 def test_key_that_is_no_window_key_is_damage_and_changes_nothing() -> None:
     fold = fold_for("window", retention_ms=100)
     with pytest.raises(Corruption):

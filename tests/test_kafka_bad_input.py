@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fix_kafka_bench import TEXT, WAIT_S, KafkaBench, rows, until
@@ -126,11 +127,8 @@ def test_record_without_a_key_is_refused_by_the_broker_itself_for_a_compacted_ch
         spoil(bench, None, b"v")
 
 
-@pytest.mark.parametrize(("key", "value"), [(None, b"v"), (b"short", b"v")], ids=["no key", "a key of no window"])
-def test_record_of_an_unknown_format_fails_the_restore_naming_its_offset(
-    bench: KafkaBench, key: bytes | None, value: bytes
-) -> None:
-    """In a changelog that takes it; everything stays as it was."""
+def windows(bench: KafkaBench) -> sf.WindowStore:
+    """A store with one row, in a changelog that takes records without a key; whoever wrote it is gone."""
     store = sf.WindowStore(
         "kv", TEXT, TEXT, window_size_ms=60_000, retention_ms=3_600_000, changelog={"cleanup.policy": "delete"}
     )
@@ -139,7 +137,40 @@ def test_record_of_an_unknown_format_fails_the_restore_naming_its_offset(
     first.task(0).store("kv").put("good", "1", start)
     first.task(0).commit()
     first.close()
-    spoil(bench, key, value)
+    return store
+
+
+@pytest.mark.parametrize("how", ["the same directory", "another directory", "standby", "bulk"])
+def test_record_without_a_key_is_skipped_and_counted_by_whoever_restores(bench: KafkaBench, how: str) -> None:
+    store = windows(bench)
+    spoil(bench, None, b"v")
+    spoil(bench, None, None)
+    directory = "a" if how == "the same directory" else "cold"
+    bulk: dict[str, Any] = {"restore_workers": 1, "bulk_restore_records": 1} if how == "bulk" else {}
+    owner = bench.session(directory, stores=[store], take_over=False, **bulk)
+    if how == "standby":
+        owner.assign(standby=[0])
+        until(lambda: owner.poll_once() >= 0 and counted(owner) == 2, "the standby has read them")
+        found = owner.read("kv", 0, allow_stale=True).store
+    else:
+        owner.assign(active=[0])
+        owner.wait_ready(WAIT_S)
+        found = owner.task(0).store("kv")
+    assert [window.key for window, _ in found.all()] == ["good"]
+    assert counted(owner) == 2
+    owner.close()
+
+
+def counted(owner: sf.Session) -> int:
+    """Records that the store left out."""
+    (task,) = owner.statistics().tasks
+    return task.stores[0].skipped
+
+
+def test_record_of_an_unknown_format_fails_the_restore_naming_its_offset(bench: KafkaBench) -> None:
+    """In a changelog that takes it; everything stays as it was."""
+    store = windows(bench)
+    spoil(bench, b"short", b"v")
     spoiled = bench.session("a", stores=[store])
     spoiled.assign(active=[0])
     with pytest.raises(sf.NotReady, match=rf"{bench.changelog}.*offset 2"):

@@ -326,7 +326,7 @@ def replica_answers(peers: Peers) -> list[Row]:
     return sorted(rows)
 
 
-@pytest.fixture(scope="module", params=list(GUARANTEES))
+@pytest.fixture(scope="module", params=["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
 def story(
     request: pytest.FixtureRequest, kafka_address: str, streams_classes: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Story]:

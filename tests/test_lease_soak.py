@@ -36,6 +36,7 @@ def busy() -> Iterator[None]:
         loop.wait()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SOAK_S + END_S)
 @pytest.mark.parametrize("leases", ["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True)

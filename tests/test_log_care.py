@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ import standfast as sf
 from standfast.ops.control_session import DoorSession
 from standfast.ops.tail_worker import TailSession
 from standfast.store.clock import SystemClock
+from standfast.store.disk import DiskGuard
 from standfast.store.errors import Unavailable
 from standfast.store.state_dir import StateDir
 from standfast.stream import log_care
@@ -27,8 +29,9 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 
         def open_one(kind: type[sf.Session], state: StateDir) -> sf.Session:
             log = f"sqlite:///{tmp_path}/log"
+            given: dict[str, Any] = {"disk": DiskGuard({"state directory": tmp_path})} if kind is DoorSession else {}
             return stack.enter_context(
-                kind("app", log=log, state_dir=state, stores=STORES, partitions=1, background=False)
+                kind("app", log=log, state_dir=state, stores=STORES, partitions=1, background=False, **given)
             )
 
         yield open_one

@@ -66,3 +66,29 @@ def test_a_second_call_changes_level_and_form() -> None:
     logger.warning("quiet")
     logger.error("loud")
     assert first.getvalue() == "" and json.loads(second.getvalue())["message"] == "loud"
+
+
+def test_line_that_comes_again_is_written_once_in_ten_seconds_with_how_often_it_came() -> None:
+    out = io.StringIO()
+    handler = configure("info", "text", out)
+
+    def tell(at_s: float, text: str, level: int = logging.WARNING, **more: bool) -> None:
+        record = logger.makeRecord(logger.name, level, "", 0, text, (), None, extra=more)
+        record.created = at_s
+        handler.handle(record)
+
+    for tenth in range(120):
+        tell(tenth / 10, f"log x has been locked for {tenth / 10:.1f} s")
+        tell(tenth / 10, f"task 0_{tenth % 2} failed", logging.ERROR)
+        tell(tenth / 10, "told as often as it is", logging.INFO)
+    tell(12.0, "the log can be used again, after 12.0 s", over=True)
+    tell(12.1, "log x has been locked for 0.1 s")
+    lines = [line.partition("standfast.test: ")[2] for line in out.getvalue().splitlines()]
+    assert lines.count("told as often as it is") == 120
+    assert [line for line in lines if "locked" in line] == [
+        "log x has been locked for 0.0 s",
+        "log x has been locked for 10.0 s [99 more since the last such line]",
+        "log x has been locked for 0.1 s",
+    ]
+    assert len([line for line in lines if "failed" in line]) == 4  # of each task, at 0 and at 10 seconds
+    assert "the log can be used again, after 12.0 s [37 lines were left out]" in lines

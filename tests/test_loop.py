@@ -118,6 +118,23 @@ def test_full_buffer_commits_after_the_current_record(bench: Bench) -> None:
     loop.close()
 
 
+def test_sources_are_paused_at_the_disk_floor_while_what_was_processed_is_committed(bench: Bench) -> None:
+    feed(bench, ["a", "b"])
+    session, loop = Running(bench, disk_floor_bytes=1)
+    disk = session.disk
+    assert loop.poll_once() == 2
+    feed(bench, ["c"])
+    disk.floor_bytes = 2 * disk.free_bytes  # free is half of it, which is above the reserve
+    disk.look()
+    bench.clock.advance(1_000)
+    assert loop.poll_once() == 0
+    assert counts(session) == {"a": 1, "b": 1}
+    disk.floor_bytes = 1
+    disk.look()
+    assert loop.poll_once() == 1
+    loop.close()
+
+
 def test_uncommitted_records_are_processed_again_after_a_restart(bench: Bench) -> None:
     feed(bench, ["a", "commit", "b", "b"])
     session, loop = Running(bench)

@@ -116,7 +116,11 @@ def status() -> dict[str, Any]:
 def verdicts() -> list[Any]:
     digest = SimpleNamespace(hex=lambda: "2d8-1f183f3607f5cef5-17495cf90ed", count=BIG)
     one = {"store": NAME, "task": SimpleNamespace(partition=11), "verdict": "inconclusive", "position": BIG, "end": BIG}
-    one |= dict.fromkeys(commands_verify.COUNTS, 816_816) | {"log_digest": digest, "store_digest": digest}
+    one |= (
+        {"skipped": BIG}
+        | dict.fromkeys(commands_verify.COUNTS, 816_816)
+        | {"log_digest": digest, "store_digest": digest}
+    )
     row = SimpleNamespace(kind="different", key=b"JFK", log=RowSide(AT_MS, b"x" * 60, 60, 0), store=None)
     return [SimpleNamespace(**one, kind="keyvalue", explanation="", differences=[row], truncated=False)]
 

@@ -151,6 +151,7 @@ def many(count: int) -> dict[str, Any]:
     return {**NOTHING, "tasks": tasks, "restores": restores}
 
 
+@pytest.mark.long
 def test_a_thousand_tasks_are_there_within_a_second(serve: Serve, tab: Page) -> None:
     document = many(1_000)
     with serve(lambda: document) as address:

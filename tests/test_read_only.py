@@ -18,7 +18,7 @@ from standfast.store.errors import InvalidRequest
 
 AT = TopicPartition("t", 0)
 READS = {
-    Log: {"address", "least_timestamp_ms", "admin", "reader", "group", "lock_holder", "close", "care"},
+    Log: {"address", "least_timestamp_ms", "admin", "reader", "group", "lock_holder", "trouble", "close", "care"},
     LogAdmin: {"describe_topic", "topics", "topic_names", "survey", "groups", "consumers", "first_offsets", "lacking"},
     port.Group: {"committed", "close"},
 }
@@ -64,6 +64,7 @@ def test_everything_is_read(logs: tuple[EmbeddedLog, ReadOnlyLog]) -> None:
     assert log.group("g").committed() == {AT: Committed(1, "text")}
     assert log.admin.topics() == whole.admin.topics()
     assert (log.address, log.least_timestamp_ms) == (whole.address, whole.least_timestamp_ms)
+    assert log.trouble() is None
 
 
 def test_who_joins_is_alone_and_nobody_knows(logs: tuple[EmbeddedLog, ReadOnlyLog]) -> None:

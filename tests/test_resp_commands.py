@@ -159,6 +159,10 @@ def test_sessions_are_put_found_and_removed(desk: Desk) -> None:
     assert talk("SF.SFETCH", "ses", "k", START_MS + 11, START_MS + 100) == two
     assert talk("SF.SALL", "ses") == one + two
     assert talk("SF.SALL", "ses", "l", "", "REV") == []
+    assert talk("SF.SRANGE", "ses", "", "", 0, START_MS + 99) == one
+    assert talk("SF.SRANGE", "ses", "k", "k", START_MS + 11, START_MS + 100, "REV", "LIMIT", 3) == two
+    assert talk("SF.SRANGE", "ses", "l", "", 0, START_MS + 100) == []
+    assert "latest start must be" in talk.refused("SF.SRANGE", "ses", "", "", 0, "x")
     assert talk("SF.SDEL", "ses", "k", START_MS, START_MS + 10) == b"OK"
     assert talk("SF.SFETCH", "ses", "k") == two
     assert "cannot start at" in talk.refused("SF.SPUT", "ses", "k", 2, 1, "v")

@@ -145,7 +145,7 @@ def test_idle_clients_are_closed_by_rule_but_not_with_uncommitted_writes(door_be
 
 
 @pytest.mark.parametrize(
-    "half", [b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$100\r\nabc", b"*2\r\n", b"*", b"$", b"*1\r\n$4\r\nPI"]
+    "half", [b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$100\r\nabc", b"*2\r\n", b"*", b"*1\r\n$", b"*1\r\n$4\r\nPI"]
 )
 def test_half_a_command_is_cut_off_without_harm_to_others(door_bench: DoorBench, half: bytes) -> None:
     door = door_bench.open(limits=RespLimits(unfinished_s=3))

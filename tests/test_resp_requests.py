@@ -75,7 +75,7 @@ def test_header_of_many_elements_is_refused_before_room_is_made(kind: bytes, ste
     data = kind + b"99999999\r\n$1\r\n"
     tracemalloc.start()
     try:
-        with pytest.raises(BadRequest, match="a header says 999999"):
+        with pytest.raises(BadRequest, match=r"a header says 999999|is an array of bulk strings"):
             reader = RequestReader()
             for at in range(0, len(data), step):
                 reader.feed(data[at : at + step])
@@ -101,13 +101,59 @@ def test_value_that_looks_like_a_header_is_only_a_value() -> None:
 
 def test_command_that_never_ends_is_refused_at_its_bound() -> None:
     reader = RequestReader(command_bytes=10_000)
-    reader.feed(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$9999999\r\n")
+    reader.feed(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n")
+    with pytest.raises(BadRequest, match="10000 bytes"):
+        reader.feed(b"$9999999\r\n")
+    reader = RequestReader(command_bytes=10_000)
     fed = 0
+    reader.feed(b"*99\r\n")
     with pytest.raises(BadRequest, match="10000 bytes"):
         while True:
-            reader.feed(b"x" * 1000)
+            reader.feed(b"$1000\r\n" + b"x" * 1000 + b"\r\n")
             fed += 1000
-    assert fed <= 10_000
+    assert fed == 10_000
+
+
+NESTED = [
+    *(b"*99999\r\n" * 1_000, b"*99\r\n" * 2_000, b"*9\r\n" * 3_000, b"*2\r\n$0\r\n\r\n" * 2_000),
+    *(b"*99\r\n$0\r\n\r\n" * 1_000, b"*1\r\n>99\r\n" * 1_000, b"%9\r\n" * 3_000, b"~9\r\n" * 3_000),
+]
+
+
+@pytest.mark.parametrize("data", NESTED)
+@pytest.mark.parametrize("before", [b"", b"*1\r\n$4\r\nPING\r\n"])
+def test_arrays_within_arrays_are_refused_and_make_little_room(data: bytes, before: bytes) -> None:
+    for chunks in ([before + data], by_bytes(before + data), [before, data], [before + data[:20], data[20:]]):
+        tracemalloc.start()
+        try:
+            found, failed = read(chunks, 16 << 20)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert failed
+        assert found in ([], [[b"PING"]])
+        assert peak < 4 << 20, peak
+
+
+def test_header_of_many_elements_takes_no_room_until_they_come() -> None:
+    readers = [RequestReader() for _ in range(100)]
+    tracemalloc.start()
+    try:
+        for reader in readers:
+            assert reader.feed(b"*99999\r\n$4\r\nMGET\r\n") == []
+        assert tracemalloc.get_traced_memory()[0] < 200 << 10
+    finally:
+        tracemalloc.stop()
+    assert readers[0].partial
+
+
+def test_commands_of_every_length_are_read_whole_cut_and_among_others() -> None:
+    requests = [[b"MSET", *(b"%d" % key for key in range(width))] for width in (0, 8, 9, 98, 99, 100, 998, 9_999)]
+    requests += [[b"SET", b"k", b"\r\n*3\r\n" * 4_000], [b"SET", b"k", b"x" * 70_000], *[[b"GET", b"k"]] * 3_000]
+    data = b"".join(pack(*request) for request in requests * 2)
+    for step in (len(data), 262_144, 65_536, 16_385, 1_000, 7):
+        chunks = [data[at : at + step] for at in range(0, len(data), step)]
+        assert read(chunks, 16 << 20) == (requests * 2, False), step
 
 
 def test_endless_line_is_refused_at_its_bound() -> None:

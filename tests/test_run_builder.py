@@ -140,11 +140,11 @@ def test_rows_that_are_dead_by_a_known_time_are_left_out(tmp_path: Path) -> None
     assert (run.entries, run.expired) == (2, 8)
 
 
-def test_versioned_store_and_record_of_nobody_are_refused(tmp_path: Path) -> None:
+def test_versioned_store_and_key_of_nobody_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="by batches"):
         build(tmp_path, VersionedStore("v", serde.string, serde.string, history_retention_ms=1), [])
-    with pytest.raises(Corruption, match="has no key"):
-        build(tmp_path, KV, [Record(0, 0, None, b"v")])
+    with pytest.raises(Corruption, match="no key of a window store"):
+        build(tmp_path, WIN, [Record(0, 0, b"short", b"v")])
 
 
 def test_store_that_is_found_marked_begins_anew_and_the_others_stay(

@@ -47,8 +47,12 @@ def test_versioned_segments_grow_with_the_history(history_ms: int, interval_ms: 
 def test_an_empty_retention_is_refused(value_ms: int) -> None:
     with pytest.raises(InvalidRequest):
         segments.segment_interval_ms(value_ms)
+
+
+def test_a_negative_history_is_refused_and_one_of_0_is_not() -> None:
     with pytest.raises(InvalidRequest):
-        segments.versioned_segment_interval_ms(value_ms)
+        segments.versioned_segment_interval_ms(-1)
+    assert segments.versioned_segment_interval_ms(0) == 2_000
 
 
 def test_a_segment_dies_when_all_its_times_are_past_retention() -> None:

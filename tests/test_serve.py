@@ -107,7 +107,9 @@ def test_worker_that_dies_is_started_again(sidecars: Sidecars) -> None:
 def test_worker_that_hangs_is_killed_and_started_again(sidecars: Sidecars) -> None:
     sidecar = sidecars.start()
     sidecar.declare()
-    wait_for(sidecar.worker_pids)
+    sidecar.assign(1, standby=(1,))
+    # It has a minute until its first word, so it must have come.
+    wait_for(lambda: any(one["role"] == "standby" for one in sidecar.call("GET", "/v1/locate")["tasks"]))
     (worker,) = sidecar.worker_pids()
     os.kill(worker, signal.SIGSTOP)
     wait_for(lambda: sidecar.worker_pids() not in ([], [worker]), 30, sidecar.told)

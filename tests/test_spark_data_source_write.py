@@ -54,6 +54,7 @@ def write(spark: Any, frame: Any, path: Path, **options: Any) -> None:
     frame.write.format("standfast").mode("append").options(**options).save(str(path))
 
 
+@pytest.mark.long
 def test_rows_of_every_kind_go_to_a_table_and_back_into_an_instance(spark: Any, bench: Bench, tmp_path: Path) -> None:
     session = bench.active(partitions=(0, 1))
     live: dict[str, Digest] = dict.fromkeys(KINDS, Digest())

@@ -5,14 +5,11 @@ Rules of this file: errors as Java words them; no Spark is started.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from standfast.ops.cli import main
 from standfast.restore.spark_frames import job_error
-from standfast.restore.spark_session import SparkPlace, library_problems, open_session
-from standfast.store.errors import BadConfig, Unavailable
+from standfast.restore.spark_session import library_problems
+from standfast.store.errors import Unavailable
 
 STACK = """org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times
 \tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:2856)
@@ -46,18 +43,6 @@ def test_java_process_that_ended_is_named() -> None:
 def test_error_that_a_task_raised_wins_over_how_its_worker_ended() -> None:
     text = "standfast.store.errors.Corruption: a row is damaged\n" + STACK.format(cause="java.io.EOFException")
     assert str(job_error(RuntimeError(text))) == "a row is damaged"
-
-
-def test_spark_connect_is_refused_with_what_to_do_instead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(BadConfig, match=r"--master sc://host asks for Spark Connect"):
-        open_session("tests", SparkPlace("sc://host"))
-    monkeypatch.setenv("SPARK_REMOTE", "sc://localhost")
-    arguments = ["--log", f"sqlite:///{tmp_path}/log", "--state-dir", str(tmp_path)]
-    for command in (["verify", "--spark"], ["pipeline", "--out", str(tmp_path / "out")]):
-        assert main([*command, *arguments]) == 78
-        assert "SPARK_REMOTE=sc://localhost asks for Spark Connect" in capsys.readouterr().err
 
 
 def test_release_of_spark_that_nothing_was_tested_with_is_refused() -> None:

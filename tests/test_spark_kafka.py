@@ -61,7 +61,15 @@ def changelog(log: KafkaLog, app: str, partitions: int = 3) -> str:
     return topic
 
 
-def rebuilt(spark: Any, log: KafkaLog, app: str, spec: StoreSpec, folder: Path, source: SourceName) -> Rebuilt:
+def rebuilt(
+    spark: Any,
+    log: KafkaLog,
+    app: str,
+    spec: StoreSpec,
+    folder: Path,
+    source: SourceName,
+    split_bytes: int | None = None,
+) -> Rebuilt:
     return rebuild(
         spark,
         log,
@@ -70,12 +78,14 @@ def rebuilt(spark: Any, log: KafkaLog, app: str, spec: StoreSpec, folder: Path, 
         now_ms=SystemClock().wall_ms,
         source=source,
         connector_options=connector_options(log.address),
+        split_bytes=split_bytes,
     )
 
 
+@pytest.mark.parametrize("split_bytes", [None, pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("source", SOURCES)
 def test_both_sources_leave_aborted_records_out_and_see_empty_partitions(
-    spark: Any, log: KafkaLog, app: str, tmp_path: Path, source: SourceName
+    spark: Any, log: KafkaLog, app: str, tmp_path: Path, source: SourceName, split_bytes: int | None
 ) -> None:
     topic = changelog(log, app)
     rows: dict[bytes, tuple[int, bytes]] = {}
@@ -92,14 +102,16 @@ def test_both_sources_leave_aborted_records_out_and_see_empty_partitions(
         aborted.produce(topic, b"wrong", b"k%d" % number, partition=number % 2)
     aborted.flush()
     aborted.abort_transaction(WAIT_S)
-    done = rebuilt(spark, log, app, SPEC, tmp_path / "out", source)
+    done = rebuilt(spark, log, app, SPEC, tmp_path / "out", source, split_bytes)
     expected = digest_rows((key[1:], at, value) for key, (at, value) in rows.items())
     assert done.digest == expected
+    files = [len(one.files) for one in done.manifest.partitions]
+    assert files == [1, 1, 0] if split_bytes is None else min(files[:2]) > 1
     assert [one.records for one in done.manifest.partitions] == [10, 10, 0]
     places = manifest_places(str(tmp_path / "out"))
     plan = plan_verify(log, app, "kv", stored_stores(places)["kv"])
     options = connector_options(log.address)
-    seen = verify_store(spark, log, plan, now_ms=0, source=source, connector_options=options)
+    seen = verify_store(spark, log, plan, now_ms=0, source=source, connector_options=options, split_bytes=split_bytes)
     assert [one.verdict for one in seen.verdicts] == ["equal"] * 3
 
 
@@ -126,6 +138,7 @@ def test_what_was_deleted_under_the_job_is_an_error_and_not_skipped(
     assert not list((tmp_path / "out").glob("manifest.json"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_changelogs_that_kafka_streams_wrote(
     spark: Any,

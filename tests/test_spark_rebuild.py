@@ -19,16 +19,21 @@ from typing import Any
 import pytest
 from fix_sessions import KINDS, START_MS, Bench, four_stores, operate
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from standfast.ops.cli import main
+from standfast.ops.offline import find_tasks
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import Digest, digest_rows, key_hash, row_hash
 from standfast.restore.manifest import FILE_NAME
 from standfast.restore.manifest_files import read_manifest
 from standfast.restore.preflight import preflight
+from standfast.restore.spark_data_source import StandfastSource
 from standfast.restore.spark_folder import Folder
+from standfast.restore.spark_places import Place
 from standfast.restore.spark_rebuild import Rebuilt, orphans, rebuild
+from standfast.restore.spark_verify import plan_verify, stored_stores, verify_store
 from standfast.restore.take_in import take_in
 from standfast.store.errors import Corruption, InvalidRequest, StateLost, Unavailable, UnknownStore
 from standfast.stream.task import Task
@@ -132,6 +137,37 @@ def test_record_that_no_store_writes_fails_the_job_with_its_offset(spark: Any, b
     assert not (tmp_path / "out" / FILE_NAME).exists()
 
 
+def test_records_without_a_key_are_left_out_and_counted_by_rebuild_verify_and_tables(
+    spark: Any, bench: Bench, tmp_path: Path
+) -> None:
+    stores = four_stores(changelog={"cleanup.policy": "delete"})
+    session = bench.active(partitions=(0,), stores=stores)
+    stray = [Outgoing(None, b"v", 10**15)] * 3
+    operate(session.task(0), random.Random(1), 100)
+    bench.log.producer().append({TopicPartition(f"app-{name}-changelog", 0): stray for name in KINDS})
+    operate(session.task(0), random.Random(2), 100)
+    live = live_digests(session.task(0))
+    session.close()
+    for name in KINDS:
+        done = rebuilt(spark, bench, name, tmp_path / name)
+        assert (done.digest, done.skipped) == (live[name], 3)
+        assert read_manifest(tmp_path / name) == done.manifest
+        stored = stored_stores(
+            [Place("app", one.task, str(one.path)) for one in find_tasks(tmp_path / "a", "app")], name
+        )
+        plan = plan_verify(bench.log, "app", name, stored[name])
+        (verdict,) = verify_store(spark, bench.log, plan, now_ms=bench.clock.wall_ms()).verdicts
+        assert (verdict.verdict, verdict.skipped) == ("equal", 3)
+    for kind in ("changelog", "changes"):
+        given = {"kind": kind, "log": bench.address, "app": "app", "storeName": "kv", "partitions": "0"}
+        source = StandfastSource(given)
+        schema: Any = StructType.fromDDL(str(source.schema()))
+        reader: Any = source.reader(schema)
+        keys = [batch.column("key") for part in reader.partitions() for batch in reader.read(part)]
+        assert sum(map(len, keys)) > 50
+        assert not any(column.null_count for column in keys)
+
+
 def spark_workers() -> list[int]:
     """Worker processes of this run's Spark: forks of the Python process that its Java process started."""
     parents, names = {}, {}
@@ -150,6 +186,7 @@ def spark_workers() -> list[int]:
     return [pid for pid in parents if above(pid, 3) == ours and names.get(above(pid, 2)) == "java"]
 
 
+@pytest.mark.long
 def test_killed_worker_leaves_no_manifest_and_a_second_run_succeeds(spark: Any, bench: Bench, tmp_path: Path) -> None:
     bench.active(partitions=(0,)).close()
     writer, source = bench.log.producer(), TopicPartition("app-kv-changelog", 0)
@@ -185,6 +222,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 def test_killed_driver_leaves_no_manifest_and_a_second_run_succeeds(spark: Any, bench: Bench, tmp_path: Path) -> None:
     bench.active(partitions=(0,)).close()
     writer = bench.log.producer()

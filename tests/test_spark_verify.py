@@ -294,6 +294,7 @@ def reported(spark: Any, bench: Bench, tmp_path: Path, **given: Any) -> tuple[in
     args = Namespace(
         state_dir=bench.root / "a", app="app", store="kv", partition=None, log=bench.address, config=None, plan=False,
         snapshot=None, report=str(tmp_path / "report"), include_values=False, sample=1.0, digest_only=False,
+        split_mb=None, stores_at_once=None,
         source="native", limit=20,
     )  # fmt: skip
     vars(args).update(given)

@@ -51,6 +51,7 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench.close()
 
 
+@pytest.mark.long
 def test_one_row_of_a_million_is_found(spark: Any, million: Bench) -> None:
     def change(key: bytes, value: bytes) -> None:
         engine = RocksEngine(million.root / "a/app/0_0", shared=RocksShared(8 << 20))
@@ -65,6 +66,7 @@ def test_one_row_of_a_million_is_found(spark: Any, million: Bench) -> None:
     change(b"k0654321", b"v654321")
 
 
+@pytest.mark.long
 def test_killed_worker_leaves_no_report_and_a_second_run_is_whole(
     spark: Any, million: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,8 +183,16 @@ def test_page_has_digests_in_a_table_of_their_own() -> None:
 
 def test_page_shows_keys_with_their_times_and_no_values(tmp_path: Path) -> None:
     counts = dict.fromkeys(("position", "end", "records", *COUNTS), 1)
-    row = {"store": "win", "kind": "window", "verdict": "different", "partition": 0, "explanation": "", **counts}
-    row |= {"log_digest": "1-00-1", "store_digest": "1-01-1"}
+    row = {
+        "store": "win",
+        "kind": "window",
+        "verdict": "different",
+        "partition": 0,
+        "explanation": "",
+        "skipped": 0,
+        **counts,
+    }
+    row |= {"log_digest": "1-00-1", "store_digest": "1-01-1", "skipped": 0}
     about = {"app": "a", "verdict": "different", "elapsed_ms": 1, "log": "l", "source": "native", "sample": 1}
     key = window_key.pack(b"<b>", 1_000)
     found = Found("extra", key, None, row_side(key, (5, VALUE), 0), -1)

@@ -157,6 +157,7 @@ def one_call(task: Any, rng: random.Random, key: str, value: str, at_ms: int, en
         lambda: ses.put(key, at_ms, end_ms, value, at_ms),
         lambda: ses.fetch_session(key, at_ms, end_ms),
         lambda: list(ses.find_sessions(key, at_ms - DAY_MS, end_ms, reverse=reverse)),
+        lambda: list(ses.find_sessions_key_range(low, high, at_ms - DAY_MS, end_ms, reverse=reverse)),
         lambda: list(ses.fetch(key, reverse=reverse)),
         lambda: list(ses.fetch_key_range(low, high, reverse=reverse)),
         lambda: ver.put(key, value, at_ms),

@@ -205,11 +205,11 @@ def test_a_failed_write_poisons_the_task_until_it_is_opened_again(open_task: Ope
     assert (list(again.store("kv").all()), again.cut) == ([], Cut())
 
 
-def test_a_record_without_key_changes_nothing_in_any_store(open_task: Open) -> None:
-    task = open_task(window(), keyvalue())
-    good, bad = Record(0, 5, b"a" + bytes(12), b"1"), Record(4, 5, None, b"1")
-    with pytest.raises(Corruption, match=r"'kv'.*offset 4 has no key"):
-        task.apply({"win": [good], "kv": [bad]}, at(5, "win", "kv"))
+def test_a_record_of_an_unknown_format_changes_nothing_in_any_store(open_task: Open) -> None:
+    task = open_task(window(), keyvalue(), session())
+    good, bad = Record(0, 5, b"a" + bytes(12), b"1"), Record(4, 5, b"short", b"1")
+    with pytest.raises(Corruption, match="no key of a session store"):
+        task.apply({"win": [good], "ses": [bad]}, at(5, "win", "ses"))
     assert task.cut == Cut()
     assert task.store("win").rows.observed_ms == -1
     assert list(task.store("win").all()) == []

@@ -65,6 +65,7 @@ PURE = {
     "restore/report_html.py",
     "restore/report_parts.py",
     "restore/row_side.py",
+    "restore/split_plan.py",
     "restore/worker_protocol.py",
     "stream/control.py",
     "stream/open_windows.py",

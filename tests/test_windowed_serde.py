@@ -35,7 +35,7 @@ def test_session_windowed_key_is_key_end_and_start() -> None:
 @given(st.binary(max_size=20), TIMES, st.integers(1, TIME_MAX))
 def test_time_windowed_key_reads_back(key: bytes, start: int, size_ms: int) -> None:
     made = windowed(serde.bytes, size_ms)
-    given_ = Windowed(key, start, start + size_ms)
+    given_ = Windowed(key, start, min(start + size_ms, TIME_MAX))  # as Kafka Streams clips it
     assert made.deserialize(made.serialize(given_)) == given_
 
 

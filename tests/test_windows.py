@@ -77,7 +77,8 @@ def test_hopping_windows_are_all_that_hold_the_record(size: int, advance: int, t
 def test_tumbling_is_hopping_by_its_size(size: int, timestamp: int) -> None:
     (window,) = TumblingWindows(size).windows_for(timestamp)
     assert [window] == HoppingWindows(size, size).windows_for(timestamp) == HoppingWindows(size).windows_for(timestamp)
-    assert window.start <= timestamp < window.end and window.start % size == 0
+    assert window.start <= timestamp < window.start + size and window.start % size == 0
+    assert window.end == min(window.start + size, TIME_MAX)
 
 
 def test_unlimited_window_begins_at_its_start_and_has_no_end() -> None:

@@ -1,0 +1,90 @@
+"""What callers may hand in, checked at the edge: one way to say that an argument is not what it must be.
+
+Rules of this file: pure; each function gives a list of problems, empty if there is none, each with what to give
+instead. A caller raises all of them at once, before anything is changed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from standfast.store.errors import BadConfig, InvalidRequest
+
+INT64_MAX = 2**63 - 1
+
+
+def is_whole(value: object, least: int = 0, most: int = INT64_MAX) -> TypeGuard[int]:
+    """Whether it is a whole number within these bounds; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def name_problems(given: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Settings that nobody knows, each with the nearest that there is."""
+    problems = []
+    for name in sorted(set(given) - set(known)):
+        near = difflib.get_close_matches(name, known, 1, 0.6)
+        problems.append(
+            f"there is no setting {name!r}" + (f": did you mean {near[0]!r}?" if near else f": known are {_all(known)}")
+        )
+    return problems
+
+
+def flag_problems(**flags: object) -> list[str]:
+    """Flags that are neither True nor False: 0, "no" and the like would silently mean something."""
+    return [
+        f"{name} must be True or False, not {flag!r:.100}" for name, flag in flags.items() if type(flag) is not bool
+    ]
+
+
+def list_problems(what: str, given: object, kind: type, example: str) -> list[str]:
+    """Something that must be a list of `kind`, as in `example`."""
+    if isinstance(given, kind):
+        return [f"{what} must be a list, not one {type(given).__name__} alone: put [ ] around it"]
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        return [f"{what} must be a list such as {example}, not {given!r:.100}"]
+    items = [one for one in given if not isinstance(one, kind)] if isinstance(given, Collection) else []
+    return [f"{what} must be such as {example}, and one of them is {one!r:.100}" for one in items]
+
+
+def path_problems(what: str, given: object) -> list[str]:
+    """Something that must be a folder's path."""
+    if isinstance(given, os.PathLike) or (isinstance(given, str) and given and "\0" not in given):
+        return []
+    return [f"{what} must be the path of a folder such as './state', not {given!r:.100}"]
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise BadConfig if there is a problem."""
+    if problems:
+        raise BadConfig(problems)
+
+
+def check_functions(what: str, **functions: object) -> None:
+    """Raise BadConfig for what cannot be called."""
+    refuse(
+        [
+            f"{what}: {name} must be a function, not {given!r:.100}"
+            for name, given in functions.items()
+            if not callable(given)
+        ]
+    )
+
+
+def pairs_of(where: str, items: Any) -> list[tuple[Any, Any]]:
+    """Items that must be (key, value); InvalidRequest names the first that is none."""
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+        fix = "give its .items()" if isinstance(items, Mapping) else "give a list of (key, value)"
+        raise InvalidRequest(f"{where}: items must be pairs of key and value, not {items!r:.100}: {fix}")
+    pairs = []
+    for at, item in enumerate(items):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise InvalidRequest(f"{where}: item {at} must be (key, value), not {item!r:.100}; none was set")
+        pairs.append((item[0], item[1]))
+    return pairs
+
+
+def _all(known: Sequence[str]) -> str:
+    return ", ".join(sorted(known))

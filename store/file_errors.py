@@ -1,0 +1,102 @@
+"""What an error of the operating system about a file means to a caller, and its fix.
+
+    EMFILE, ENFILE               Unavailable     the limit, how many are open, `ulimit -n`
+    ENOSPC, EDQUOT               Unavailable     free space
+    EROFS, EACCES, EPERM         InvalidRequest  who we are, whose it is
+    ENOTDIR, EEXIST, ELOOP ...   InvalidRequest  something else is at the path
+    anything else                Unavailable     as the system says it
+
+Rules of this file: it looks at the machine to say more, opens nothing that stays open, and never raises an error of its
+own in place of the one that it explains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
+
+NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+NO_DESCRIPTORS_TEXT = "Too many open files"  # of EMFILE and of ENFILE, as programs that we call put it
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
+_OTHER_THING = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT})
+
+
+def file_error(error: OSError, doing: str, path: Path) -> StandfastError:
+    """Our error for one of the system about `path`, while `doing`."""
+    if error.errno in NO_DESCRIPTORS:
+        return no_descriptors(f"{doing}: {path}")
+    why = error.strerror or str(error)
+    if error.errno in _FULL:
+        return Unavailable(f"{doing}: {path}: {why}: free space on its volume, then retry")
+    if error.errno == errno.EROFS:
+        return InvalidRequest(
+            f"{doing}: {path} is on a file system that is mounted read-only: mount it for writing, or name a folder "
+            "that can be written"
+        )
+    if error.errno in _FORBIDDEN:
+        return InvalidRequest(
+            f"{doing}: {path} cannot be written by user {os.geteuid()}{_owner(path)}: give the folder to that user "
+            "(chown), or name another one"
+        )
+    if error.errno in _OTHER_THING:
+        return InvalidRequest(
+            f"{doing}: {path} cannot be a folder or a file of ours ({why}): something else is at that path or above "
+            "it; name another folder, or move that away"
+        )
+    return Unavailable(f"{doing}: {path}: {why}: check disk and mounts, then retry")
+
+
+@contextlib.contextmanager
+def told(doing: str, path: Path) -> Iterator[None]:
+    """Raise errors of the system as ours. One that names its own file is about that."""
+    try:
+        yield
+    except OSError as error:
+        named = error.filename if isinstance(error.filename, str) and error.filename else None
+        raise file_error(error, doing, path if named is None else Path(named)) from error
+
+
+def no_descriptors(doing: str) -> Unavailable:
+    """That no file and no socket can be opened any more, with the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Unavailable(
+        f"{doing}: out of file descriptors: this process may have {soft} files and sockets open at once (ulimit -n"
+        f"{_most(hard)}): raise it, as with `ulimit -n 65536` or LimitNOFILE=65536 of a unit, and start again; or give "
+        "this instance fewer tasks and stores"
+    )
+
+
+def out_of_descriptors(wanted: int) -> bool:
+    """Whether so many files cannot be opened now; for who learns only that some file could not be."""
+    opened: list[int] = []
+    try:
+        while len(opened) < wanted:
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno in NO_DESCRIPTORS
+    finally:
+        for one in opened:
+            os.close(one)
+    return False
+
+
+def _most(hard: int) -> str:
+    return "" if hard == resource.RLIM_INFINITY else f", at most {hard}"
+
+
+def _owner(path: Path) -> str:
+    """Whose the nearest folder that is there is."""
+    for one in (path, *path.parents):
+        try:
+            found = one.stat()
+        except OSError:
+            continue
+        return f" ({one} is of user {found.st_uid}, mode {found.st_mode & 0o7777:04o})"
+    return ""

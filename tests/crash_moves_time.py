@@ -1,0 +1,86 @@
+"""What time a process had: the machine's other load must not fail a check of seconds, and a fault must.
+
+    Beats        this process, or the disk, held everything up          Patience(beats, pids).spent_s
+    /proc        a sidecar's process was ready to run, and not let run  ──> seconds that were really theirs
+
+Rules of this file: only time that was surely lost is taken off: of a process, the wait of its thread that waited most.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+LOOK_S = 0.02
+LATE_S = 0.05
+
+
+class Beats(threading.Thread):
+    """A thread that sleeps and syncs a byte, and writes down how late it was."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(name="beats", daemon=True)
+        self._path = path
+        self._over = threading.Event()
+        self._lost: list[tuple[float, float]] = []
+
+    def run(self) -> None:
+        with self._path.open("wb", buffering=0) as file:
+            while not self._over.is_set():
+                began_s = time.monotonic()
+                time.sleep(LOOK_S)
+                file.write(b".")
+                os.fdatasync(file.fileno())
+                now_s = time.monotonic()
+                if now_s - began_s > LOOK_S + LATE_S:
+                    self._lost.append((now_s, now_s - began_s - LOOK_S))
+
+    def lost_s(self, since_s: float) -> float:
+        """Of the time since then."""
+        return sum(min(lost, at - since_s) for at, lost in self._lost[::] if at > since_s)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+class Patience:
+    """Time from now on that processes had. They may end and begin meanwhile: `look` takes those that run now."""
+
+    def __init__(self, beats: Beats) -> None:
+        self._beats = beats
+        self._since_s = time.monotonic()
+        self._first: dict[int, dict[int, int]] = {}
+        self._waited: dict[int, float] = {}
+
+    def look(self, pids: Iterable[int]) -> None:
+        """What these have waited since they were first looked at."""
+        for pid in pids:
+            threads = waited_ns(pid)
+            first = self._first.setdefault(pid, threads)
+            longest = max((ns - first.get(thread, 0) for thread, ns in threads.items()), default=0)
+            self._waited[pid] = max(self._waited.get(pid, 0.0), longest / 1e9)
+
+    @property
+    def raw_s(self) -> float:
+        """By the clock."""
+        return time.monotonic() - self._since_s
+
+    @property
+    def spent_s(self) -> float:
+        """Without what was lost: here, or in the sidecar's processes, which wait for each other."""
+        lost_s = max(self._beats.lost_s(self._since_s), sum(self._waited.values()))
+        return max(0.0, self.raw_s - lost_s)
+
+
+def waited_ns(pid: int) -> dict[int, int]:
+    """How long each thread of a process was ready to run and not let run, since it began."""
+    found = {}
+    for schedule in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):
+            found[int(schedule.parent.name)] = int(schedule.read_text().split()[1])
+    return found
