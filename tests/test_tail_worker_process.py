@@ -16,6 +16,7 @@ from fix_serve import KEYVALUE, wait_for
 from standfast.ops.health import HEARTBEAT_MS_MAX
 from standfast.ops.tail_worker_process import RESTART_MS, SILENT_MS, START_MS, TailWorker
 from standfast.ops.tail_worker_protocol import Open
+from standfast.replication.open_log import open_log
 from standfast.store.clock import ManualClock
 from standfast.store.state_dir import StateDir
 
@@ -26,6 +27,8 @@ START_S = 60.0
 @pytest.fixture
 def worker(tmp_path: Path, clock: ManualClock) -> Iterator[TailWorker]:
     state = StateDir(tmp_path, "app")
+    # The server makes the log before it starts its worker: a worker makes none where the file is gone.
+    open_log(f"sqlite:///{tmp_path}/log").close()
     settings = {"guarantee": "at_least_once", "gate": "all", "partitions": 1}
     order = Open(
         app="app",
