@@ -306,27 +306,34 @@ class Task:
             if refused and self.keeps_refused:
                 self.counters.commits["failed"] += 1
                 let_go(error)
-            else:
-                self._failed(error)
-                self._raise_unknown(error)
+                raise
+            # The task fails with the very error that its caller gets: a caller that meets another one takes the task
+            # for closed by somebody else, and never opens it again.
+            told = self._told_of(error)
+            self._failed(told)
+            if told is not error:
+                raise told from error
             raise
         return written, acknowledged
 
-    def _raise_unknown(self, error: BaseException) -> None:
-        """Raise CommitUnknown, or mark the error, if the log may have what was to be committed.
+    def _told_of(self, error: BaseException) -> BaseException:
+        """The error of a failed commit, as CommitUnknown or marked if the log may have what was to be committed.
 
         Fenced stays as it is: whoever is fenced gives the task up, and its new owner asks for the offsets.
         """
         if not self._log_may_have_it or isinstance(error, Fenced):
-            return
+            return error
         self.in_doubt = True
         if isinstance(error, Unavailable) and not isinstance(error, CommitUnknown):
-            raise CommitUnknown(
+            told = CommitUnknown(
                 f"task {self.id}: the log may have the commit, and what comes after it failed "
                 f"({type(error).__name__}): open the task again and go on from its source offsets"
-            ) from error
+            )
+            told.__cause__ = error  # whose frames are let go of together with it
+            return told
         if isinstance(error, StandfastError):
             error.in_doubt = True
+        return error
 
     def _failed(self, error: BaseException) -> None:
         """A write that may be half done: the task cannot go on."""

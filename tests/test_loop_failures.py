@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from fix_loops import Seen, fail, reads
 from fix_sessions import Bench
 
 import standfast as sf
+from standfast.replication.offsets import TaskId
+from standfast.stream.loop import RETRY_WAIT_MS
 
 TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
 COUNT = sf.KeyValueStore("count", TEXT, INT)
@@ -185,3 +189,38 @@ def test_task_that_the_session_closed_meanwhile_is_no_failure_of_the_task(bench:
     seen.on["k"] = lose
     assert one.loop.poll_once() == 0
     assert one.session.counters.task_failures == 0
+
+
+def test_task_whose_commit_may_have_happened_is_opened_again_as_soon_as_the_log_answers(bench: Bench) -> None:
+    """Its error was another than the one that the loop met, which took it for a task that somebody else had closed."""
+    create(bench, 1, "in")
+    write(bench, "in", ("a", "1", 1))
+    seen = Seen()
+    one = Running(bench, reads(seen, "in"), stores=[COUNT], guarantee="at_least_once", restart=sf.NoRestart())
+    seen.on["a"] = lambda context: context.store("count").put("a", 1)
+    one.run()
+    with _offsets_that_meet_no_answer(one):
+        one.loop.commit_all()
+    failed = one.session.all_tasks()[TaskId(0, 0)]
+    assert isinstance(failed.error, sf.CommitUnknown), failed.error
+    assert isinstance(failed.error.__cause__, sf.Unavailable)
+    write(bench, "in", ("b", "1", 2))
+    bench.clock.advance(RETRY_WAIT_MS)
+    one.loop.poll_once()
+    bench.settle(one.session)
+    one.commit()
+    assert seen.keys == ["a", "b"], "its rows and offsets were in the local commit"
+    assert one.rows("count") == {"a": 1}
+
+
+@contextmanager
+def _offsets_that_meet_no_answer(one: Running) -> Iterator[None]:
+    """The log takes the changes of a commit, and does not answer when its source offsets follow."""
+    group = one.session.task(0)._group
+
+    def unanswered(*_: object) -> None:
+        raise sf.Unavailable("no answer within 2000 ms")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(group), "commit", unanswered)
+        yield
