@@ -28,6 +28,7 @@ slow = pytest.mark.slow
 GOALS = runpy.run_path(str(Path(__file__).resolve().parent.parent / "benchmarks/bench_goals.py"))
 judged, missed = GOALS["judged"], GOALS["missed"]
 
+DEAR = {"restore", "standby"}
 MEASURES = {
     "write": ["put_commit"],
     "read": ["get", "get_absent", "scan", "scan_reverse"],
@@ -44,7 +45,9 @@ def tiny(what: str, folder: Path, *options: str) -> list[str]:
 
 
 @slow
-@pytest.mark.parametrize("what", MEASURES)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.long if what in DEAR else ()) for what in MEASURES]
+)
 def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--tasks", str(TASKS)) if what == "standby" else ()
     assert main(tiny(what, tmp_path, "--json", "--memory", "16MiB", *options)) == 0

@@ -121,6 +121,7 @@ def test_taken_port_is_told_and_leaves_nothing(kafka_files: None, tmp_path: Path
 # -- the process ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @kafka
 @slow
 def test_killed_broker_comes_back_on_its_port_with_its_records(restartable_broker: Broker) -> None:

@@ -121,6 +121,7 @@ def small_cache(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> 
     return cache
 
 
+@pytest.mark.long
 @kafka
 @slow
 @pytest.mark.parametrize("fetched", [False, True], ids=["java of the machine", "java that was fetched"])

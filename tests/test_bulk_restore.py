@@ -270,6 +270,7 @@ def test_nothing_is_skipped_where_rows_are_ahead_of_their_records(bench: Bench, 
     assert digests(session) == digests(restored(bench, "batches", stores=stores, **BATCHES))
 
 
+@pytest.mark.long
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(

@@ -356,6 +356,7 @@ def operation_takes(api: Any) -> bool:
     return bool(definition.get("parameters") or definition.get("requestBody"))
 
 
+@pytest.mark.long
 def test_answers_keep_to_the_document_whatever_is_asked(sidecars: Sidecars) -> None:
     """schemathesis over the served document: valid and broken requests, statuses and answers as declared."""
     sidecar = sidecars.start()

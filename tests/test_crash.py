@@ -44,7 +44,7 @@ from standfast.store.errors import BadConfig
 from standfast.store.failpoint import NAMES, VARIABLE, parse
 from standfast.store.rocks import RocksEngine, RocksShared
 
-RUNS = int(os.environ.get("STANDFAST_CRASH_RUNS", "4"))
+RUNS = int(os.environ.get("STANDFAST_CRASH_RUNS", "3"))
 
 
 @pytest.mark.crash

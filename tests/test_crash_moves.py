@@ -21,7 +21,7 @@ from crash_moves_node import CrashedNode
 from fix_serve import Sidecars
 
 ASKED = os.environ.get("STANDFAST_CRASH_SERVE_RUNS")
-RUNS = 2 if ASKED is None else int(ASKED)
+RUNS = 1 if ASKED is None else int(ASKED)
 STEPS = 2 if ASKED is None else 8
 
 

@@ -30,7 +30,7 @@ from standfast.replication.open_log import open_log
 from standfast.store.errors import Fenced, InvalidRequest, NotReady, Unavailable
 
 ASKED = os.environ.get("STANDFAST_CRASH_SERVE_RUNS")
-RUNS = 3 if ASKED is None else (int(ASKED) + 3) // 4
+RUNS = 2 if ASKED is None else (int(ASKED) + 3) // 4
 GUARANTEES = ("exactly_once", "at_least_once")
 LIVES = 3
 KAFKA_RUNS = (RUNS + 4) // 5  # a run there takes longer: restores and transactions go through the broker
@@ -187,6 +187,7 @@ def test_acknowledged_commits_survive_kills_of_the_sidecar(sidecars: Sidecars, n
     crash(sidecars.start(app__guarantee=guarantee), number, "in", exactly_once=guarantee == "exactly_once")
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.kafka
 @pytest.mark.slow

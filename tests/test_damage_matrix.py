@@ -139,7 +139,7 @@ def check(bench: Bench, kept: Path, file: str, how: str, *, killed: bool) -> str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["closed", "killed"])
 @pytest.mark.parametrize("how", HOW)
 def test_no_damaged_file_of_a_task_is_served_wrong(bench: Bench, how: str, killed: bool) -> None:
     kept = build(bench, killed=killed)

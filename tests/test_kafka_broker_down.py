@@ -74,7 +74,7 @@ def records(address: str, source: TopicPartition) -> list[Record]:
     return found
 
 
-@pytest.mark.parametrize("wrote", [True, False])
+@pytest.mark.parametrize("wrote", [pytest.param(True, marks=pytest.mark.long), False])
 def test_broker_that_comes_back_without_its_last_records_is_found_out_by_owner_and_standby(
     broker: Broker, address: str, app: str, tmp_path: Path, wrote: bool
 ) -> None:
@@ -286,6 +286,7 @@ def test_restore_goes_on_where_it_was_and_lacks_nothing(
     print(f"restore went on {took_s:.1f} s after the broker's return")
 
 
+@pytest.mark.long
 def test_standby_follows_again_and_the_writer_is_opened_again_by_its_owner(
     broker: Broker, address: str, app: str, tmp_path: Path
 ) -> None:

@@ -412,6 +412,7 @@ def test_answer_that_never_comes_is_unavailable(kafka_address: str, monkeypatch:
         cluster.wait("asking", Future())
 
 
+@pytest.mark.long
 def test_writers_and_readers_go_on_when_the_broker_is_back(restartable_broker: Broker) -> None:
     log = KafkaLog(f"kafka://{restartable_broker.address}?timeout.ms=3000")
     source = topic(log)

@@ -186,14 +186,14 @@ def active(session: sf.Session) -> list[int]:
 
 
 def test_background_sessions_share_tasks_out_and_survive_a_silent_death(sessions: Sessions) -> None:
-    first = sessions.active("a", (0, 1), background=True)
+    first = sessions.active("a", (0, 1), background=True, lease_ms=3_000, max_stall_ms=3_000)
     second = sessions.open("b", background=True, lease_ms=1_500)
     second.assign(active=[], standby=[0, 1])
     for partition in (0, 1):
         sessions.fill(first, 0, partition=partition)
     before = [contents(first, partition) for partition in (0, 1)]
     until(lambda: [contents(second, partition) for partition in (0, 1)] == before, "the standby has everything")
-    first._stop.set()  # its threads end, and with them its lease; it does not leave
+    first._stop.set()  # its threads end; its lease is not renewed once they make no progress; it does not leave
     until(lambda: active(second) == [0, 1], "take-over after the lease")
     second.wait_ready(WAIT_S)
     assert [contents(second, partition) for partition in (0, 1)] == before

@@ -25,6 +25,10 @@ from standfast.replication.open_log import open_log
 from standfast.store.clock import ManualClock
 
 BOTH = pytest.mark.parametrize("leases", ["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True)
+# For tests whose run on a broker costs much and shows what the run on the embedded log shows.
+BOTH_DEAR = pytest.mark.parametrize(
+    "leases", ["sqlite", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])], indirect=True
+)
 GUARANTEES = pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 
 
@@ -123,7 +127,7 @@ def test_only_a_session_whose_tasks_others_take_over_has_a_lease_process(bench: 
 
 
 @pytest.mark.slow
-@BOTH
+@BOTH_DEAR
 def test_lease_is_renewed_while_the_interpreter_is_held(leases: Leases) -> None:
     first, second = leases.pair()
     first.order(hold_s=3 * LEASE_MS / 1_000)
@@ -192,7 +196,7 @@ def zombie(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@BOTH
+@BOTH_DEAR
 @GUARANTEES
 def test_false_alarm_costs_one_warm_hand_over_and_no_record(leases: Leases, guarantee: str) -> None:
     first, second = leases.pair(guarantee=guarantee)
@@ -232,7 +236,7 @@ def counted(leases: Leases) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@BOTH
+@BOTH_DEAR
 def test_owner_whose_loop_makes_no_progress_stops_renewing_and_loses_nothing(leases: Leases) -> None:
     first, second = leases.pair(max_stall_ms=1_000)
     first.order(stick_s=8)

@@ -145,6 +145,7 @@ def test_what_is_tried_again_anyway_is_unavailable_and_at_once_the_second_time(
     assert log.integrity_check() == []
 
 
+@pytest.mark.long
 def test_session_reads_and_stands_by_and_names_the_process(
     log: EmbeddedLog, tmp_path: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -210,7 +210,7 @@ def complete(first: Member, second: Member) -> bool:
 @pytest.mark.parametrize(
     ("protocol", "guarantee"),
     [
-        ("eager", "exactly_once"),
+        pytest.param("eager", "exactly_once", marks=pytest.mark.long),
         ("cooperative", "exactly_once"),
         ("cooperative", "at_least_once"),
         ("consumer", "exactly_once"),
@@ -352,6 +352,7 @@ def test_settings_that_would_lose_records_are_refused(group: Group) -> None:
         stranger.close()
 
 
+@pytest.mark.long
 def test_broker_killed_in_the_middle_loses_and_doubles_nothing(tmp_path: Path, restartable_broker: Broker) -> None:
     group = Group(tmp_path, restartable_broker.address, options="?timeout.ms=1000")
     try:
@@ -414,6 +415,7 @@ class Listen(logging.Handler):
         self.said.append(record.getMessage())
 
 
+@pytest.mark.long
 def test_records_given_before_a_commit_that_failed_count_once_when_the_broker_is_back(
     restartable_broker: Broker, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def lag_of(sidecar: Sidecar) -> int | None:
     return sum(one["lag"] for one in rows) if rows else None
 
 
+@pytest.mark.long
 def test_restore_goes_on_after_the_worker_was_killed_in_it(sidecars: Sidecars) -> None:
     import os
     import signal

@@ -214,6 +214,7 @@ class Quiet:
     def note(self, text: str) -> None: ...
 
 
+@pytest.mark.long
 def test_rebuild_that_a_run_completed_before_it_was_cut_short_is_kept(spark: Any, bench: Bench, tmp_path: Path) -> None:
     small(bench)
     out = Folder(str(tmp_path / "out"))

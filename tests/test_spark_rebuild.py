@@ -137,6 +137,7 @@ def test_record_that_no_store_writes_fails_the_job_with_its_offset(spark: Any, b
     assert not (tmp_path / "out" / FILE_NAME).exists()
 
 
+@pytest.mark.long
 def test_records_without_a_key_are_left_out_and_counted_by_rebuild_verify_and_tables(
     spark: Any, bench: Bench, tmp_path: Path
 ) -> None:

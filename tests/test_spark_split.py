@@ -132,6 +132,7 @@ def ran(spark: Any, bench: Bench, jobs: Any, out: Path, **reader: Any) -> Pipeli
     return run_pipeline(spark, bench.log, jobs, target, Quiet(), now_ms=bench.clock.wall_ms, reader=Reader(**reader))
 
 
+@pytest.mark.long
 def test_pipeline_reads_every_record_once_from_state_and_from_the_log_alone(
     spark: Any, bench: Bench, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_planted_rows_are_told_by_the_one_pass_as_by_a_verify_alone(spark: Any, 
         assert one.compared.unequal == (0,)
 
 
+@pytest.mark.long
 def test_store_that_fails_lets_the_others_end_and_they_are_kept(spark: Any, bench: Bench, tmp_path: Path) -> None:
     skewed(bench)
     precious = tmp_path / "out/rebuilt/ses/precious"

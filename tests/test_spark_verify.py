@@ -248,6 +248,7 @@ def test_sample_and_digest_only(spark: Any, bench: Bench) -> None:
     assert (verdict.verdict, verdict.differences) == ("different", ())
 
 
+@pytest.mark.long
 def test_folder_with_a_manifest_and_a_store_by_address(spark: Any, bench: Bench, tmp_path: Path) -> None:
     session = bench.active(partitions=(0, 1))
     operate(session.task(0), random.Random(6), 200)

@@ -167,15 +167,24 @@ class Source(NamedTuple):
     def tree(self) -> ast.Module:
         return _parse(self.text)
 
+    @property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return _nodes(self.text)
+
 
 @cache
 def _parse(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache  # ten rules look at every node of every file
+def _nodes(text: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(_parse(text)))
+
+
 def imports(source: Source) -> Iterator[tuple[int, str, str]]:
     """(line, module, name) of every import, also inside functions; name is "" for `import module`."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -185,7 +194,7 @@ def imports(source: Source) -> Iterator[tuple[int, str, str]]:
 def references(source: Source) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every name that is imported or used, aliases resolved: `t.sleep` gives `time.sleep`."""
     known: dict[str, str] = {}
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name if alias.asname else alias.name.partition(".")[0]
@@ -194,7 +203,7 @@ def references(source: Source) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
                 yield node.lineno, f"{node.module}.{alias.name}"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Name | ast.Attribute):
             head, _, rest = ast.unparse(node).partition(".")
             yield node.lineno, f"{known.get(head, head)}.{rest}" if rest else known.get(head, head)
@@ -225,7 +234,7 @@ def check_import_direction(source: Source, paths: frozenset[str]) -> Iterator[st
 
 
 def check_absolute_imports(source: Source, paths: frozenset[str]) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ImportFrom) and node.level:
             yield f"{source.path}:{node.lineno}: relative import; write standfast.<room>.<module>"
     for line, module, _ in imports(source):
@@ -241,7 +250,7 @@ def check_purity(source: Source, paths: frozenset[str]) -> Iterator[str]:
         ours = top == "standfast" and our_path(module, name, paths) in PURE | PLAIN
         if not (ours or top in PURE_STDLIB or top in PURE_LIBRARIES):
             yield f"{source.path}:{line}: a pure module imports {module}; give it the value instead, or widen PURE"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_BUILTINS:
             yield f"{source.path}:{node.lineno}: a pure module calls {node.func.id}()"
 
@@ -282,7 +291,7 @@ def check_sizes(source: Source, paths: frozenset[str]) -> Iterator[str]:
     lines = source.text.count("\n")
     if lines > FILE_LINES_MAX:
         yield f"{source.path}: {lines} lines, {FILE_LINES_MAX} at most; split it by meaning"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             size = (node.end_lineno or node.lineno) - node.lineno + 1
             if size > FUNCTION_LINES_MAX:
@@ -293,7 +302,7 @@ def check_banned(source: Source, paths: frozenset[str]) -> Iterator[str]:
     for line, module, _ in imports(source):
         if module.partition(".")[0] in BANNED_IMPORTS:
             yield f"{source.path}:{line}: {module} runs code that it reads; write bytes with struct, msgpack or JSON"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)

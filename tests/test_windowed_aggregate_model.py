@@ -259,7 +259,7 @@ def assert_at_once(found: list[Result], before: Rows, after: Rows, number: int) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(WINDOWS))
-@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("caching", [pytest.param(False, marks=pytest.mark.long), True])
 @given(st.data())
 @settings(max_examples=40)
 def test_results_on_update_are_those_of_the_definition(kind: str, caching: bool, data: st.DataObject) -> None:
