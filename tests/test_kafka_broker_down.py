@@ -192,7 +192,7 @@ def running_app(address: str, app: str, root: Path, guarantee: Any) -> tuple[sf.
     return made, thread
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("guarantee", [pytest.param("exactly_once", marks=pytest.mark.long), "at_least_once"])
 def test_application_loses_nothing_and_goes_on_within_seconds(
     broker: Broker, address: str, app: str, tmp_path: Path, guarantee: str
 ) -> None:

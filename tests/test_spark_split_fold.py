@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spark_folds import sorted_buckets
@@ -109,6 +110,7 @@ def test_partition_in_parts_has_the_rows_counts_and_verdicts_of_the_whole(
         assert answer["read_back"] == answer["digest"]
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(KIND, DRAWS, st.integers(0, 120))
 def test_rebuild_beside_a_compare_has_the_rows_of_a_rebuild_alone(
