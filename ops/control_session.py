@@ -30,6 +30,7 @@ from standfast.restore.bulk_plan import COLD_RECORDS
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import (
+    CommitUnknown,
     Fenced,
     Held,
     InvalidRequest,
@@ -353,8 +354,15 @@ class ControlSession:
 
 def failure_of(task: Task) -> BaseException:
     """What a task answers with that cannot go on."""
-    if task.error is not None and is_of_log(task.error):
-        return task.error  # as it is: what to do is another thing for a log that is away and one that is damaged
+    error = task.error
+    if isinstance(error, CommitUnknown):
+        # Of the commit that failed, and not of the request that is answered: nothing is done with that one.
+        return Unavailable(
+            f"task {task.id}: a commit failed, and whether it happened is not known ({error}): ask SF.OFFSETS once the "
+            "task is open again, which is tried now"
+        )
+    if error is not None and is_of_log(error):
+        return error  # as it is: what to do is another thing for a log that is away and one that is damaged
     try:
         task.source_offsets()
     except StandfastError as error:

@@ -13,9 +13,11 @@ import hiredis
 import pytest
 from fix_disk import fill, free_bytes
 from fix_door import Desk, open_session
+from fix_sessions import Bench
 
 import standfast as sf
-from standfast.ops.reasons import COMMIT_UNKNOWN, DISK_FULL, reason_of
+from standfast.ops.control_session import failure_of
+from standfast.ops.reasons import COMMIT_UNKNOWN, DISK_FULL, UNAVAILABLE, message_of, reason_of
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.open_log import open_log
@@ -376,3 +378,12 @@ def test_a_standby_waits_at_the_floor_and_catches_up(small_disk: Mount, tmp_path
         assert standby.disk.full
         filler.unlink()
         assert any(caught_up() for _ in range(100))
+
+
+def test_request_that_meets_a_task_whose_commit_is_in_doubt_is_not_in_doubt_itself(bench: Bench) -> None:
+    """It was answered -UNKNOWN with the commit's own error, until the task was open again: a read as well."""
+    task = bench.active().task(0)
+    task.fail(sf.CommitUnknown("log x: whether the last transaction is in it is not known"))
+    answer = failure_of(task)
+    assert reason_of(answer) is UNAVAILABLE
+    assert "SF.OFFSETS" in message_of(answer) and "log x" in message_of(answer)
