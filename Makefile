@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-JOBS ?= 3
+JOBS ?= 4
 RUNS ?= 200
 APP_RUNS ?= 50
 KAFKA_RUNS ?= 100
@@ -64,7 +64,7 @@ check: $(VENV)/.dev ## ruff and the quick tests, under 10 s
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/pytest -q -x -m "not slow" $(ARGS)
 
-test: $(VENV)/.dev ## every test but the dear ones of test-slow, in JOBS=3 processes
+test: $(VENV)/.dev ## every test but the dear ones of test-slow, in JOBS=4 processes
 	@echo "==> test: unit, contract, scenario, crash, tidy and packaging tests; those on Kafka fetch it, the first time only"
 	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m "not long" $(ARGS)
 
