@@ -86,12 +86,12 @@ class Life:
             assert time.monotonic() < deadline, "the child did not become ready"
             time.sleep(0.005)
 
-    def wait_for_failpoint(self) -> bool:
-        """Whether it was met; a life that does not meet it is one to be killed like any other."""
+    def wait_for_failpoint(self, within_s: float = FAILPOINT_S) -> bool:
+        """Whether it was met, that long after the child was ready; one that does not is killed like any other."""
         started = deadline = time.monotonic() + PATIENCE_S
         while self.process.poll() is None and time.monotonic() < deadline:
             if deadline == started and "ready" in self.lines():
-                deadline = time.monotonic() + FAILPOINT_S
+                deadline = time.monotonic() + within_s
             time.sleep(0.005)
         return self.process.poll() == -signal.SIGKILL
 
@@ -213,11 +213,13 @@ class Crash:
                 partition, offset = map(int, line.split()[1:])
                 self.acknowledged[partition] = max(self.acknowledged.get(partition, 0), offset)
 
-    def kill_once(self, role: str, directory: str, failpoint: str = "", **more: Any) -> None:
+    def kill_once(
+        self, role: str, directory: str, failpoint: str = "", *, within_s: float = FAILPOINT_S, **more: Any
+    ) -> None:
         """A child that ends at the failpoint, or without one after a random while; then look at what it left."""
         with self.life(role, directory, failpoint, **more) as life:
             if failpoint:
-                self.met += life.wait_for_failpoint()
+                self.met += life.wait_for_failpoint(within_s)
             elif self.random.random() < 0.25:
                 time.sleep(self.random.uniform(0.1, 0.5))  # anywhere, from the first import on
             else:

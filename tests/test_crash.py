@@ -62,7 +62,7 @@ def test_state_equals_the_log_after_kills(tmp_path: Path, number: int) -> None:
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_kill_between_log_and_local_batch_leaves_the_log_ahead_and_is_replayed(tmp_path: Path, guarantee: str) -> None:
     crash = Crash(tmp_path, 1, guarantee)
-    crash.kill_once("writer", "a", "commit.logged=kill:12")
+    crash.kill_once("writer", "a", "commit.logged=kill:12", within_s=PATIENCE_S)
     assert crash.met == 1
     assert crash.total.behind > 0
     crash.check_restored(["a", "cold"])
@@ -73,7 +73,7 @@ def test_kill_between_rows_and_segment_drop_leaves_hidden_segments_that_go_with_
     crash = Crash(tmp_path, 2, "exactly_once")
     while not crash.total.expired:
         assert crash.kills < 10, "no life ended at a commit that expires a segment"
-        crash.kill_once("writer", "a", "engine.written=kill:15")
+        crash.kill_once("writer", "a", "engine.written=kill:15", within_s=PATIENCE_S)
     with crash.life("writer", "a", stop_after=200) as writer:
         assert writer.process.wait(PATIENCE_S) == 0, writer.err.read_text()
     assert crash.check_left("a").expired == 0
@@ -97,7 +97,7 @@ def test_killed_owner_blocks_neither_its_restart_nor_an_explicit_assign_elsewher
 @pytest.mark.slow
 def test_a_lost_row_a_changed_row_and_a_moved_position_are_reported(tmp_path: Path) -> None:
     crash = Crash(tmp_path, 4, "exactly_once")
-    crash.kill_once("writer", "a", "commit.logged=kill:60")
+    crash.kill_once("writer", "a", "commit.logged=kill:60", within_s=PATIENCE_S)
     directory = tmp_path / "a" / APP / "0_0"
     family = "uncached"
 
@@ -133,7 +133,7 @@ TWO = [COUNTS, "uncached", "scratch", "scratch-versioned"]
 @pytest.mark.slow
 def test_a_wiped_unlogged_store_a_changed_neighbour_and_a_mixed_store_are_reported(tmp_path: Path) -> None:
     crash = Crash(tmp_path, 5, "exactly_once", stores=TWO)
-    crash.kill_once("writer", "a", "commit.local=kill:60")
+    crash.kill_once("writer", "a", "commit.local=kill:60", within_s=PATIENCE_S)
     state = tmp_path / "a" / APP
 
     def rows_of(task: str, family: str) -> dict[bytes, bytes | None]:
@@ -191,7 +191,7 @@ def test_a_process_that_a_lost_race_ends_is_reported(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_file_is_known_by_its_store_and_a_flip_is_turned_back(tmp_path: Path) -> None:
     crash = Crash(tmp_path, 8, "exactly_once", stores=[COUNTS, "window", "memory-window", "scratch", "scratch-window"])
-    crash.kill_once("writer", "a", "commit.local=kill:20")
+    crash.kill_once("writer", "a", "commit.local=kill:20", within_s=PATIENCE_S)
     crash.mend("a")  # opened once more: what was in the write-ahead log is in files now
     state = tmp_path / "a" / APP
     whole = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
