@@ -59,8 +59,8 @@ demo: $(if $(findstring --no-spark,$(ARGS)),$(VENV)/.core,$(VENV)/.spark) ## the
 	@echo "==> demo: two processes, one of them killed on the way; then all of it rebuilt and verified on Spark"
 	@$(BIN)/standfast demo $(if $(LOG),--log '$(LOG)') $(if $(PREFIX),--prefix '$(PREFIX)') $(ARGS)
 
-check: $(VENV)/.dev ## ruff and the quick tests, under 10 s
-	@echo "==> check: ruff, then tests that take less than a quarter of a second each"
+check: $(VENV)/.dev ## ruff and the quick tests
+	@echo "==> check: ruff, then tests that take less than a quarter of a second each; a few minutes"
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/pytest -q -x -m "not slow" $(ARGS)
 
