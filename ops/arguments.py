@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from standfast.replication.log import Log
 
 TIMEOUT_DEFAULT_S = 10.0
-LISTEN_TIMEOUT_S = 2.0
 
 
 def printing(run: Callable[[argparse.Namespace, Output], int]) -> Callable[[argparse.Namespace], int]:
@@ -185,6 +184,7 @@ def log_address_of(args: argparse.Namespace) -> str:
 
 def log_of(args: argparse.Namespace) -> Log:
     """The log that --log or the settings name. It must exist: reading never creates one."""
+    from standfast.ops.kafka_probe import check_listening
     from standfast.replication.embedded_watch import damaged
     from standfast.replication.open_log import SqliteAddress, open_log, parse_address
 
@@ -198,12 +198,3 @@ def log_of(args: argparse.Namespace) -> Log:
     else:
         check_listening(where.servers)
     return open_log(address)
-
-
-def check_listening(servers: str, hint: str = "start one on this machine with: standfast broker up") -> None:
-    """Raise Unavailable at once if none of `host:port,host:port` listens, instead of waiting for what cannot come."""
-    from standfast.ops.kafka_probe import refusals
-
-    found = refusals(servers, LISTEN_TIMEOUT_S)
-    if found is not None:
-        raise Unavailable(f"kafka://{servers}: no broker is there ({'; '.join(found)}): check the address, or {hint}")

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from standfast.ops.arguments import check_listening
 from standfast.ops.demo_board import VIEW_MS, BoardSettings, topics
 from standfast.ops.demo_display import Display
 from standfast.ops.demo_result import LogUsed, removal_line
 from standfast.ops.demo_worker import log_address
+from standfast.ops.kafka_probe import check_listening
 from standfast.replication.kafka_address import SCHEME, parse_kafka_address
 from standfast.replication.log import Log
 from standfast.replication.offsets import TopicPartition

@@ -16,11 +16,14 @@ import socket
 import struct
 from dataclasses import dataclass
 
+from standfast.store.errors import Unavailable
+
 METADATA_KEY = 3
 METADATA_VERSION = 1
 CORRELATION = 0x5F
 CLIENT_ID = b"standfast-probe"
 ANSWER_BYTES_MAX = 1 << 20
+LISTEN_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,13 @@ def refusals(servers: str, timeout_s: float) -> list[str] | None:
         else:
             return None
     return found
+
+
+def check_listening(servers: str, hint: str = "start one on this machine with: standfast broker up") -> None:
+    """Raise Unavailable at once if none of `host:port,host:port` listens, instead of waiting for what cannot come."""
+    found = refusals(servers, LISTEN_TIMEOUT_S)
+    if found is not None:
+        raise Unavailable(f"kafka://{servers}: no broker is there ({'; '.join(found)}): check the address, or {hint}")
 
 
 def parse_answer(answer: bytes) -> list[Node]:

@@ -78,7 +78,7 @@ def check_log(config: Config) -> None:
     if isinstance(where, SqliteAddress):
         open_log(config.log_address).close()
         return
-    from standfast.ops.arguments import check_listening
+    from standfast.ops.kafka_probe import check_listening
 
     check_listening(where.servers)
 
