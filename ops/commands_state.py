@@ -90,7 +90,7 @@ def run_health(args: argparse.Namespace, out: Output) -> int:
 
 def show_status(status: Json, out: Output) -> None:
     """The whole status for people."""
-    from standfast.ops.page_model import verdict
+    from standfast.ops.verdict import verdict
 
     found = verdict(status)
     told = f"{found.word} {found.text}" if status["live"] else ""

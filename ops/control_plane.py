@@ -29,9 +29,9 @@ from standfast.ops.control_timers import Timers
 from standfast.ops.engine import Engine
 from standfast.ops.health import Restoring
 from standfast.ops.log_watch import LogWatch
-from standfast.ops.page_model import duration
 from standfast.ops.reasons import CONFLICT, DRAINING, RESTORING, Refused, message_of, reason_of
 from standfast.ops.task_table import Table, TaskTable
+from standfast.ops.verdict import duration
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
 from standfast.store.errors import (

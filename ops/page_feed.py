@@ -17,7 +17,8 @@ from html import escape
 from typing import Any
 
 from standfast.ops.page_html import Page, changes, document, render, whole
-from standfast.ops.page_model import History, Json
+from standfast.ops.page_model import History
+from standfast.ops.verdict import Json
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 

@@ -18,23 +18,18 @@ from standfast.ops.page_model import (
     LAGS_KEPT,
     Bar,
     History,
-    Json,
     StoreSum,
     age,
     bars,
     clock_text,
     count,
-    duration,
     log_share,
     promotable,
     restore_phases,
-    size,
-    store_key,
     store_sums,
-    stores_of,
     tiles,
-    verdict,
 )
+from standfast.ops.verdict import Json, duration, size, store_key, stores_of, verdict
 
 ROWS_MAX = 200
 TASKS_MAX = 2_000

@@ -1,6 +1,6 @@
 """What the ops page says, from the status document that `/v1/status` and the command line print as well.
 
-    status document (+ what a sidecar adds) ──> verdict, restores, tasks, standbys, stores, changelogs
+    status document (+ what a sidecar adds) ──> restores, tasks, standbys, stores, changelogs
 
     A sidecar may add: sidecar {draining, ...}, version, health {degraded: [..]}, disk {free_bytes, total_bytes,
     floor_bytes}, doors [{door, what, value}], events [{number, at_ms, event, actor, outcome, fields}], schedules
@@ -13,31 +13,19 @@ that a row changes only when there is news.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
-Json = Mapping[str, Any]
-Level = Literal["ok", "busy", "warn", "bad"]
-LAG_HIGH = 10_000
+from standfast.ops.verdict import Json, duration, size, store_key, stores_of
+
 BEHIND_MS = 60_000
-DISK_LOW = 0.1
 RISK = 0.1
 RISK_RECORDS = 1_000
 LAGS_KEPT = 60
 DONE_KEPT = 20
 DONE_MS = 60_000
 SAMPLE_MS = 900
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The first line of the page."""
-
-    word: str
-    level: Level
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,67 +85,6 @@ class History:
         self.done = dict(kept[-DONE_KEPT:])
 
 
-def verdict(status: Json) -> Verdict:
-    """One word and why."""
-    tasks = status["tasks"]
-    failed = [task["task"] for task in tasks if task["state"] == "failed"]
-    active = [task for task in tasks if task["role"] == "active"]
-    whole = sum(task["state"] == "running" for task in active)
-    if not status.get("live", True):
-        return Verdict("DOWN", "bad", "the instance does not run; what is shown was read from its files")
-    if status.get("draining") or status.get("sidecar", {}).get("draining"):
-        return Verdict("DRAINING", "busy", f"{len(tasks)} tasks to close")
-    idle = status.get("sidecar", {}).get("idle")
-    if idle:
-        return Verdict("IDLE", "warn", idle)
-    if failed:
-        return Verdict("FAILED", "bad", _some("task", failed))
-    if whole < len(active):
-        return Verdict("RESTORING", "busy", f"{whole} of {len(active)} tasks whole{_progress(status)}")
-    if not status["ready"]:
-        if status.get("log_error"):
-            return Verdict("NOT READY", "bad", status["log_error"])
-        return Verdict("NOT READY", "bad", "; ".join(status["missing"][:3]) or "see /readyz?verbose")
-    why = list(_degraded(status))
-    if why:
-        return Verdict("DEGRADED", "warn", "; ".join(why[:3]))
-    return Verdict("READY", "ok", f"{len(active)} active, {len(tasks) - len(active)} standby" if tasks else "no tasks")
-
-
-def _degraded(status: Json) -> Iterable[str]:
-    yield from status.get("health", {}).get("degraded", ())
-    if status.get("standbys_missing"):
-        yield f"{status['standbys_missing']} standbys have no instance to be on"
-    lock = status.get("log_lock")
-    if lock:
-        yield f"process {lock['pid']} has kept everybody from writing to the log for {lock['held_ms'] / 1_000:.0f} s"
-    elif status.get("log_error"):
-        yield f"the log: {status['log_error']}"
-    disk = status.get("disk")
-    if disk and disk.get("full"):
-        yield f"writes are refused: {disk['full']}"
-    elif disk and disk["free_bytes"] < max(disk["total_bytes"] * DISK_LOW, disk.get("floor_bytes", 0)):
-        yield f"{size(disk['free_bytes'])} free on the disk"
-    far = [store_key(task, store) for task, store in stores_of(status) if task["role"] == "standby" and _far(store)]
-    if far:
-        yield _some("standby", far) + " far behind"
-
-
-def _far(store: Json) -> bool:
-    return bool(store["lag"] > LAG_HIGH and not store.get("paused"))
-
-
-def _progress(status: Json) -> str:
-    restores = status["restores"]
-    total = sum(max(one["end"] - one["start"], 0) for one in restores)
-    if not total:
-        return ""
-    done = sum(max(min(one["position"], one["end"]) - one["start"], 0) for one in restores)
-    left = [one["seconds_left"] for one in restores if one["remaining"]]
-    eta = f", {duration(max(left))} left" if left and None not in left else ""
-    return f", {done * 100 // total} %{eta}"
-
-
 def bars(status: Json, history: History) -> list[Bar]:
     """Restores that run, slowest first, then those that ended."""
     running = [_bar(one) for one in status["restores"]]
@@ -185,18 +112,6 @@ def _bar(one: Json) -> Bar:
 
 def _finished(bar: Bar) -> Bar:
     return Bar(bar.key, bar.task, bar.store, bar.reason, 100, "done", bar.end, bar.end, 0, bar.rate, 0.0)
-
-
-def stores_of(status: Json) -> Iterable[tuple[Json, Json]]:
-    """Each task with each of its stores."""
-    for task in status["tasks"]:
-        for store in task["stores"]:
-            yield task, store
-
-
-def store_key(task: Json, store: Json) -> str:
-    """`0_3/aircraft`."""
-    return f"{task['task']}/{store['store']}"
 
 
 @dataclass(slots=True)
@@ -307,27 +222,6 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def size(number: int) -> str:
-    """`1.5 GiB`."""
-    if number < 0:
-        return "unknown"
-    value = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
-def duration(seconds: float | None) -> str:
-    """`38 s`, `4 min`, `2 h`."""
-    if seconds is None:
-        return "unknown"
-    if seconds < 90:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / 3_600:.1f} h"
-
-
 def age(at_ms: int, now_ms: int) -> str:
     """How long ago, coarse."""
     if at_ms <= 0:
@@ -346,8 +240,3 @@ def clock_text(at_ms: int | None) -> str:
         return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):
         return str(at_ms)
-
-
-def _some(what: str, names: list[str]) -> str:
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"{what}{'s' if len(names) > 1 else ''} {shown}"

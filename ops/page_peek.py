@@ -17,8 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from standfast.ops.page_html import head
-from standfast.ops.page_model import clock_text, count, size
+from standfast.ops.page_model import clock_text, count
 from standfast.ops.text import bytes_text
+from standfast.ops.verdict import size
 from standfast.replication.log import Log, Record
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest, StandfastError

@@ -23,9 +23,9 @@ from standfast.ops.control_plane import ControlPlane
 from standfast.ops.engine_commit import CommitRequest
 from standfast.ops.engine_task import Binding, Commit
 from standfast.ops.health import ready
-from standfast.ops.page_model import verdict
 from standfast.ops.reasons import Refused
 from standfast.ops.serve_http import application, bounded
+from standfast.ops.verdict import verdict
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Fenced, InvalidRequest, Unavailable
 from standfast.store.state_dir import StateDir

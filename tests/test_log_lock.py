@@ -23,9 +23,9 @@ from fix_embedded import T0, contents, put
 
 import standfast as sf
 from standfast.ops.metrics_values import session_samples
-from standfast.ops.page_model import verdict
 from standfast.ops.status import status_document
 from standfast.ops.status_merge import statistics_of
+from standfast.ops.verdict import verdict
 from standfast.replication.embedded import EmbeddedLog
 from standfast.replication.log import LockHolder, Outgoing, TopicPolicy
 from standfast.store.errors import Unavailable

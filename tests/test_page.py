@@ -22,9 +22,10 @@ from standfast.ops.metrics_doors import HttpNumbers
 from standfast.ops.page import FILES, OpsPage
 from standfast.ops.page_feed import NOTHING, QUEUE_MAX, Feed, Stream
 from standfast.ops.page_html import changes, document, render, whole
-from standfast.ops.page_model import DONE_MS, History, age, bars, duration, log_share, size, verdict
+from standfast.ops.page_model import DONE_MS, History, age, bars, log_share
 from standfast.ops.page_status import page_status
 from standfast.ops.status import status_document
+from standfast.ops.verdict import duration, size, verdict
 from standfast.store.clock import ManualClock
 from standfast.store.errors import Unavailable
 

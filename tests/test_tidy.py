@@ -39,6 +39,7 @@ PURE = {
     "ops/reset_plan.py",
     "ops/tail_moves.py",
     "ops/tail_worker_protocol.py",
+    "ops/verdict.py",
     "replication/app_topics.py",
     "replication/columns.py",
     "replication/commit_metadata.py",

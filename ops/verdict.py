@@ -1,0 +1,125 @@
+"""One word for a status document, and why: what the command line and the page say first.
+
+    status document (+ what a sidecar adds) ──> Verdict: READY, RESTORING, FAILED, ...
+
+Rules of this file: pure; decides and formats, knows neither page nor terminal. Sizes in bytes, durations in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Json = Mapping[str, Any]
+Level = Literal["ok", "busy", "warn", "bad"]
+LAG_HIGH = 10_000
+DISK_LOW = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The first line of the page."""
+
+    word: str
+    level: Level
+    text: str = ""
+
+
+def verdict(status: Json) -> Verdict:
+    """One word and why."""
+    tasks = status["tasks"]
+    failed = [task["task"] for task in tasks if task["state"] == "failed"]
+    active = [task for task in tasks if task["role"] == "active"]
+    whole = sum(task["state"] == "running" for task in active)
+    if not status.get("live", True):
+        return Verdict("DOWN", "bad", "the instance does not run; what is shown was read from its files")
+    if status.get("draining") or status.get("sidecar", {}).get("draining"):
+        return Verdict("DRAINING", "busy", f"{len(tasks)} tasks to close")
+    idle = status.get("sidecar", {}).get("idle")
+    if idle:
+        return Verdict("IDLE", "warn", idle)
+    if failed:
+        return Verdict("FAILED", "bad", _some("task", failed))
+    if whole < len(active):
+        return Verdict("RESTORING", "busy", f"{whole} of {len(active)} tasks whole{_progress(status)}")
+    if not status["ready"]:
+        if status.get("log_error"):
+            return Verdict("NOT READY", "bad", status["log_error"])
+        return Verdict("NOT READY", "bad", "; ".join(status["missing"][:3]) or "see /readyz?verbose")
+    why = list(_degraded(status))
+    if why:
+        return Verdict("DEGRADED", "warn", "; ".join(why[:3]))
+    return Verdict("READY", "ok", f"{len(active)} active, {len(tasks) - len(active)} standby" if tasks else "no tasks")
+
+
+def _degraded(status: Json) -> Iterable[str]:
+    yield from status.get("health", {}).get("degraded", ())
+    if status.get("standbys_missing"):
+        yield f"{status['standbys_missing']} standbys have no instance to be on"
+    lock = status.get("log_lock")
+    if lock:
+        yield f"process {lock['pid']} has kept everybody from writing to the log for {lock['held_ms'] / 1_000:.0f} s"
+    elif status.get("log_error"):
+        yield f"the log: {status['log_error']}"
+    disk = status.get("disk")
+    if disk and disk.get("full"):
+        yield f"writes are refused: {disk['full']}"
+    elif disk and disk["free_bytes"] < max(disk["total_bytes"] * DISK_LOW, disk.get("floor_bytes", 0)):
+        yield f"{size(disk['free_bytes'])} free on the disk"
+    far = [store_key(task, store) for task, store in stores_of(status) if task["role"] == "standby" and _far(store)]
+    if far:
+        yield _some("standby", far) + " far behind"
+
+
+def _far(store: Json) -> bool:
+    return bool(store["lag"] > LAG_HIGH and not store.get("paused"))
+
+
+def _progress(status: Json) -> str:
+    restores = status["restores"]
+    total = sum(max(one["end"] - one["start"], 0) for one in restores)
+    if not total:
+        return ""
+    done = sum(max(min(one["position"], one["end"]) - one["start"], 0) for one in restores)
+    left = [one["seconds_left"] for one in restores if one["remaining"]]
+    eta = f", {duration(max(left))} left" if left and None not in left else ""
+    return f", {done * 100 // total} %{eta}"
+
+
+def stores_of(status: Json) -> Iterable[tuple[Json, Json]]:
+    """Each task with each of its stores."""
+    for task in status["tasks"]:
+        for store in task["stores"]:
+            yield task, store
+
+
+def store_key(task: Json, store: Json) -> str:
+    """`0_3/aircraft`."""
+    return f"{task['task']}/{store['store']}"
+
+
+def size(number: int) -> str:
+    """`1.5 GiB`."""
+    if number < 0:
+        return "unknown"
+    value = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """`38 s`, `4 min`, `2 h`."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / 3_600:.1f} h"
+
+
+def _some(what: str, names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{what}{'s' if len(names) > 1 else ''} {shown}"
