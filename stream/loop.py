@@ -31,6 +31,7 @@ from standfast.store.errors import (
     StandfastError,
     StateLost,
     Unavailable,
+    is_of_serde,
 )
 from standfast.store.log import logger
 from standfast.stream.guard import can_skip
@@ -227,7 +228,7 @@ class Loop:
         at = None if running is None else running.runner.failed_at
         if running is not None:
             self._leave(task_id)
-        if gone or isinstance(error, (Corruption, Fenced, StateLost)):
+        if gone or (isinstance(error, (Corruption, Fenced, StateLost)) and not is_of_serde(error)):
             logger.warning("task %s stops: %s", task_id, error)
             return
         self._session.counters.task_failures += 1

@@ -24,13 +24,13 @@ from standfast.replication.lease_progress import LOOP, LeaseProgress
 from standfast.replication.log import Record as LogRecord
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
-from standfast.store.errors import InvalidRequest
+from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.failpoint import reach
 from standfast.store.timestamps import writable
 from standfast.stream.control import control_headers, is_control
 from standfast.stream.drops import Drops
 from standfast.stream.event_time import EventTime
-from standfast.stream.guard import Guard, failing
+from standfast.stream.guard import Guard, can_skip, failing
 from standfast.stream.inputs import Input
 from standfast.stream.left_out import LeftOut
 from standfast.stream.nodes import ProcessorNode, SinkNode, SubTopology
@@ -319,6 +319,16 @@ class TaskRunner:
                 self._left_out.failed_at(policy, node, serdes, record, error)
 
         return give
+
+    def read_result(self, node: str, read: Callable[..., Record | None], given: tuple[Any, ...]) -> Record | None:
+        try:
+            return read(*given)
+        except Corruption as error:
+            policy = self.topology.policy_at(node)
+            if not (policy.protects and can_skip(error)):
+                raise
+            self._left_out.callback_failed(policy, node, "result of a stored row", "result", error)
+            return None
 
     # --- inside ---
 

@@ -172,6 +172,43 @@ def test_final_result_counts_once_though_the_record_that_closed_its_window_fails
     assert letter.key == windowed(TEXT, 60).serialize(sf.Windowed("bad", 0, 60))
 
 
+# --- rows that their serde cannot read ---
+
+
+def unreadable(raw: bytes) -> Any:
+    if raw == b'"bad"':
+        raise ValueError("no bad here")
+    return JSON.deserialize(raw)
+
+
+PICKY = sf.serde.Serde("picky", JSON.serialize, unreadable)  # it reads not all that it writes
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_row_that_cannot_be_read_fails_its_record_and_its_result_alone(drive: Drive, caching: bool) -> None:
+    app = sf.App("app", stores=[sf.KeyValueStore("last", TEXT, PICKY, caching=caching)])
+    stream = app.stream("in", key=TEXT, value=JSON, on_error="skip")
+    stream.group_by_key().reduce(lambda old, new: new, "last").to("out", value=JSON)
+    driver = drive(app)
+    for key, value in (("a", 1), ("x", "bad"), ("x", 2), ("b", 3)):
+        driver.pipe("in", key, value, 1)
+    driver.commit()
+    results = [("a", 1), ("b", 3)] if caching else [("a", 1), ("x", "bad"), ("b", 3)]
+    assert came(driver) == results
+    assert app.drops.counts == ({"process": 1, "result": 1} if caching else {"process": 1})
+
+
+def test_final_result_that_cannot_be_read_takes_no_later_record_with_it(drive: Drive) -> None:
+    app = sf.App("app", stores=[sf.WindowStore("final", TEXT, PICKY, window_size_ms=60, retention_ms=600)])
+    grouped = app.stream("in", key=TEXT, value=JSON, on_error="skip").group_by_key().window(MINUTE)
+    grouped.reduce(lambda old, new: new, "final", emit=sf.ON_WINDOW_CLOSE).to("out", value=JSON)
+    driver = drive(app)
+    for key, value, stamp in (("a", 1, 1), ("x", "bad", 1), ("b", 2, 1), ("c", 3, 70), ("d", 4, 130)):
+        driver.pipe("in", key, value, stamp)
+    assert came(driver) == [("a", 1), ("b", 2), ("c", 3)]
+    assert app.drops.counts == {"result": 1}
+
+
 # --- topics between tasks ---
 
 
