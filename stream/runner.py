@@ -82,6 +82,7 @@ class TaskRunner:
         self.topology = topology
         self.in_hand = InHand()
         self.failed_at: str | None = None  # the source offset of the record that could not be processed
+        self.failed_behind = False  # in what records caused without one in hand, which an on_error covers too
         self._settings = settings
         self._clock = settings.clock
         self._wall_offset_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
@@ -130,7 +131,7 @@ class TaskRunner:
 
     def start(self) -> None:
         """Call every processor's `init`, and let downstream know that this task is there."""
-        with self._at_work():
+        with self._at_work(behind_records=False):
             for processor, context in zip(self._processors, self._contexts, strict=True):
                 self._begun += 1
                 processor.init(context)
@@ -532,10 +533,13 @@ class TaskRunner:
                     self.task.send(sink.topic, None, None, written, partition=partition, headers=headers)
 
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
+    def _at_work(self, *, behind_records: bool = True) -> Iterator[None]:
         before, self._inside = self._inside, True
         try:
             yield
+        except Exception:
+            self.failed_behind = behind_records
+            raise
         finally:
             self._inside = before
 

@@ -87,12 +87,27 @@ def test_row_that_its_serde_cannot_read_is_given_up_and_nothing_is_set_aside(ben
     assert other.rows("notes") == {"here": "alone"}
 
 
+def test_held_result_that_fails_at_the_commit_is_given_up_with_the_hint(bench: Bench) -> None:
+    create(bench, 1, "in")
+    write(bench, "in", ("bad", "1", 1))
+
+    def make(app: sf.App) -> None:
+        app.stream("in", key=TEXT, value=JSON).group_by_key().count("count").peek(lambda key, value: fail(None))  # type: ignore[arg-type]
+
+    error = retry(bench, Running(bench, make, stores=[COUNT]), 50, ValueError)
+    notes = "; ".join(error.__notes__)
+    assert "5 times in a row at the same source offset: none was committed yet" in notes
+    assert 'on_error="skip"' in notes
+
+
 def test_processor_that_never_begins_is_given_up(bench: Bench) -> None:
     create(bench, 1, "in")
     seen = Seen()
     seen.on_init = lambda *_: fail(None)  # type: ignore[arg-type]
     error = retry(bench, Running(bench, reads(seen, "in")), 50, ValueError)
-    assert "5 times in a row" in "; ".join(error.__notes__)
+    notes = "; ".join(error.__notes__)
+    assert "5 times in a row" in notes
+    assert "on_error" not in notes  # which would not help
 
 
 def test_healthy_tasks_commit_before_the_loop_ends(bench: Bench) -> None:
