@@ -128,6 +128,7 @@ class Task:
         self.counters = SessionCounters()  # the session's, once it has the task
         self.inflight = (0, 0)  # records and bytes that the log was given and has not acknowledged
         self.on_outputs: Callable[[Outputs, Mapping[TopicPartition, int]], None] | None = None  # after a commit
+        self.compacted: frozenset[str] = frozenset()  # topics known to take no record without a key
         self._group = group
         self._clock = clock
         self._listener = listener
@@ -211,6 +212,8 @@ class Task:
             or (partition is not None and (type(partition) is not int or not 0 <= partition <= PARTITION_MAX))
         ):
             check_output(topic, key, value, stamp, 0 if partition is None else partition, headers, least_ms)
+        if key is None and topic in self.compacted:
+            raise InvalidRequest(f"a record without a key cannot go into {topic}, which is compacted: give it a key")
         if partition is None:
             if not is_whole(partitions, 1, PARTITION_MAX):
                 raise InvalidRequest(f"topic {topic!r} cannot have {partitions!r:.100} partitions: give 1 or more")

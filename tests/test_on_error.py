@@ -10,6 +10,7 @@ from fix_apps import Drive, Running, create, headers_of, text_of, write, written
 from fix_sessions import Bench
 
 import standfast as sf
+from standfast.replication.log import TopicPolicy
 from standfast.stream.fluent import Stream
 from standfast.stream.policy import StepOptions
 from standfast.stream.windowed_serde import windowed
@@ -541,6 +542,22 @@ def test_app_goes_on_past_a_held_result_that_fails_and_commits_it_once(bench: Be
     other.commit()
     assert len(written(bench, "bad")) == 1
     assert other.rows("seen") == {"a": 2, "b": 1, "bad": 1}
+
+
+def test_record_without_a_key_for_a_compacted_topic_fails_alone(bench: Bench) -> None:
+    create(bench, 1, "in")
+    bench.log.admin.create_topic("latest", 1, TopicPolicy(frozenset({"compact"})))
+
+    def make(app: sf.App) -> None:
+        stream = app.stream("in", key=TEXT, value=JSON, on_error="skip")
+        stream.map(lambda key, value: (None if key == "bad" else key, value)).to("latest", key=TEXT, value=JSON)
+
+    write(bench, "in", *((key, "1", 1) for key in ("a", "bad", "b")))
+    one = Running(bench, make)
+    one.run()
+    one.commit()
+    assert [key for key, _, _ in text_of(written(bench, "latest"))] == ["a", "b"]
+    assert one.app.drops.counts == {"process": 1}
 
 
 def test_dead_letter_is_kept_though_what_is_said_of_the_error_is_too_large(drive: Drive) -> None:
