@@ -51,6 +51,7 @@ from standfast.store.errors import (
     NotReady,
     StandfastError,
     StateLost,
+    TooLarge,
     Unavailable,
 )
 from standfast.store.failpoint import reach
@@ -197,7 +198,7 @@ class Task:
 
         Without `partition` the key's CRC-32 over `partitions` chooses it (librdkafka's `consistent` partitioner).
         InvalidRequest for what no log takes (types, timestamp, partition) and for a key, a value or headers over the
-        session's value_max_bytes; nothing changes then.
+        session's value_max_bytes, or all of them together over what a log takes; nothing changes then.
         """
         self._check_running()
         check_topic(topic)
@@ -623,7 +624,15 @@ class Task:
                     f"task {self.id}: {part} of {size} bytes for topic {topic!r} is over the limit of {limit} bytes: "
                     "split it, or raise value_max_bytes together with the log's own message limit"
                 )
-        return sum(sizes.values())
+        size = sum(sizes.values())
+        most = self.stores.limits.record_bytes
+        if size > most:
+            raise TooLarge(
+                f"task {self.id}: a record of {size} bytes for topic {topic!r} is over the limit of {most} bytes for "
+                "key, value and headers together: split it, or raise value_max_bytes together with the log's own "
+                "message limit"
+            )
+        return size
 
     def _raise_fenced(self, cause: StandfastError) -> None:
         """Raise Fenced if that is why an operation failed."""

@@ -544,6 +544,16 @@ def test_app_goes_on_past_a_held_result_that_fails_and_commits_it_once(bench: Be
     assert other.rows("seen") == {"a": 2, "b": 1, "bad": 1}
 
 
+def test_record_of_a_large_key_and_a_large_value_fails_alone(drive: Drive) -> None:
+    app, stream = counting(on_error="skip")
+    stream.map(lambda key, value: (key * value, "v" * value), key=TEXT, value=TEXT).to("out")
+    driver = drive(app)
+    for size in (1, 600_000, 500_000):
+        driver.pipe("in", "k", size, 1)
+    assert [len(key) for key, _ in came(driver)] == [1, 500_000]
+    assert app.drops.counts == {"process": 1}
+
+
 def test_record_without_a_key_for_a_compacted_topic_fails_alone(bench: Bench) -> None:
     create(bench, 1, "in")
     bench.log.admin.create_topic("latest", 1, TopicPolicy(frozenset({"compact"})))
