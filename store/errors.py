@@ -107,11 +107,13 @@ class Corruption(StandfastError):
     """Stored bytes are damaged. Reads fail instead of answering short.
 
     `families` are the column families whose rows are damaged; empty where the error does not tell. `of_log`: the log
-    is damaged, and the state here is not: to restore it would only read what is damaged.
+    is damaged, and the state here is not: to restore it would only read what is damaged. `of_serde`: the bytes are as
+    they were written, and the serde that the program declares cannot read them: a restore would bring the same ones.
     """
 
     families: frozenset[str] = frozenset()
     of_log = False
+    of_serde = False
 
 
 class Closed(StandfastError):
@@ -120,6 +122,11 @@ class Closed(StandfastError):
 
 class InternalError(StandfastError):
     """An invariant of standfast itself does not hold. Please report it."""
+
+
+def is_of_serde(error: BaseException) -> bool:
+    """Whether an error is the program's serde, which cannot read what is stored, and no damage."""
+    return isinstance(error, Corruption) and error.of_serde
 
 
 def is_of_log(error: BaseException) -> bool:

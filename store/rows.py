@@ -31,7 +31,8 @@ T = TypeVar("T")
 KEY_MAX_BYTES = 64 << 10
 SAMPLE_MASK = 63  # one read in 64 is measured
 GENERATOR_RUNS = "generator already executing"  # what closing one says while another thread is in it
-VALUE_MAX_BYTES = 1_000_000  # with key and framing this stays within Kafka's default message.max.bytes
+VALUE_MAX_BYTES = 1_000_000
+BESIDE_VALUE_BYTES = 48_000  # with a value of that size and framing this stays within Kafka's default message.max.bytes
 
 
 @dataclass(slots=True)
@@ -52,11 +53,18 @@ class StoreCounters:
 
 @dataclass(slots=True)
 class RowLimits:
-    """What a store accepts: largest key and value, in bytes, and the least timestamp of a change."""
+    """What a store accepts: largest key and value, in bytes, and the least timestamp of a change.
+
+    `record_bytes` is the most for key and value together, with the headers of an output: what a log takes as it comes.
+    """
 
     key_bytes: int = KEY_MAX_BYTES
     value_bytes: int = VALUE_MAX_BYTES
     least_timestamp_ms: int = 0  # of the log that changes are written to
+    record_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.record_bytes = max(self.value_bytes, VALUE_MAX_BYTES) + BESIDE_VALUE_BYTES
 
 
 class StoreIterator(Generic[T]):
@@ -186,6 +194,12 @@ class StoreRows:
                 f"store {self.name!r}: value of {size} bytes is over the limit of {self.limits.value_bytes} bytes: "
                 "split it, or raise value_max_bytes together with the log's own message limit"
             )
+        if size + len(key) > self.limits.record_bytes:
+            raise TooLarge(
+                f"store {self.name!r}: a record of {size + len(key)} bytes is over the limit of "
+                f"{self.limits.record_bytes} bytes for key and value together: split it, or raise value_max_bytes "
+                "together with the log's own message limit"
+            )
         buffer = self.buffer
         if buffer.size_bytes + 2 * (size + len(key)) + ENTRY_OVERHEAD_BYTES > buffer.stop_bytes:
             buffer.check_room(self.cost(key, value), deletes=value is None)
@@ -207,6 +221,7 @@ class StoreRows:
             or self.read_only
             or len(key) > limits.key_bytes
             or size > limits.value_bytes
+            or size + len(key) > limits.record_bytes
             or buffer.size_bytes + 2 * (size + len(key)) + ENTRY_OVERHEAD_BYTES > buffer.stop_bytes
             or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
         ):
@@ -235,6 +250,7 @@ class StoreRows:
             or self.read_only
             or max(keys, default=0) > limits.key_bytes
             or max(values, default=0) > limits.value_bytes
+            or max(keys, default=0) + max(values, default=0) > limits.record_bytes
             or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
             or (buffer.size_bytes + most > buffer.stop_bytes and not buffer.makes_room(most))
         ):

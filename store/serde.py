@@ -102,9 +102,11 @@ def serde_error(serde: Serde[Any], store: str, part: Part, direction: Direction,
     cause = f"{type(error).__name__}: {error}"
     if direction == "serialize":
         return InvalidRequest(f"{what} this {part} ({cause}): give it what it takes, or declare the store with another")
-    return Corruption(
+    unread = Corruption(
         f"{what} a stored {part} ({cause}): the store was written with another serde, or its bytes are damaged"
     )
+    unread.of_serde = True  # damage of blocks is found by their checksums
+    return unread
 
 
 def _bytes_to_raw(value: Raw | bytearray | memoryview) -> Raw:

@@ -39,10 +39,10 @@ class Aggregate(Aggregation):
         else:
             self.forward(Record(key, new, stamp, headers, old))
 
-    def let_go(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
+    def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
         row = self.rows.get(self.store_name, row_key)
         if row is None and old_row is None:
-            return
+            return None
         new = None if row is None else self.decode_value(row[8:])
         old = None if old_row is None else self.decode_value(old_row[8:])
-        self.give(Record(self.decode_key(row_key), new, timestamp, headers, old))
+        return Record(self.decode_key(row_key), new, timestamp, headers, old)

@@ -87,7 +87,7 @@ class Aggregation(Processor):
         self.key_serde, self.value_serde = spec.key, spec.value
         self.held: HeldUpdates | None = None
         if self.rows.caching and self.gives_updates():
-            self.held = HeldUpdates(self.buffer, self.let_go)
+            self.held = HeldUpdates(self.buffer, self._let_go)
             context.on_flush(self.held.flush)
 
     def gives_updates(self) -> bool:
@@ -95,8 +95,13 @@ class Aggregation(Processor):
         return True
 
     @abstractmethod
-    def let_go(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
-        """Forward what became of a row that was held back."""
+    def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
+        """What became of a row that was held back; None if it was made and removed in between."""
+
+    def _let_go(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
+        result = self.context.read_result(self.read_held, row_key, old_row, headers, timestamp)
+        if result is not None:
+            self.give(result)
 
     def skipped(self, record: Record) -> bool:
         """Whether the record has no key, or no value where one is needed: counted, and nothing else."""

@@ -285,6 +285,7 @@ class App:
             assembled.partitions_of,
             assembled.upstream,
             assembled.event_time,
+            assembled.compacted,
         )
 
     def run(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from standfast.replication.log import LogAdmin, TopicPolicy
+from standfast.replication.log import LogAdmin, TopicInfo, TopicPolicy
 from standfast.replication.offsets import TaskId
 from standfast.replication.permissions import application_needs
 from standfast.replication.topic_fixes import Fixes
@@ -34,6 +34,7 @@ class Assembled:
     upstream: Mapping[str, tuple[str, ...]]  # internal topic -> tasks that send watermarks there
     event_time: frozenset[int]
     unclaimed: tuple[str, ...] = ()  # what no processor claims, to be reported
+    compacted: frozenset[str] = frozenset()  # output topics that take no record without a key
 
 
 def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing: bool = True) -> Assembled:
@@ -70,11 +71,12 @@ def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing
     event_time = _event_time_groups(topology)
     return Assembled(
         topology,
-        {**sources, **outputs, **internal},
+        {**sources, **{topic: info.partitions for topic, info in outputs.items()}, **internal},
         {one.group: TaskGroup(one.partitions, one.specs, one.topics) for one in topology.groups},
         {topic: _tasks_with_watermarks(topology, topic, event_time) for topic in internal},
         event_time,
         left.lines,
+        frozenset(topic for topic, info in outputs.items() if "compact" in info.policy.cleanup),
     )
 
 
@@ -88,14 +90,14 @@ def _check_permissions(builder: TopologyBuilder, admin: LogAdmin) -> None:
         raise BadConfig(problems)
 
 
-def _outputs(topology: Topology, admin: LogAdmin, address: str) -> tuple[dict[str, int], list[str]]:
+def _outputs(topology: Topology, admin: LogAdmin, address: str) -> tuple[dict[str, TopicInfo], list[str]]:
     found = {topic: admin.describe_topic(topic) for topic in topology.output_topics}
     problems = [
         f"output topic {topic!r} does not exist in {address}: create it with the partitions that its readers need"
         for topic, info in found.items()
         if info is None
     ]
-    return {topic: info.partitions for topic, info in found.items() if info is not None}, problems
+    return {topic: info for topic, info in found.items() if info is not None}, problems
 
 
 def _smaller_than_now(topology: Topology, builder: TopologyBuilder, admin: LogAdmin) -> dict[str, int]:

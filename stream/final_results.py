@@ -39,7 +39,7 @@ class FinalResults:
         self._give: Forward = context.give
         self._progress = context.progress
         self._key = f"closed:{store}"
-        self._read = read
+        self._read = partial(context.read_result, read)
         self._scan = scan
         # What a store holds already is looked for when something of it may close, not now.
         frontier = (self.closed_through + 1,) if stored else None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from standfast.store.errors import InvalidRequest, StandfastError
+from standfast.store.errors import InvalidRequest, StandfastError, is_of_serde
 from standfast.stream.drops import Drops
 from standfast.stream.task import Task
 
@@ -66,7 +66,7 @@ def can_skip(error: Exception) -> bool:
     """Whether leaving the record out may help: what the task or the log suffers from is not the record's doing."""
     if getattr(error, _FAILS, False):
         return False
-    return isinstance(error, InvalidRequest) or not isinstance(error, StandfastError)
+    return isinstance(error, InvalidRequest) or not isinstance(error, StandfastError) or is_of_serde(error)
 
 
 def failing(work: Callable[[T], object]) -> Callable[[T], None]:

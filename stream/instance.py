@@ -727,5 +727,7 @@ def _loss(task: Task, error: StandfastError) -> Loss:
 
 
 def _is_lost(error: StandfastError) -> bool:
-    """Whether local state is to be restored; what is damaged in the log is no fault of the state."""
-    return isinstance(error, StateLost) or (isinstance(error, Corruption) and not error.sources and not error.of_log)
+    """Whether local state is to be restored; what is damaged in the log, or a serde cannot read, is no fault of it."""
+    if isinstance(error, Corruption):
+        return not (error.sources or error.of_log or error.of_serde)
+    return isinstance(error, StateLost)

@@ -5,6 +5,7 @@
     record that fails in a step              dead letter: the record as it came to the step, by the serdes it had there
     result that fails further on             dead letter: key and value of the result, by the serdes of its table
     timer, punctuation                       counted only: there is no record
+    row that its serde cannot read           counted only, where a result was to be made of it: the store keeps it
     at or before the watermark               the source's `late` topic: the record as it was read
     no valid timestamp                       counted only
 
@@ -81,7 +82,7 @@ class LeftOut:
         self._dead_letter(policy.dead_letter, (key, value, record.timestamp), record.headers, error, about)
 
     def callback_failed(self, policy: ErrorPolicy, node: str, what: str, reason: str, error: Exception) -> None:
-        """Count a timer or a punctuation that failed."""
+        """Count a timer or a punctuation that failed, or a result that could not be read."""
         self._guard.drop(node, policy.counted_as(reason), f"{what}: {_told(error)}")
 
     def late(self, one: Input, raw: LogRecord, record: Record, watermark_ms: int | None) -> None:

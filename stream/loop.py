@@ -31,6 +31,7 @@ from standfast.store.errors import (
     StandfastError,
     StateLost,
     Unavailable,
+    is_of_serde,
 )
 from standfast.store.log import logger
 from standfast.stream.guard import can_skip
@@ -225,15 +226,16 @@ class Loop:
             task.fail(error)
         running = self._running.get(task_id)
         at = None if running is None else running.runner.failed_at
+        hint = HINT if at or (running is not None and running.runner.failed_behind) else ""
         if running is not None:
             self._leave(task_id)
-        if gone or isinstance(error, (Corruption, Fenced, StateLost)):
+        if gone or (isinstance(error, (Corruption, Fenced, StateLost)) and not is_of_serde(error)):
             logger.warning("task %s stops: %s", task_id, error)
             return
         self._session.counters.task_failures += 1
-        self._open_later(task_id, error, at, _committed(task))
+        self._open_later(task_id, error, at, _committed(task), hint if can_skip(error) else "")
 
-    def _open_later(self, task_id: TaskId, error: Exception, at: str | None, committed: str) -> None:
+    def _open_later(self, task_id: TaskId, error: Exception, at: str | None, committed: str, hint: str = "") -> None:
         """`at` is the source offset of the record that failed, None where it was none; `committed` the task's last."""
         now_ms = self._clock.monotonic_ms()
         if isinstance(error, (Unavailable, DiskFull)):
@@ -249,14 +251,13 @@ class Loop:
             return
         history = self._failures.setdefault(task_id, RestartHistory(self._restart))
         delay_ms = history.failed(now_ms, at or committed)
-        hint = "" if at is None or not can_skip(error) else HINT
         if delay_ms is None:
             error.add_note(f"task {task_id} is given up: {history.reason}{hint}")
             logger.error("task %s is given up: %s%s", task_id, history.reason, hint, exc_info=error)
             self._fatal = self._fatal or error
             return
         logger.error("task %s failed (%d so far) %s, opened again in %d ms%s", task_id, history.failures,
-                     f"at {at}" if at else f"committed to {committed}", delay_ms, hint, exc_info=error)  # fmt: skip
+                     f"at {at}" if at else f"(committed: {committed})", delay_ms, hint, exc_info=error)  # fmt: skip
         self._reopen_at[task_id] = now_ms + delay_ms
 
     def _reopen_due(self) -> None:
@@ -445,7 +446,7 @@ class Loop:
 def _committed(task: Task) -> str:
     """Where a task stands, also one that failed: the source offsets of its last commit."""
     offsets = sorted(task.stores.cut.sources.items())
-    return ", ".join(f"{source} at offset {offset}" for source, offset in offsets) or "nothing"
+    return ", ".join(f"{source} at offset {offset}" for source, offset in offsets) or "none was committed yet"
 
 
 def _offsets(positions: Mapping[TopicPartition, int]) -> str:

@@ -61,6 +61,8 @@ class Services(Protocol):
 
     def giver(self, node: str, forward: Forward) -> Forward: ...
 
+    def read_result(self, node: str, read: Callable[..., Record | None], given: tuple[Any, ...]) -> Record | None: ...
+
 
 class Context:
     """What a processor may ask for. `topic`, `partition`, `offset`, `headers` are those of the record in hand.
@@ -215,7 +217,8 @@ class Context:
     def on_flush(self, flush: Callable[[], None]) -> None:
         """Have `flush` called at every commit, before anything is written: what is held back goes downstream now.
 
-        A record that it forwards is left out by itself if it fails further on, where `on_error` says so.
+        A record that it forwards is left out by itself if it fails further on, where `on_error` says so. What `flush`
+        itself raises fails the task: only the processor knows what it still holds.
         """
 
         def give_all() -> None:
@@ -226,6 +229,11 @@ class Context:
                 self._giving = False
 
         self._services.on_flush(give_all)
+
+    def read_result(self, read: Callable[..., Record | None], *given: Any) -> Record | None:
+        """`read(*given)`, the result that a stored row makes; None, and counted, if the row's serde cannot read it and
+        `on_error` leaves that out."""
+        return self._services.read_result(self.name, read, given)
 
     @property
     def progress(self) -> dict[str, int]:

@@ -24,13 +24,13 @@ from standfast.replication.lease_progress import LOOP, LeaseProgress
 from standfast.replication.log import Record as LogRecord
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
-from standfast.store.errors import InvalidRequest
+from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.failpoint import reach
 from standfast.store.timestamps import writable
 from standfast.stream.control import control_headers, is_control
 from standfast.stream.drops import Drops
 from standfast.stream.event_time import EventTime
-from standfast.stream.guard import Guard, failing
+from standfast.stream.guard import Guard, can_skip, failing
 from standfast.stream.inputs import Input
 from standfast.stream.left_out import LeftOut
 from standfast.stream.nodes import ProcessorNode, SinkNode, SubTopology
@@ -67,6 +67,7 @@ class RunnerSettings:
     partitions_of: Mapping[str, int] = field(default_factory=dict)
     upstream: Mapping[str, Sequence[str]] = field(default_factory=dict)  # internal topic -> tasks with watermarks
     event_time: frozenset[int] = frozenset()  # groups that know watermarks
+    compacted: frozenset[str] = frozenset()  # output topics that take no record without a key
     progress: LeaseProgress = field(default_factory=LeaseProgress)  # each record and callback is a step of the loop
 
 
@@ -82,6 +83,7 @@ class TaskRunner:
         self.topology = topology
         self.in_hand = InHand()
         self.failed_at: str | None = None  # the source offset of the record that could not be processed
+        self.failed_behind = False  # in what records caused without one in hand, which an on_error covers too
         self._settings = settings
         self._clock = settings.clock
         self._wall_offset_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
@@ -104,6 +106,7 @@ class TaskRunner:
         self.inputs: dict[str, Input] = {}
         # What one record brings forth, or falls due at once, cannot be committed in parts; the commit follows it.
         task.stores.buffer.refuse_bytes = NEVER
+        task.compacted = settings.compacted
         task.stores.buffer.leave_disk()  # the loop looks before it begins a record
         self._build(positions)
         self._time.restore(task.stream_times)
@@ -130,7 +133,7 @@ class TaskRunner:
 
     def start(self) -> None:
         """Call every processor's `init`, and let downstream know that this task is there."""
-        with self._at_work():
+        with self._at_work(behind_records=False):
             for processor, context in zip(self._processors, self._contexts, strict=True):
                 self._begun += 1
                 processor.init(context)
@@ -319,6 +322,16 @@ class TaskRunner:
                 self._left_out.failed_at(policy, node, serdes, record, error)
 
         return give
+
+    def read_result(self, node: str, read: Callable[..., Record | None], given: tuple[Any, ...]) -> Record | None:
+        try:
+            return read(*given)
+        except Corruption as error:
+            policy = self.topology.policy_at(node)
+            if not (policy.protects and can_skip(error)):
+                raise
+            self._left_out.callback_failed(policy, node, "result of a stored row", "result", error)
+            return None
 
     # --- inside ---
 
@@ -522,10 +535,13 @@ class TaskRunner:
                     self.task.send(sink.topic, None, None, written, partition=partition, headers=headers)
 
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
+    def _at_work(self, *, behind_records: bool = True) -> Iterator[None]:
         before, self._inside = self._inside, True
         try:
             yield
+        except Exception:
+            self.failed_behind = behind_records
+            raise
         finally:
             self._inside = before
 

@@ -72,14 +72,14 @@ class SessionAggregate(ClosingAggregation[SessionWindows]):
         else:
             self.finals.add(end, (start, raw_key))
 
-    def let_go(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
+    def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
         raw_key, start, end = session_key.unpack(row_key)
         row = self.state.get_row(row_key, end)
         if row is None and old_row is None:
-            return
+            return None
         new = None if row is None else self.decode_value(row)
         old = None if old_row is None else self.decode_value(old_row)
-        self.give(Record(Windowed(self.decode_key(raw_key), start, end), new, timestamp, headers, old))
+        return Record(Windowed(self.decode_key(raw_key), start, end), new, timestamp, headers, old)
 
     def read_final(self, end: int, rest: Any, headers: Headers) -> Record | None:
         start, raw_key = rest

@@ -51,6 +51,7 @@ from standfast.store.errors import (
     NotReady,
     StandfastError,
     StateLost,
+    TooLarge,
     Unavailable,
 )
 from standfast.store.failpoint import reach
@@ -128,6 +129,7 @@ class Task:
         self.counters = SessionCounters()  # the session's, once it has the task
         self.inflight = (0, 0)  # records and bytes that the log was given and has not acknowledged
         self.on_outputs: Callable[[Outputs, Mapping[TopicPartition, int]], None] | None = None  # after a commit
+        self.compacted: frozenset[str] = frozenset()  # topics known to take no record without a key
         self._group = group
         self._clock = clock
         self._listener = listener
@@ -196,7 +198,7 @@ class Task:
 
         Without `partition` the key's CRC-32 over `partitions` chooses it (librdkafka's `consistent` partitioner).
         InvalidRequest for what no log takes (types, timestamp, partition) and for a key, a value or headers over the
-        session's value_max_bytes; nothing changes then.
+        session's value_max_bytes, or all of them together over what a log takes; nothing changes then.
         """
         self._check_running()
         check_topic(topic)
@@ -211,6 +213,8 @@ class Task:
             or (partition is not None and (type(partition) is not int or not 0 <= partition <= PARTITION_MAX))
         ):
             check_output(topic, key, value, stamp, 0 if partition is None else partition, headers, least_ms)
+        if key is None and topic in self.compacted:
+            raise InvalidRequest(f"a record without a key cannot go into {topic}, which is compacted: give it a key")
         if partition is None:
             if not is_whole(partitions, 1, PARTITION_MAX):
                 raise InvalidRequest(f"topic {topic!r} cannot have {partitions!r:.100} partitions: give 1 or more")
@@ -620,7 +624,15 @@ class Task:
                     f"task {self.id}: {part} of {size} bytes for topic {topic!r} is over the limit of {limit} bytes: "
                     "split it, or raise value_max_bytes together with the log's own message limit"
                 )
-        return sum(sizes.values())
+        size = sum(sizes.values())
+        most = self.stores.limits.record_bytes
+        if size > most:
+            raise TooLarge(
+                f"task {self.id}: a record of {size} bytes for topic {topic!r} is over the limit of {most} bytes for "
+                "key, value and headers together: split it, or raise value_max_bytes together with the log's own "
+                "message limit"
+            )
+        return size
 
     def _raise_fenced(self, cause: StandfastError) -> None:
         """Raise Fenced if that is why an operation failed."""

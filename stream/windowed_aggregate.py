@@ -131,15 +131,15 @@ class StartedWindows(ClosingAggregation[S]):
         elif old_row is None:
             self.finals.add(start + self.size_ms, row_key[: -window_key.SUFFIX_BYTES])
 
-    def let_go(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
+    def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
         raw_key, start, _ = window_key.unpack(row_key)
         row = self.state.get_row(row_key, start)
         if row is None and old_row is None:
-            return
+            return None
         new = None if row is None else self.decode_value(row[8:])
         old = None if old_row is None else self.decode_value(old_row[8:])
         key = Windowed(self.decode_key(raw_key), start, end_of(start, self.size_ms))
-        self.give(Record(key, new, timestamp, headers, old))
+        return Record(key, new, timestamp, headers, old)
 
     def read_final(self, end: int, rest: Any, headers: Headers) -> Record | None:
         start = end - self.size_ms

@@ -58,12 +58,56 @@ def test_records_that_cannot_be_read_are_at_one_offset_too(bench: Bench) -> None
     assert "5 times in a row" in "; ".join(error.__notes__)
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_row_that_its_serde_cannot_read_is_given_up_and_nothing_is_set_aside(bench: Bench, caching: bool) -> None:
+    def read(raw: bytes) -> object:
+        if raw == b'"bad"':
+            raise ValueError("no bad here")
+        return JSON.deserialize(raw)
+
+    def make(app: sf.App) -> None:
+        app.stream("in", key=TEXT, value=JSON).group_by_key().reduce(lambda old, new: new, "last")
+
+    create(bench, 1, "in")
+    write(bench, "in", ("a", "1", 1))
+    picky = sf.serde.Serde("picky", JSON.serialize, read)
+    notes = sf.KeyValueStore("notes", TEXT, TEXT, logging=False)
+    stores = [sf.KeyValueStore("last", TEXT, picky, caching=caching), notes]
+    one = Running(bench, make, stores=stores)
+    one.run()
+    one.session.task(0).store("notes").put("here", "alone")
+    one.commit()
+    write(bench, "in", ("x", '"bad"', 2), ("x", "2", 3))
+    error = retry(bench, one, 50, sf.Corruption)
+    assert "5 times in a row at the same source offset: in-0 at offset 2" in "; ".join(error.__notes__)
+    assert one.session.statistics().counters.wipes == {}
+    assert one.session.counters.task_failures == 5
+    one.close()
+    other = Running(bench, make, stores=stores)
+    assert other.rows("notes") == {"here": "alone"}
+
+
+def test_held_result_that_fails_at_the_commit_is_given_up_with_the_hint(bench: Bench) -> None:
+    create(bench, 1, "in")
+    write(bench, "in", ("bad", "1", 1))
+
+    def make(app: sf.App) -> None:
+        app.stream("in", key=TEXT, value=JSON).group_by_key().count("count").peek(lambda key, value: fail(None))  # type: ignore[arg-type]
+
+    error = retry(bench, Running(bench, make, stores=[COUNT]), 50, ValueError)
+    notes = "; ".join(error.__notes__)
+    assert "5 times in a row at the same source offset: none was committed yet" in notes
+    assert 'on_error="skip"' in notes
+
+
 def test_processor_that_never_begins_is_given_up(bench: Bench) -> None:
     create(bench, 1, "in")
     seen = Seen()
     seen.on_init = lambda *_: fail(None)  # type: ignore[arg-type]
     error = retry(bench, Running(bench, reads(seen, "in")), 50, ValueError)
-    assert "5 times in a row" in "; ".join(error.__notes__)
+    notes = "; ".join(error.__notes__)
+    assert "5 times in a row" in notes
+    assert "on_error" not in notes  # which would not help
 
 
 def test_healthy_tasks_commit_before_the_loop_ends(bench: Bench) -> None:

@@ -10,6 +10,7 @@ from fix_apps import Drive, Running, create, headers_of, text_of, write, written
 from fix_sessions import Bench
 
 import standfast as sf
+from standfast.replication.log import TopicPolicy
 from standfast.stream.fluent import Stream
 from standfast.stream.policy import StepOptions
 from standfast.stream.windowed_serde import windowed
@@ -170,6 +171,43 @@ def test_final_result_counts_once_though_the_record_that_closed_its_window_fails
     assert app.drops.counts == {"process": 1, "result": 1}
     (letter,) = driver.read("bad")
     assert letter.key == windowed(TEXT, 60).serialize(sf.Windowed("bad", 0, 60))
+
+
+# --- rows that their serde cannot read ---
+
+
+def unreadable(raw: bytes) -> Any:
+    if raw == b'"bad"':
+        raise ValueError("no bad here")
+    return JSON.deserialize(raw)
+
+
+PICKY = sf.serde.Serde("picky", JSON.serialize, unreadable)  # it reads not all that it writes
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_row_that_cannot_be_read_fails_its_record_and_its_result_alone(drive: Drive, caching: bool) -> None:
+    app = sf.App("app", stores=[sf.KeyValueStore("last", TEXT, PICKY, caching=caching)])
+    stream = app.stream("in", key=TEXT, value=JSON, on_error="skip")
+    stream.group_by_key().reduce(lambda old, new: new, "last").to("out", value=JSON)
+    driver = drive(app)
+    for key, value in (("a", 1), ("x", "bad"), ("x", 2), ("b", 3)):
+        driver.pipe("in", key, value, 1)
+    driver.commit()
+    results = [("a", 1), ("b", 3)] if caching else [("a", 1), ("x", "bad"), ("b", 3)]
+    assert came(driver) == results
+    assert app.drops.counts == ({"process": 1, "result": 1} if caching else {"process": 1})
+
+
+def test_final_result_that_cannot_be_read_takes_no_later_record_with_it(drive: Drive) -> None:
+    app = sf.App("app", stores=[sf.WindowStore("final", TEXT, PICKY, window_size_ms=60, retention_ms=600)])
+    grouped = app.stream("in", key=TEXT, value=JSON, on_error="skip").group_by_key().window(MINUTE)
+    grouped.reduce(lambda old, new: new, "final", emit=sf.ON_WINDOW_CLOSE).to("out", value=JSON)
+    driver = drive(app)
+    for key, value, stamp in (("a", 1, 1), ("x", "bad", 1), ("b", 2, 1), ("c", 3, 70), ("d", 4, 130)):
+        driver.pipe("in", key, value, stamp)
+    assert came(driver) == [("a", 1), ("b", 2), ("c", 3)]
+    assert app.drops.counts == {"result": 1}
 
 
 # --- topics between tasks ---
@@ -504,6 +542,32 @@ def test_app_goes_on_past_a_held_result_that_fails_and_commits_it_once(bench: Be
     other.commit()
     assert len(written(bench, "bad")) == 1
     assert other.rows("seen") == {"a": 2, "b": 1, "bad": 1}
+
+
+def test_record_of_a_large_key_and_a_large_value_fails_alone(drive: Drive) -> None:
+    app, stream = counting(on_error="skip")
+    stream.map(lambda key, value: (key * value, "v" * value), key=TEXT, value=TEXT).to("out")
+    driver = drive(app)
+    for size in (1, 600_000, 500_000):
+        driver.pipe("in", "k", size, 1)
+    assert [len(key) for key, _ in came(driver)] == [1, 500_000]
+    assert app.drops.counts == {"process": 1}
+
+
+def test_record_without_a_key_for_a_compacted_topic_fails_alone(bench: Bench) -> None:
+    create(bench, 1, "in")
+    bench.log.admin.create_topic("latest", 1, TopicPolicy(frozenset({"compact"})))
+
+    def make(app: sf.App) -> None:
+        stream = app.stream("in", key=TEXT, value=JSON, on_error="skip")
+        stream.map(lambda key, value: (None if key == "bad" else key, value)).to("latest", key=TEXT, value=JSON)
+
+    write(bench, "in", *((key, "1", 1) for key in ("a", "bad", "b")))
+    one = Running(bench, make)
+    one.run()
+    one.commit()
+    assert [key for key, _, _ in text_of(written(bench, "latest"))] == ["a", "b"]
+    assert one.app.drops.counts == {"process": 1}
 
 
 def test_dead_letter_is_kept_though_what_is_said_of_the_error_is_too_large(drive: Drive) -> None:

@@ -9,7 +9,7 @@ import pytest
 from fix_stores import MINUTE_MS, TEXT, Open, at, keyvalue, session, versioned, window
 
 from standfast.store import serde
-from standfast.store.errors import BadConfig, Closed, InvalidRequest, UnknownStore
+from standfast.store.errors import BadConfig, Closed, InvalidRequest, TooLarge, UnknownStore
 from standfast.store.rows import RowLimits
 from standfast.store.specs import KeyValueStore, WindowStore
 from standfast.store.task_stores import TaskStores
@@ -144,6 +144,27 @@ def test_keys_and_values_over_the_limit_are_refused(four: TaskStores) -> None:
     kv.put("k" * 100, "v" * 50)
     assert len(four.buffer.take_changes()) == 1
     assert {store.rows.observed_ms for store in four.stores.values()} == {-1}
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_record_that_no_log_takes_at_its_defaults_is_refused_though_key_and_value_are_within_theirs(
+    open_task: Open, caching: bool
+) -> None:
+    task = open_task(keyvalue(caching=caching), window(), session(), versioned())
+    kv, win, ses, ver = (task.store(name) for name in ("kv", "win", "ses", "ver"))
+    long, big = "k" * 60_000, "v" * 1_000_000
+    for call in (
+        lambda: kv.put(long, big),
+        lambda: kv.put_all([("a", "b"), (long, big)]),
+        lambda: win.put(long, big, 1),
+        lambda: ses.put(long, 0, 1, big),
+        lambda: ver.put(long, big, 1),
+    ):
+        with pytest.raises(TooLarge, match=r"of 10600\d\d bytes is over the limit of 1048000 bytes for key and value"):
+            call()
+    kv.put("k" * 48_000, big)
+    assert len(task.buffer.take_changes()) == 1
+    assert {store.rows.observed_ms for store in task.stores.values()} == {-1}
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**63, 1.5, "7", True])
