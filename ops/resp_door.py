@@ -116,6 +116,8 @@ class RespDoor:
             left = None
         if left is not None and not stat.S_ISSOCK(left.st_mode):
             raise Held(f"{path} is there and is no socket: choose another path")
+        if left is not None and left.st_uid != os.geteuid():
+            raise Held(f"{path} is a socket of user {left.st_uid}, not ours: remove it, or choose another path")
         if left is not None and _is_used(path):
             raise Held(f"another program listens at {path}: stop it, or choose another path")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
