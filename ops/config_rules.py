@@ -16,6 +16,7 @@ from standfast.replication.kafka_address import COMMON, CONSUMER, FILE, OURS, PR
 from standfast.store.rows import KEY_MAX_BYTES
 
 SOCKET_PATH_MAX = 107  # of sun_path
+RUN_FILES = ("LOCK", "INFO.json", "TOKEN")
 _SAN = re.compile(r"(DNS|URI|IP):\S+")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?")
 _OPEN_NAMES = {name.replace(".", "_"): name for name in COMMON | CONSUMER | PRODUCER}
@@ -95,6 +96,8 @@ def _of_serve(config: Config) -> Problems:
             "serve.group",
             "its users cannot come to the run directory below the state directory, ours alone: set serve.run_dir",
         )
+    if serve.socket in RUN_FILES:
+        yield "serve.socket", f"{serve.socket} is the name of another file of the run directory: choose another name"
     if config.run_dir is not None:
         length = len(os.fsencode(config.run_dir.absolute() / serve.socket))
         if length > SOCKET_PATH_MAX:

@@ -201,7 +201,7 @@ class SidecarClient:
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Block until the restore gate is open; NotReady says who is missing and how far it is.
 
-        Fenced if the lease ended meanwhile, which closes the tasks.
+        Fenced if the lease ended meanwhile, which closes the tasks, or another instance took one of them over.
         """
         left_ms = None if timeout_s is None else int(timeout_s * 1_000)
         while True:
@@ -211,6 +211,8 @@ class SidecarClient:
                 return
             if answer.get("idle"):
                 raise Fenced(f"{answer['idle']}, and its tasks are closed: assign them under a larger generation")
+            if answer.get("fenced"):
+                raise Fenced("; ".join(f"task 0_{number}: {why}" for number, why in answer["fenced"].items()))
             if left_ms is not None:
                 left_ms -= wait_ms
                 if left_ms <= 0:

@@ -18,6 +18,7 @@ from standfast.ops.control_stores import shape_of
 from standfast.ops.health import Facts
 from standfast.ops.metrics_doors import VerifyNumbers
 from standfast.ops.reasons import NOT_ASSIGNED, Refused, message_of, reason_of
+from standfast.ops.task_table import Table
 from standfast.replication.offsets import TaskId
 from standfast.replication.takeover import MemberPlan
 from standfast.restore.verify import committed_views, verify_task
@@ -122,8 +123,8 @@ class Answers:
         }
 
     def ready(self) -> Json:
-        """The restore gate: who is missing, and where to read on once nobody is. `idle`: the lease is over, so that
-        waiting helps no more."""
+        """The restore gate: who is missing, and where to read on once nobody is. `idle`: the lease is over, and
+        `fenced`: these tasks were taken over by another instance, so that waiting helps no more."""
         plane = self._plane
         pending = plane.pending
         shut = plane.wanted.active - plane.table.now.open.keys()
@@ -131,8 +132,9 @@ class Answers:
         assignment, idle = self.assignment(), plane.idle()
         return {
             "schema": "standfast.ready/1",
-            "ready": not shut and not settling and not plane.draining and not idle,
+            "ready": not shut and not settling and not plane.draining and not idle and not assignment["fenced"],
             "idle": idle,
+            "fenced": assignment["fenced"],
             "pending": [asdict(one) for one in pending],
             "generation": assignment["generation"],
             "tasks": assignment["tasks"],
@@ -144,7 +146,7 @@ class Answers:
         document = plane.session.status()
         table = plane.table.now
         document["ready"] = plane.ready
-        document["missing"] = list(table.missing)
+        document["missing"] = [*table.missing, *_taken_over(table)]
         document["log_error"] = plane.log_trouble or document["log_error"]
         document["sidecar"] = {
             "pid": os.getpid(),
@@ -218,6 +220,7 @@ class Answers:
             idle=plane.idle(),
             pending=[one for one in plane.pending if one.partition not in table.failed],
             failed=[f"task 0_{partition}: {error}" for partition, error in table.failed.items()],
+            taken_over=_taken_over(table),
             disk_free_bytes=plane.disk.free_bytes,
             disk_full=plane.disk.full,
             disk_floor_bytes=config.state.disk_floor_bytes,
@@ -259,6 +262,10 @@ def _held_by(member: str, plan: MemberPlan) -> list[Json]:
         for role, tasks in (("active", plan.active), ("standby", plan.standby))
         for task in sorted(tasks)
     ]
+
+
+def _taken_over(table: Table) -> list[str]:
+    return [f"task 0_{partition}: {why}" for partition, why in sorted(table.fenced.items())]
 
 
 def _behind(status: Mapping[str, Any] | None) -> list[str]:

@@ -144,7 +144,8 @@ class ControlPlane:
     @property
     def ready(self) -> bool:
         """Whether the application may process, as far as tasks go: what is active is whole, and its lease runs."""
-        return not self.table.now.missing and not self.draining and not self.idle() and not self.watch.now()
+        table = self.table.now
+        return not (table.missing or table.fenced or self.draining or self.idle() or self.watch.now())
 
     @property
     def log_trouble(self) -> str:
@@ -225,6 +226,8 @@ class ControlPlane:
         gone = frozenset(body["partitions"]) & self.wanted.tasks
         self._closing(gone)
         positions = self.session.positions(gone)  # after a commit that ran
+        for partition in body["partitions"]:
+            self._fenced.pop(partition, None)
         if body.get("mode") == "lost":
             self.session.lose(gone)
         self._let_go(gone)

@@ -117,7 +117,7 @@ class ControlRoutes:
         while True:
             document = self._answers.ready()
             left_ms = deadline_ms - self._plane.clock.monotonic_ms()
-            if document["ready"] or document["idle"] or left_ms <= 0:
+            if document["ready"] or document["idle"] or document["fenced"] or left_ms <= 0:
                 return answer(200, document)
             await asyncio.sleep(min(left_ms, 20) / 1_000)
 

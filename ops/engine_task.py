@@ -7,6 +7,7 @@ commit runs, nobody else writes or scans the task, so `run` has it alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from standfast.ops.engine_commit import ALONE, CommitAnswer, CommitRequest, Repeats
 from standfast.ops.reasons import (
@@ -32,12 +33,18 @@ _NOTHING = "nothing of the commit happened"
 REOPENED = "the task was opened anew, and what was not committed is gone: read the source offsets (SF.OFFSETS)"
 
 
-class MustWait(Exception):
-    """The task is committing. Not an error: call again when `held` is free."""
+class Waited(Protocol):
+    """What is waited for: each of these is called once it is free."""
 
-    def __init__(self, held: EngineTask) -> None:
+    waiting: list[Callable[[], None]]
+
+
+class MustWait(Exception):
+    """The task is committing, or too many scan. Not an error: call again when `held` is free."""
+
+    def __init__(self, held: Waited) -> None:
         self.held = held
-        super().__init__("the task is committing")
+        super().__init__("it is not free")
 
 
 class Binding:

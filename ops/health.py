@@ -2,8 +2,8 @@
 
     startupz   configuration valid, locks held, sockets bound        you may call me; never waits for log or restore
     livez      loop and worker were heard within 10 s, control thread within 5 min, no fatal error    asks nobody
-    readyz     no active task restoring, failed or corrupt; lease not over; not draining; disk above its floor; the log
-               takes commits       you may process
+    readyz     no active task restoring, failed, corrupt or taken over; lease not over; not draining; disk above its
+               floor; the log takes commits       you may process
 
 A standby's lag is told as degraded and never makes the sidecar unready. Without an assignment it is ready.
 
@@ -52,6 +52,7 @@ class Facts:
     idle: str = ""  # whose lease ended when, if that closed tasks
     pending: Sequence[Restoring] = ()
     failed: Sequence[str] = ()
+    taken_over: Sequence[str] = ()  # tasks that another instance took
     disk_free_bytes: int | None = None
     disk_floor_bytes: int = 0
     disk_full: str = ""  # why writes are refused and restores wait
@@ -151,9 +152,10 @@ def live(facts: Facts, exclude: Iterable[str] = ()) -> Health:
 def ready(facts: Facts, exclude: Iterable[str] = ()) -> Health:
     """May the application process?"""
     free, floor = facts.disk_free_bytes, facts.disk_floor_bytes
+    wrong = [*facts.failed, *facts.taken_over]
     checks = (
         Check("restored", not facts.pending, _restored_text(facts.pending)),
-        Check("tasks", not facts.failed, "; ".join(facts.failed[:5])),
+        Check("tasks", not wrong, "; ".join(wrong[:5])),
         Check("fatal", not facts.fatal, facts.fatal),
         Check("lease", not facts.idle, f"IDLE: {facts.idle}"),
         Check("draining", not facts.draining, "the sidecar is being stopped"),

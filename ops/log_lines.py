@@ -21,6 +21,7 @@ from standfast.store.log import Repeats, TextLines
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 AUDIT = "standfast.audit"
+SERVER = "uvicorn"
 
 
 class JsonLines(logging.Formatter):
@@ -61,8 +62,10 @@ def configure(level: str, kind: Literal["text", "json"], stream: TextIO | None =
     """Let standfast's lines go to stderr in this form; a second call changes level and form."""
     handler = Lines(stream or sys.stderr)
     handler.setFormatter(JsonLines() if kind == "json" else TextLines())
-    root = logging.getLogger("standfast")
-    root.handlers = [handler]
-    root.setLevel(LEVELS[level])
-    root.propagate = False
+    # Of the HTTP door's server only what is wrong, which it would write in a form of its own, each time anew.
+    for name, least in (("standfast", LEVELS[level]), (SERVER, max(LEVELS[level], logging.WARNING))):
+        root = logging.getLogger(name)
+        root.handlers = [handler]
+        root.setLevel(least)
+        root.propagate = False
     return handler

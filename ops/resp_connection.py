@@ -3,7 +3,7 @@
     push(requests) ─> run ─> take() -> bytes to write
                        │
        waits           ├─ Offload      a commit or a long scan runs elsewhere     the shell calls `done`
-                       ├─ MustWait     the task is committing for another one     the engine calls back
+                       ├─ MustWait     its task commits, or too many others scan  whoever is waited for calls back
                        └─ Until        SF.WAITREADY                               the shell calls `poll` now and then
 
 Rules of this file: no socket, no thread, no loop. Requests of one connection are answered in their order, so while it
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from standfast.ops.engine import Engine
 from standfast.ops.engine_statistics import MethodCounters
-from standfast.ops.engine_task import EngineTask, MustWait
+from standfast.ops.engine_task import EngineTask, MustWait, Waited
 from standfast.ops.reasons import BAD_NAME, BAD_REQUEST, NOAUTH, NOPERM, TOO_LARGE, Refused, message_of, reason_of
 from standfast.ops.resp_arguments import name as checked_name
 from standfast.ops.resp_replies import NIL, QUEUED, error, plain_error
@@ -106,7 +106,7 @@ class Door(NamedTuple):
     """What all connections of one door share. `find`: a command by a name that is not in `table` as it was written.
 
     `authenticate` None: nobody needs a token. `revision` changes when tokens do: then each is looked at again.
-    `offload` runs an Offload and then calls `done` of the connection.
+    `offload` runs an Offload and then calls `done` of the connection. `scans`: how many long scans run at once.
     """
 
     engine: Engine
@@ -118,6 +118,7 @@ class Door(NamedTuple):
     authenticate: Authenticate | None = None
     limits: CallLimits = USUAL
     revision: Callable[[], int] = int
+    scans: Any = None
 
 
 class Connection:
@@ -451,7 +452,7 @@ class Connection:
         if isinstance(answer, Offload):
             self._door.offload(self, answer)
 
-    def _wait_for(self, held: EngineTask) -> None:
+    def _wait_for(self, held: Waited) -> None:
         self.waiting = held
         held.waiting.append(self._go_on)
 

@@ -29,13 +29,14 @@ from standfast.ops.resp_connection import USUAL, Authenticate, CallLimits, Conne
 from standfast.ops.resp_protocol import RespProtocol
 from standfast.ops.resp_replies import error
 from standfast.ops.resp_requests import COMMAND_DEFAULT_BYTES
-from standfast.ops.resp_scans import Cursors
+from standfast.ops.resp_scans import Cursors, Scans
 from standfast.ops.resp_table import Table
 from standfast.ops.serve_files import Identity, identity, remove_own
 from standfast.store.errors import Held, InvalidRequest
 from standfast.store.log import logger
 
 THREADS = 4
+SCANS = THREADS - 1  # one is left for commits
 BACKLOG_BYTES_MAX = 64 << 20
 SWEEP_S = 1.0
 GRACE_S = 0.2  # to take replies, when there are too many
@@ -95,7 +96,9 @@ class RespDoor:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="standfast-resp")
         table = Table(engine.counters)
         shared = Door(engine, table.commands, table.find, self._offload, Cursors(), __version__)
-        self._door = shared._replace(authenticate=authenticate, revision=revision, limits=self._limits.calls)
+        self._door = shared._replace(
+            authenticate=authenticate, revision=revision, limits=self._limits.calls, scans=Scans(SCANS)
+        )
 
     async def open(self, path: Path, mode: int = 0o600) -> None:
         """Listen at `path` (several are fine); a socket that was left there is replaced.
@@ -113,6 +116,8 @@ class RespDoor:
             left = None
         if left is not None and not stat.S_ISSOCK(left.st_mode):
             raise Held(f"{path} is there and is no socket: choose another path")
+        if left is not None and left.st_uid != os.geteuid():
+            raise Held(f"{path} is a socket of user {left.st_uid}, not ours: remove it, or choose another path")
         if left is not None and _is_used(path):
             raise Held(f"another program listens at {path}: stop it, or choose another path")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

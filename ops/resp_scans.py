@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
+from standfast.ops.engine_task import MustWait
 from standfast.ops.reasons import BAD_REQUEST, TOO_LARGE, Refused
 from standfast.ops.resp_arguments import whole
 from standfast.ops.resp_connection import Answer, Connection, Offload
@@ -19,6 +20,7 @@ from standfast.ops.resp_connection import Answer, Connection, Offload
 ROWS_MAX = 100_000
 BYTES_MAX = 16 << 20
 AT_ONCE_ROWS = 64
+AT_ONCE_BYTES = 64 << 10
 CURSORS_MAX = 1_000
 PAGES = "use LIMIT n, then AFTER the last key, or a smaller range"
 
@@ -35,10 +37,14 @@ def collect(
     limit = whole(given[b"LIMIT"][0], "LIMIT", least=1, most=ROWS_MAX) if b"LIMIT" in given else None
     parts: list[bytes] = []
     wanted = islice(rows, ROWS_MAX + 1 if limit is None else limit)
-    if c.in_exec or not _take(parts, islice(wanted, AT_ONCE_ROWS), instead):
-        if c.in_exec:
-            _take(parts, wanted, instead)
+    if c.in_exec:
+        _take(parts, wanted, instead)
         return _reply(parts, width, limit, instead)
+    if not _begin(parts, wanted, instead):
+        return _reply(parts, width, limit, instead)
+    scans: Scans | None = c.door.scans
+    if scans is not None:
+        scans.begin()
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -48,6 +54,8 @@ def collect(
             failed.append(error)
 
     def then() -> bytes:
+        if scans is not None:
+            scans.end()
         if failed:
             raise failed[0]
         return _reply(parts, width, limit, instead)
@@ -65,17 +73,51 @@ def bounded(values: Iterable[bytes | None]) -> Iterator[bytes | None]:
         yield value
 
 
-def _take(parts: list[bytes], rows: Iterable[Row], instead: str) -> bool:
-    """Add rows to the reply; whether there may be more."""
-    size = sum(map(len, parts))
-    count = 0
-    for row in rows:
+class Scans:
+    """Long ranges that are read now: their rows are held whole, so `most` at once; who comes then waits for its turn.
+
+    Of one that waits nothing is held but its request: it is asked anew.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._running = 0
+        self.waiting: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """One more. Raises MustWait."""
+        if self._running >= self._most:
+            raise MustWait(self)
+        self._running += 1
+
+    def end(self) -> None:
+        """One less, and the next ones get their turn."""
+        self._running -= 1
+        while self.waiting and self._running < self._most:
+            self.waiting.pop(0)()
+
+
+def _begin(parts: list[bytes], rows: Iterable[Row], instead: str) -> bool:
+    """Add a few rows to the reply; whether there may be more."""
+    size = 0
+    for count, row in enumerate(rows, 1):
         parts.extend(row)
-        count += 1
         size += sum(map(len, row))
         if size > BYTES_MAX:
             raise Refused(TOO_LARGE, f"more than {BYTES_MAX} bytes in this range: {instead}")
-    return count == AT_ONCE_ROWS
+        if count >= AT_ONCE_ROWS or size > AT_ONCE_BYTES:
+            return True
+    return False
+
+
+def _take(parts: list[bytes], rows: Iterable[Row], instead: str) -> None:
+    """Add rows to the reply."""
+    size = sum(map(len, parts))
+    for row in rows:
+        parts.extend(row)
+        size += sum(map(len, row))
+        if size > BYTES_MAX:
+            raise Refused(TOO_LARGE, f"more than {BYTES_MAX} bytes in this range: {instead}")
 
 
 def _reply(parts: list[bytes], width: int, limit: int | None, instead: str) -> bytes:

@@ -65,8 +65,8 @@ class RunDir:
             raise _not_ours(path, error.strerror or str(error)) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            text = os.pread(handle, 200, 0)
-            if not _is_plain(os.fstat(handle)) or (text and not _HOLDER.fullmatch(text)):
+            text = os.pread(handle, 200, 0) if _is_plain(os.fstat(handle)) else b"no file of ours"
+            if text and not _HOLDER.fullmatch(text):
                 raise _not_ours(path, "it holds something else")
         except BlockingIOError:
             holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "an unknown process"
@@ -88,9 +88,11 @@ class RunDir:
             return
         except OSError as error:
             raise _not_ours(path, error.strerror or str(error)) from error
-        with os.fdopen(handle, "rb") as file:
-            if not _is_plain(os.fstat(handle)) or not is_ours(file.read(INFO_BYTES_MAX)):
+        try:  # not as a file of Python's, which a directory cannot be
+            if not _is_plain(os.fstat(handle)) or not is_ours(os.read(handle, INFO_BYTES_MAX)):
                 raise _not_ours(path, "it holds something else")
+        finally:
+            os.close(handle)
         path.unlink()
 
     def write_info(self, info: dict[str, Any], token: str | None = None, group: str | None = None) -> None:

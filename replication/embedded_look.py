@@ -48,6 +48,7 @@ class LogWatch:
         self._wrong: StandfastError | None = None  # with the file, when it was looked at last
         self._check_ms = 0  # when it is looked at again
         self._held = False
+        self._nameless_ms: int | None = None  # since when whoever had our lock in the last looks did not say who it is
 
     def look(self) -> StandfastError | None:
         """Why the log cannot be written, or read; None if nothing is in the way."""
@@ -86,6 +87,11 @@ class LogWatch:
         holder, writer, sure = holders_of(self._path)
         self._held = holder is not None
         now_ms = _clock.monotonic_ms()
+        if holder is None or holder.pid:
+            self._nameless_ms = None
+        else:  # stopped before it could say so, or a program that locks the file for itself
+            self._nameless_ms = now_ms if self._nameless_ms is None else self._nameless_ms
+            holder = holder._replace(held_ms=now_ms - self._nameless_ms)
         if self._writer is not None and self._writer[0] != writer:
             self._writer = None
         if self._writer is None and writer is not None and sure:

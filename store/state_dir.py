@@ -50,7 +50,7 @@ class StateDir:
         with told("opening the state directory", self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_marker(self.path, app, task=None)  # before the lock file: a foreign database has one of the same name
-            for name in ("LOCK", ASIDE_FOLDER, BULK_FOLDER, MENDING_FOLDER):
+            for name in ("LOCK", MARKER, "INSTANCE", ASIDE_FOLDER, BULK_FOLDER, MENDING_FOLDER):
                 refuse_link(self.path / name)
             self._lent = False
             self._lock = self._acquire()

@@ -155,6 +155,7 @@ def test_variables_reach_stores_and_librdkafka(tmp_path: Path) -> None:
         ('[app]\nname = "${not a name}"\n', ":2: 'app.name': ${...} must hold the name of an environment variable"),
         ('[app]\n"${NAME}" = "x"\n', ":2: app.${NAME}: no such setting"),
         ("[serve]\nrun_dir = '/" + "x" * 100 + "'\n", ":2: serve.run_dir: the path of the socket has 111 bytes"),
+        ('[serve]\nsocket = "INFO.json"\n', ":2: serve.socket: INFO.json is the name of another file"),
         ('[app]\nname = "a"\nstate_dir = "s"\n[serve]\ngroup = "g"\n', ":5: serve.group: its users cannot come to"),
         ('[app]\n"na\\u001bme" = 1\n', r":1: 'app.na\x1bme': no such setting"),
     ],

@@ -22,6 +22,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 import standfast as sf
 from standfast.ops.cli import main
+from standfast.ops.page_model import verdict
 
 pytestmark = pytest.mark.slow
 NOT_YET = {"RESTORING", "UNAVAILABLE"}
@@ -150,6 +151,17 @@ def test_lease_that_runs_out_closes_the_tasks_and_only_a_larger_generation_opens
     sidecar.wait_ready()
 
 
+def tells_of_a_task_that_was_taken_over(sidecar: Sidecar) -> None:
+    """No wait for it, no word of being ready: the application has to join again."""
+    assert sidecar.http is not None
+    told = sidecar.call("GET", "/v1/ready?wait=30000")
+    assert (told["ready"], told["tasks"], list(told["fenced"])) == (False, [], ["0"])
+    status, health = sidecar.call("GET", "/v1/status"), sidecar.http.get("/readyz")
+    assert (status["ready"], health.status_code, verdict(status).word) == (False, 503, "NOT READY")
+    for text in (status["missing"][0], health.text, verdict(status).text):
+        assert "task 0_0: another instance has taken it" in text
+
+
 def test_task_that_another_instance_takes_is_fenced_and_not_taken_back(sidecars: Sidecars) -> None:
     first, second = sidecars.start("a"), sidecars.start("b")
     stores = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
@@ -173,6 +185,9 @@ def test_task_that_another_instance_takes_is_fenced_and_not_taken_back(sidecars:
         new.task(0).commit({("in", 0): 1})  # nobody took it back
         with pytest.raises(sf.Fenced):
             task.store("kv").put("a", "3")
+        tells_of_a_task_that_was_taken_over(first)
+        with pytest.raises(sf.Fenced, match="task 0_0: another instance has taken it"):
+            old.wait_ready(30)
         old.assign(active=[0])  # a new generation says so on purpose
         old.wait_ready(30)
         assert old.task(0).store("kv").get("a") == "1"

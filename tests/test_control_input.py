@@ -174,6 +174,8 @@ def test_bytes_that_are_no_request_get_an_error_and_the_door_lives(sidecars: Sid
         answer = raw(sidecar, sent)
         assert answer.split(b" ")[1].startswith(status), (sent[:60], answer[:200])
     assert sidecar.http is not None and sidecar.http.get("/livez").status_code == 200
+    told = [line for line in sidecar.told().splitlines() if "Invalid HTTP request" in line]
+    assert len(told) == 1 and " WARNING uvicorn.error: " in told[0], told
 
 
 def test_tokens_are_asked_for_where_there_are_some(sidecars: Sidecars, tmp_path: Any) -> None:

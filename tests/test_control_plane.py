@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
+import standfast as sf
 from standfast.ops import control_routes
 from standfast.ops.config_types import Config
 from standfast.ops.control_answers import Answers
@@ -182,6 +184,33 @@ def test_lease_that_ends_after_all_was_revoked_leaves_the_sidecar_ready(tmp_path
         await made.call(lambda: made.plane.revoke({"generation": 1, "partitions": [0]}))
         await end_lease(made)
         assert made.answers.ready()["ready"] and made.plane.ready
+
+    on_plane(tmp_path, test)
+
+
+@pytest.mark.parametrize("how", ["revoked", "assigned"])
+def test_sidecar_is_unready_for_a_task_that_was_taken_over_until_the_application_lets_go_of_it(
+    tmp_path: Path, how: str
+) -> None:
+    async def test(made: Plane) -> None:
+        await made.assign(1, 0, 1)
+        await made.ready()
+        with closing(sf.Session("app", log=made.config.log_address, state_dir=tmp_path / "other", partitions=3,
+                                stores=list(made.plane.specs))) as other:  # fmt: skip
+            await asyncio.to_thread(other.assign, active=(0,))
+            await made.until(other.tasks)
+            with pytest.raises(Fenced):
+                await made.call(lambda: made.plane.table.running(0).commit({("t", 0): 1}))
+            await made.until(lambda: made.answers.ready()["fenced"])
+            assert not made.answers.ready()["ready"] and not made.plane.ready
+            assert not ready(made.answers.facts(loop_age_ms=0)).ok
+            assert made.plane.table.running(1)
+            if how == "assigned":
+                await made.assign(2, 1)
+            else:
+                await made.call(lambda: made.plane.revoke({"generation": 1, "partitions": [0]}))
+            await made.ready()
+            assert made.answers.ready()["fenced"] == {} and made.plane.ready
 
     on_plane(tmp_path, test)
 

@@ -6,6 +6,7 @@ that are really written. A promise of two seconds is asserted with a margin that
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sqlite3
@@ -104,6 +105,20 @@ def test_locked_log_is_named_by_every_door_and_keeps_nobody_waiting(
     told = sidecar.log_path.read_text()
     assert named in told and "the log can be used again" in told
     assert told.count("\n") - lines < LINES_MAX
+
+
+def test_lock_of_one_who_does_not_say_its_id_is_told_as_any_other(
+    serving: tuple[Sidecar, redis.Redis, Path],
+) -> None:
+    sidecar, _, path = serving
+    with open(f"{path}.lock", "rb") as lock:  # as a process that was stopped before it wrote its id
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        within(lambda: "UNAVAILABLE: log" in ready_lines(sidecar), lambda: ready_lines(sidecar))
+        assert "a process that did not come to say its id for" in sidecar.call("GET", "/v1/status")["log_error"]
+        sidecar.assign(2, (0, 1, 3), lease_ms=600_000)
+        assert refused(lambda: door(sidecar, 3).get("a")).startswith("UNAVAILABLE")
+    sidecar.wait_ready()
+    within(lambda: sidecar.call("GET", "/v1/status")["ready"], lambda: ready_lines(sidecar))
 
 
 def test_task_that_waits_for_a_locked_log_says_so_and_opens_by_itself(sidecars: Sidecars) -> None:

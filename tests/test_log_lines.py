@@ -18,11 +18,12 @@ logger = logging.getLogger("standfast.test")
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    root = logging.getLogger("standfast")
-    before = (list(root.handlers), root.level, root.propagate)
+    roots = [logging.getLogger(name) for name in ("standfast", "uvicorn")]
+    before = [(list(root.handlers), root.level, root.propagate) for root in roots]
     yield
-    root.handlers[:], root.propagate = before[0], before[2]
-    root.setLevel(before[1])
+    for root, (handlers, level, propagate) in zip(roots, before, strict=True):
+        root.handlers[:], root.propagate = handlers, propagate
+        root.setLevel(level)
 
 
 def test_an_event_is_one_line_for_people() -> None:
@@ -47,6 +48,17 @@ def test_an_event_is_one_object_for_programs(clock: ManualClock) -> None:
     assert (first["level"], first["message"]) == ("warning", "two\nlines")
     assert second["audit"]["event"] == "wipe" and second["audit"]["task"] == "0_3"
     assert "ValueError: broken" in third["trace"]
+
+
+def test_the_server_of_the_http_door_writes_as_we_do_and_once_for_what_comes_again() -> None:
+    out = io.StringIO()
+    configure("info", "json", out)
+    server = logging.getLogger("uvicorn.error")
+    server.info("not told")
+    for _ in range(100):
+        server.warning("Invalid HTTP request received.")
+    (line,) = map(json.loads, out.getvalue().splitlines())
+    assert (line["level"], line["message"]) == ("warning", "Invalid HTTP request received.")
 
 
 def test_a_traceback_keeps_its_lines_for_people() -> None:

@@ -7,6 +7,7 @@ import pytest
 from fix_door import DAY_MS, HOUR_MS, Desk
 
 from standfast.ops.resp_connection import CallLimits, Grant
+from standfast.ops.resp_scans import Scans
 from standfast.ops.resp_table import COMMANDS, REFUSED
 
 START_MS = 1_357_000_000_000 - 1_357_000_000_000 % HOUR_MS
@@ -109,6 +110,26 @@ def test_long_ranges_are_read_elsewhere_and_are_whole(desk: Desk) -> None:
     assert len(rows) == 1000
     assert rows[::2] == [b"%04d" % number for number in range(500)]
     assert pong == b"PONG"
+
+
+def test_long_ranges_beyond_the_bound_wait_for_their_turn_with_nothing_held_and_are_whole(desk: Desk) -> None:
+    desk.door = desk.door._replace(scans=Scans(2))
+    talks = [desk.talk() for _ in range(6)]
+    for number in range(500):
+        talks[0]("SET", b"%04d" % number, "v")
+    desk.hold = True
+    for talk in talks:
+        talk.send("SF.RANGE", "kv", "", "")
+        talk.send("PING")
+    assert len(desk.held) == 2
+    assert len(desk.talk()("SF.RANGE", "kv", "", "", "LIMIT", 10)) == 20, "a short one waits for nobody"
+    talks[3].connection.close()  # its turn goes to the next
+    desk.hold = False
+    while desk.held:
+        desk.release()
+    for talk in (one for one in talks if one is not talks[3]):
+        rows, pong = talk.replies()
+        assert (len(rows), rows[0], pong) == (1000, b"0000", b"PONG")
 
 
 def test_range_that_is_too_large_is_an_error_and_not_cut_short(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,3 +186,19 @@ def test_client_with_most_unread_replies_is_the_one_that_is_cut_off(door_bench: 
     assert [small.reply() for _ in range(6)] == [LARGE] * 6
     assert len(ends(large)) < 18
     assert door_bench.call(door.engine.statistics).cut_off == {"unread replies": 1}
+
+
+def test_long_ranges_that_nobody_reads_are_bounded_in_all_and_a_reader_gets_its_own(door_bench: DoorBench) -> None:
+    door_bench.open(limits=RespLimits(outputs_bytes=16 * MIB, output_bytes=8 * MIB))
+    reader = door_bench.client()
+    for number in range(66):
+        reader("SET", f"{number:02}", b"x" * 90_000)
+    reader("SF.COMMIT")
+    before = rss_bytes()
+    deaf = [door_bench.client() for _ in range(80)]
+    for client in deaf:
+        client.send("SF.RANGE", "kv", "", "")
+    for _ in range(4):
+        assert len(reader("SF.RANGE", "kv", "", "")) == 132
+        assert reader("SF.COMMIT")[0] == 1
+        assert rss_bytes() - before < 200 * MIB, "of 80 times 6 MB"

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,16 @@ def test_file_of_somebody_else_is_neither_changed_nor_removed(path: Path, name: 
     assert (path / name).read_text() == text
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+@pytest.mark.parametrize("name", ["LOCK", INFO_NAME, TOKEN_NAME])
+def test_what_is_no_file_is_refused_and_stays(path: Path, name: str, make: Callable[[Path], None]) -> None:
+    path.mkdir(mode=0o700)
+    make(path / name)
+    with pytest.raises(BadConfig, match=rf"{name} .*not.*ours"):
+        RunDir(path)
+    assert names(path) >= {name}
+
+
 def test_what_a_killed_process_left_is_removed_at_the_start(path: Path) -> None:
     RunDir(path).close()
     (path / INFO_NAME).write_text(json.dumps({"schema": "standfast.serve/1", "pid": 1}))
@@ -166,6 +177,19 @@ def test_socket_at_which_another_program_listens_is_not_taken_over(door_bench: D
             door_bench.run(door.open(tmp_path / "datagrams"))
 
 
+def test_socket_that_another_user_left_is_not_removed(
+    door_bench: DoorBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "left"
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(left))
+    door = door_bench.open()
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER_UID)  # as only root can give a socket away
+    with pytest.raises(Held, match=rf"left is a socket of user {os.getuid()}, not ours"):
+        door_bench.run(door.open(left))
+    assert left.is_socket()
+
+
 def test_door_removes_only_the_socket_that_it_made(door_bench: DoorBench) -> None:
     door = door_bench.open()
     door_bench.path.unlink()
@@ -183,15 +207,15 @@ def test_linked_task_directory_is_refused_and_its_target_stays_as_it_is(tmp_path
     assert not names(target)
 
 
-@pytest.mark.parametrize("planted", ["LOCK", ".aside", ".bulk", ".mending"])
+@pytest.mark.parametrize("planted", ["LOCK", "STANDFAST", "INSTANCE", ".aside", ".bulk", ".mending"])
 def test_link_within_the_state_directory_is_refused_and_not_followed(tmp_path: Path, planted: str) -> None:
     target = tmp_path / "target"
-    if planted == "LOCK":
-        target.write_text("theirs")
+    if planted.isupper():
+        target.write_text('{"format": 1, "app": "app", "task": null}')
     else:
         (target / "inside").mkdir(parents=True)
     (tmp_path / "state" / "app").mkdir(parents=True)
     (tmp_path / "state" / "app" / planted).symlink_to(target)
     with pytest.raises(InvalidRequest, match=rf"{planted} is a symbolic link"):
         StateDir(tmp_path / "state", "app")
-    assert target.read_text() == "theirs" if planted == "LOCK" else names(target) == {"inside"}
+    assert "app" in target.read_text() if planted.isupper() else names(target) == {"inside"}
