@@ -210,7 +210,7 @@ def test_batches_on_their_way_are_bounded_by_bytes_where_records_that_were_looke
 ) -> None:
     """A changelog whose large values lie between the places that a plan looks at, and in another partition."""
     small = [Outgoing(b"s%05d" % number, b"v", START_MS) for number in range(9_000)]
-    large = [Outgoing(b"l%05d" % number, random.randbytes(1 << 20), START_MS) for number in range(48)]
+    large = [Outgoing(b"l%05d" % number, random.randbytes(1 << 20), START_MS) for number in range(24)]
     spec = four_stores()[0]
     bench.active(partitions=(0, 1)).close()
     writer = bench.log.producer()
@@ -227,5 +227,5 @@ def test_batches_on_their_way_are_bounded_by_bytes_where_records_that_were_looke
 
     rows = run_partitions(spark, Reading(what, shape), largest, "partition int, bytes long")
     sizes = [row["bytes"] for row in rows]
-    assert sum(sizes) > 96 << 20
+    assert sum(sizes) > 48 << 20
     assert max(sizes) <= BATCH_BYTES + (2 << 20), f"{max(sizes) >> 20} MiB in one batch"
