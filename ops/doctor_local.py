@@ -14,7 +14,7 @@ from pathlib import Path
 
 from standfast.replication.topic_rules import Finding
 from standfast.store.errors import InvalidRequest
-from standfast.store.state_dir import MARKER, check_marker
+from standfast.store.state_dir import MARKER, check_marker, kept_instance
 
 FILES_BESIDE = 256  # sockets, logs, files of the application itself
 FILES_A_TASK = 64  # WAL, manifest, and what a compaction has open beside its inputs
@@ -31,6 +31,7 @@ class LocalFacts:
     aside: tuple[tuple[str, int], ...] = ()
     temporary: bool = False
     files_limit: int = 0  # 0: no limit
+    bad_instance: str = ""  # why the file of the instance's id would be refused
 
 
 def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], ...] = ()) -> LocalFacts:
@@ -47,6 +48,11 @@ def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], .
             tasks += 1
             sst_files += sum(path.suffix == ".sst" for path in directory.iterdir())
     aside = tuple((str(path), _size(path)) for path in sorted((state_path / ".aside").glob("*")))
+    bad_instance = ""
+    try:
+        kept_instance(state_path)
+    except InvalidRequest as error:
+        bad_instance = str(error)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return LocalFacts(
         str(state_path),
@@ -56,6 +62,7 @@ def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], .
         aside,
         state_path.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve()),
         0 if soft == resource.RLIM_INFINITY else soft,
+        bad_instance,
     )
 
 
@@ -96,6 +103,19 @@ def local_findings(facts: LocalFacts) -> list[Finding]:
                 "RocksDB fails in the middle of the work once it may not open a file",
                 f"raise the limit to {2 * wanted} for the application (for systemd: LimitNOFILE={2 * wanted})",
                 f"ulimit -n {2 * wanted}",
+            )
+        )
+    if facts.bad_instance:
+        path = str(Path(facts.path) / "INSTANCE")
+        found.append(
+            Finding(
+                "instance-id",
+                "error",
+                f"file {path}",
+                "holds no id, and the next start is refused",
+                facts.bad_instance,
+                "write back what it held, or remove it: then this instance is a new one",
+                f"rm {path}",
             )
         )
     if facts.temporary:

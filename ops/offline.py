@@ -187,8 +187,8 @@ def _belongs(family: str, store: str) -> bool:
 def _marked(directory: Path) -> dict[str, Any] | None:
     try:
         fields = json.loads((directory / MARKER).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # `find_app` says which
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{directory / MARKER} is not readable ({error}): restore it") from error
     return {"app": fields.get("app"), "task": fields.get("task")}

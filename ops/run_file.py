@@ -121,6 +121,8 @@ def find_app(state_dir: Path, app: str | None) -> Path:
             raise InvalidRequest(f"application {app!r} has no state in {state_dir}: it holds {_listed(state_dir)}")
         return path
     if not state_dir.is_dir():
+        if state_dir.exists():
+            raise InvalidRequest(f"{state_dir} is no folder: name the state directory of the application")
         raise InvalidRequest(f"state directory {state_dir} does not exist: name the one of the application")
     if (state_dir / MARKER).is_file():
         return state_dir  # already the application's own directory

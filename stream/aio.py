@@ -24,7 +24,7 @@ from standfast.replication.offsets import TaskId
 from standfast.store.errors import InvalidRequest
 from standfast.stream.own_loop import Given
 from standfast.stream.session import Session as BlockingSession
-from standfast.stream.session_tasks import ReadView
+from standfast.stream.session_tasks import ReadView, source_partitions
 from standfast.stream.statistics import SessionStatistics
 from standfast.stream.task import Task
 
@@ -66,12 +66,13 @@ class Session:
         """See Session.on_assign; the consumer is an asyncio one."""
         from standfast.replication.kafka_consumer import drive_async
 
+        given = source_partitions("on_assign", partitions)
         self.blocking.own_loop.of_asyncio = True
-        await drive_async(consumer, self.blocking.own_loop.assigned(consumer, list(partitions)))
+        await drive_async(consumer, self.blocking.own_loop.assigned(consumer, given))
 
     async def on_revoke(self, consumer: Any, partitions: Iterable[Any]) -> None:
         """See Session.on_revoke."""
-        await asyncio.to_thread(self.blocking.on_revoke, consumer, list(partitions))
+        await asyncio.to_thread(self.blocking.on_revoke, consumer, partitions)
 
     on_lost = on_revoke
 

@@ -38,7 +38,7 @@ from standfast.stream.fluent import Defaults, Stream, Table, named_step, store_o
 from standfast.stream.loop import BATCH_BYTES, LINGER_MS, Loop
 from standfast.stream.nodes import Partitioner, ProcessorNode
 from standfast.stream.policy import StepOptions
-from standfast.stream.processor import Processor, has_timers
+from standfast.stream.processor import Processor, has_timers, processor_problem
 from standfast.stream.restart import ExponentialDelay, RestartStrategy
 from standfast.stream.runner import RunnerSettings
 from standfast.stream.session import Session
@@ -358,8 +358,9 @@ class App:
 
     @staticmethod
     def _check_processor(processor: object, where: str) -> None:
-        if not (isinstance(processor, type) and issubclass(processor, Processor)):
-            raise InvalidRequest(f"{where}: decorate a subclass of standfast.Processor, not {processor!r}")
+        problem = processor_problem(processor, "decorate")
+        if problem:
+            raise InvalidRequest(f"{where}: {problem}")
 
     def _catch_signals(self) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():

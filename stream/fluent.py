@@ -24,7 +24,7 @@ from standfast.store.names import check_name
 from standfast.store.serde import Serde, serde_problems
 from standfast.stream.nodes import Partitioner, Serdes
 from standfast.stream.policy import ErrorPolicy, OnErrorOptions, StepOptions, step_policy
-from standfast.stream.processor import Processor, has_timers
+from standfast.stream.processor import Processor, has_timers, processor_problem
 from standfast.stream.stateless import (
     Filter,
     FlatMap,
@@ -146,13 +146,10 @@ class Stream:
         application that runs may have. An `on_error` here covers its timers and punctuations too, which are counted:
         they have no record to be kept.
         """
-        if not (isinstance(processor, type) and issubclass(processor, Processor)):
-            raise BadConfig(
-                [
-                    f"process: give a subclass of standfast.Processor, not {processor!r:.100}; for a function of key "
-                    "and value there are map, map_values, flat_map, filter and peek"
-                ]
-            )
+        problem = processor_problem(processor, "give")
+        if problem:
+            functions = "for a function of key and value there are map, map_values, flat_map, filter and peek"
+            raise BadConfig([f"process: {problem}; {functions}"])
         _check("process", key, value)
         unnamed = [one for one in stores if not isinstance(one, str)]
         if unnamed:

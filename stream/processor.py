@@ -6,6 +6,7 @@ context asks for is carried out by the task's runner (`Services`).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -283,6 +284,22 @@ class Processor:
 def has_timers(processor: type[Processor]) -> bool:
     """Whether a class handles timers, so that its tasks need a store for them."""
     return processor.on_timer is not Processor.on_timer
+
+
+def processor_problem(given: object, step: str) -> str:
+    """Why something cannot be a processor of an application, "" if it can; `step` says how it is handed in."""
+    if not (isinstance(given, type) and issubclass(given, Processor)):
+        return f"{step} a subclass of standfast.Processor, not {given!r:.100}"
+    try:
+        inspect.signature(given).bind()
+    except TypeError as error:
+        return (
+            f"{given.__name__} is made without arguments, once for each task, and its __init__ needs some ({error}): "
+            "set them on the class, or in init(context)"
+        )
+    except ValueError:  # of a class without a signature nothing is known
+        return ""
+    return ""
 
 
 def to_all(children: tuple[Forward, ...]) -> Forward:

@@ -60,6 +60,7 @@ from standfast.stream.session_tasks import (
     opened_tasks,
     planned_commit,
     records_behind,
+    source_partitions,
     task_id_of,
     task_of_source,
     tasks_grown,
@@ -272,11 +273,11 @@ class Session:
 
     def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
         """For `consumer.subscribe(on_assign=...)`: active from now on, paused until `commit` sees the gate open."""
-        self.own_loop.on_assign(consumer, list(partitions))
+        self.own_loop.on_assign(consumer, source_partitions("on_assign", partitions))
 
     def on_revoke(self, consumer: Any, partitions: Iterable[Any]) -> None:
         """For `consumer.subscribe(on_revoke=...)`: these source partitions left; what is uncommitted is forgotten."""
-        self.own_loop.on_revoke(list(partitions))
+        self.own_loop.on_revoke(source_partitions("on_revoke", partitions))
 
     def on_lost(self, consumer: Any, partitions: Iterable[Any]) -> None:
         """For `consumer.subscribe(on_lost=...)`: the same, since nothing of them is committed any more either way."""
@@ -294,7 +295,8 @@ class Session:
 
         Fenced if an assigned task was taken over, and nothing but the caller can bring it back.
         """
-        if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float)):
+        number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool) and timeout_s == timeout_s
+        if timeout_s is not None and not number:
             raise InvalidRequest(f"wait_ready: timeout_s must be seconds, or None to wait on, not {timeout_s!r:.100}")
         deadline_ms = None if timeout_s is None else self.clock.monotonic_ms() + timeout_s * 1_000
         while True:

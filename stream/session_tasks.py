@@ -34,7 +34,8 @@ def task_id_of(partition: int | TaskId) -> TaskId:
     """A number is a task of group 0. Raises InvalidRequest for what is neither a number nor a task id."""
     found = partition if isinstance(partition, TaskId) else TaskId(0, partition)
     if not is_whole(found.group) or not is_whole(found.partition):
-        raise InvalidRequest(f"partition {partition!r:.100} does not exist: give a whole number from 0")
+        named = found.partition if is_whole(found.group) else partition
+        raise InvalidRequest(f"partition {named!r:.100} does not exist: give a whole number from 0")
     return found
 
 
@@ -43,6 +44,20 @@ def task_of_source(source: Any, groups: Mapping[int, TaskGroup]) -> TaskId:
     topic = getattr(source, "topic", None)
     owners = (number for number, group in groups.items() if group.topics is not None and topic in group.topics)
     return TaskId(next(owners, 0), source.partition)
+
+
+def source_partitions(what: str, given: Any) -> list[Any]:
+    """Source partitions as a consumer gives them. Raises InvalidRequest for anything else."""
+    if not isinstance(given, str | bytes | Mapping) and isinstance(given, Iterable):
+        found = list(given)
+        bad = [one for one in found if not is_whole(getattr(one, "partition", None)) or not hasattr(one, "topic")]
+        if not bad:
+            return found
+        given = bad[0]
+    raise InvalidRequest(
+        f"{what} takes the partitions that a consumer gives, each with topic and partition, not {given!r:.100}; "
+        "partitions by number are for assign"
+    )
 
 
 def group_of_store(store: str, groups: Mapping[int, TaskGroup], app: str) -> int:

@@ -593,3 +593,11 @@ def test_reader_that_has_seen_enough_is_no_error(files: list[str]) -> None:
         process.stdout.close()
         told = process.stderr.read()
     assert (process.returncode, told) == (0, "")
+
+
+@pytest.mark.parametrize("words", [["get", "kv", "k", "--offline"], ["status", "--state-dir"], ["tasks", "--offline"]])
+def test_file_in_the_place_of_a_state_directory_is_told(run: Run, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    code, _, told = run(*words, str(tmp_path / "file"))
+    assert (code, "restore it" in told) == (2, False)
+    assert "file is no folder: name the state directory of the application" in told

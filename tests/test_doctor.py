@@ -289,6 +289,18 @@ def test_files_of_a_newer_format_and_directories_set_aside_are_found(bench: Benc
     assert found["state-format"].where == f"directory {path / '0_1'}"
 
 
+def test_instance_id_that_the_next_start_would_refuse_is_found(bench: Bench) -> None:
+    session = bench.active("state", (0,))
+    path = session.state_path
+    session.close()
+    (path / "INSTANCE").write_bytes(b"\xff\xfe")
+    found = {one.rule: one for one in local_findings(local_facts(path, "app"))}["instance-id"]
+    assert (found.severity, found.where) == ("error", f"file {path / 'INSTANCE'}")
+    assert found.command == f"rm {path / 'INSTANCE'}"
+    (path / "INSTANCE").unlink()
+    assert "instance-id" not in {one.rule for one in local_findings(local_facts(path, "app"))}
+
+
 @pytest.mark.parametrize(
     ("limit", "found"),
     [(0, []), (1_000 + 2 * 64 + 256, []), (1_000 + 2 * 64 + 255, ["warning"]), (1_000, ["warning"]), (999, ["error"])],

@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from fix_sessions import KINDS, Bench, four_stores, operate
+from fix_sessions import KINDS, START_MS, Bench, four_stores, operate
 from test_spark_pipeline import Quiet
 from test_spark_split_fold import content
 from test_spark_verify import damage, places_of, plant_everywhere
 
+from standfast.replication.log import Outgoing
+from standfast.replication.offsets import TopicPartition
 from standfast.restore.preflight import preflight
+from standfast.restore.spark_batches import StoreShape
 from standfast.restore.spark_folder import Folder
+from standfast.restore.spark_frames import Reading, run_partitions
 from standfast.restore.spark_pipeline import PipelineDone, Reader, jobs_of_log, jobs_of_state, run_pipeline
 from standfast.restore.spark_rebuild import Rebuilt, rebuild
+from standfast.restore.spark_session import BATCH_BYTES
 from standfast.restore.spark_verify import Verified, plan_verify, stored_stores, verify_store
 from standfast.store.errors import InvalidRequest
 
@@ -196,3 +203,29 @@ def test_store_that_fails_lets_the_others_end_and_they_are_kept(spark: Any, benc
     again = run_pipeline(spark, bench.log, jobs, out, Quiet(), now_ms=bench.clock.wall_ms, reader=reader)
     assert again.verdict == "equal"
     assert {one.job.name: one.kept for one in again.stores} == {"kv": True, "win": True, "ver": True, "ses": False}
+
+
+def test_batches_on_their_way_are_bounded_by_bytes_where_records_that_were_looked_at_are_small(
+    spark: Any, bench: Bench
+) -> None:
+    """A changelog whose large values lie between the places that a plan looks at, and in another partition."""
+    small = [Outgoing(b"s%05d" % number, b"v", START_MS) for number in range(9_000)]
+    large = [Outgoing(b"l%05d" % number, random.randbytes(1 << 20), START_MS) for number in range(24)]
+    spec = four_stores()[0]
+    bench.active(partitions=(0, 1)).close()
+    writer = bench.log.producer()
+    for partition, records in ((0, small[:2_000]), (0, large), (0, small[2_000:]), (1, large)):
+        writer.append({TopicPartition("app-kv-changelog", partition): records})
+    what = preflight(bench.log, "app", spec)
+    assert what.average_bytes < 100
+    shape = StoreShape(spec.name, spec.definition(), {number: span.end for number, span in what.ranges.items()})
+
+    def largest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = [pa.array([0], pa.int32()), pa.array([batch.nbytes], pa.int64())]
+            yield pa.RecordBatch.from_arrays(columns, ["partition", "bytes"])
+
+    rows = run_partitions(spark, Reading(what, shape), largest, "partition int, bytes long")
+    sizes = [row["bytes"] for row in rows]
+    assert sum(sizes) > 48 << 20
+    assert max(sizes) <= BATCH_BYTES + (2 << 20), f"{max(sizes) >> 20} MiB in one batch"

@@ -219,6 +219,16 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sf.Session]:
     owner.close()
 
 
+def callbacks(owner: sf.Session) -> dict[str, tuple[str, Call]]:
+    """What a consumer of one's own calls."""
+    return {
+        "on_assign(partitions)": ("", lambda bad: owner.on_assign(None, bad)),
+        "on_assign(a partition)": ("", lambda bad: owner.on_assign(None, [bad])),
+        "on_revoke(partitions)": ("", lambda bad: owner.on_revoke(None, bad)),
+        "on_revoke(a partition)": ("", lambda bad: owner.on_revoke(None, [bad])),
+    }
+
+
 def calls(owner: sf.Session) -> dict[str, tuple[str, Call]]:
     task: Any = owner.task(0)
     kv, win, ses, ver = (task.store(name) for name in ("kv", "win", "ses", "ver"))
@@ -231,6 +241,7 @@ def calls(owner: sf.Session) -> dict[str, tuple[str, Call]]:
         "reopen(partition)": ("zero", owner.reopen),
         "read(store)": ("", lambda bad: owner.read(bad, 0)),
         "read(partition)": ("zero", lambda bad: owner.read("kv", bad)),
+        **callbacks(owner),
         "wait_ready(timeout_s)": ("none zero negative float large", owner.wait_ready),
         "session.commit(offsets)": ("", owner.commit),
         "task.commit(offsets)": ("none", task.commit),
@@ -317,6 +328,16 @@ def test_calls_of_a_session_its_tasks_and_stores(name: str, running: sf.Session)
     assert contents(task) == before
 
 
+def test_wait_for_no_number_of_seconds_is_refused(running: sf.Session) -> None:
+    with pytest.raises(sf.InvalidRequest, match="timeout_s must be seconds"):
+        running.wait_ready(float("nan"))
+
+
+def test_partition_that_is_none_is_named_as_it_was_given(running: sf.Session) -> None:
+    with pytest.raises(sf.InvalidRequest, match="partition '0' does not exist"):
+        running.read("kv", "0")  # type: ignore[arg-type]
+
+
 def contents(task: Any) -> list[Any]:
     found = [list(task.store(name).all()) for name in ("kv", "win", "ses")]
     return [*found, task.store("ver").get("k"), task.store("win").rows.observed_ms, task.outputs]
@@ -393,6 +414,25 @@ def test_steps_of_an_application(name: str) -> None:
         else:
             found.append(f"{name} with {told}: taken")
     assert found == []
+
+
+class Needy(Echo):
+    def __init__(self, needed: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda app: app.stream("in").process(Needy),
+        lambda app: app.source("in")(Needy),
+        lambda app: app.sink("out")(Needy),
+    ],
+    ids=["process", "source", "sink"],
+)
+def test_processor_that_cannot_be_made_is_refused_where_it_is_given(declare: Callable[[sf.App], object]) -> None:
+    app = sf.App("app", stores=four_stores())
+    with pytest.raises(sf.InvalidRequest, match=r"Needy is made without arguments.*needed"):
+        declare(app)
 
 
 def test_driver_calls(tmp_path: Path) -> None:
