@@ -403,9 +403,9 @@ class Session:
         those of one for which there is too little space (DiskFull).
         Raises Fenced, after the other tasks are committed, if another instance took a task over and no revocation
         said so: from then on, also with nothing to commit, until `assign`, `on_assign`, `on_revoke` or `reopen` names
-        its partition. Raises InvalidRequest for offsets of a task that is not assigned here, NotReady for one that
-        restores, before anything is committed. Offsets of a partition that was revoked (`on_revoke`, `on_lost`) are
-        left out: its new owner processes those records.
+        its partition. Raises InvalidRequest for offsets of a task that is not assigned here, or that it would refuse,
+        NotReady for one that restores, before anything is committed. Offsets of a partition that was revoked
+        (`on_revoke`, `on_lost`) are left out: its new owner processes those records.
         Under a consumer of one's own, partitions that are restored by now are read from here on: call it after
         every poll. Offsets of one that restores are left out then, because its records are given again.
         """
@@ -433,6 +433,9 @@ class Session:
         """Commit tasks one after the other. What one that fails leaves behind it must not be lost: rows without their
         offsets would be committed alone, and the records processed twice after a crash."""
         left = {task_id: (task, {**self._uncommitted(task), **own}) for task_id, (task, own) in due.items()}
+        for task, own in left.values():
+            if task.state is TaskState.RUNNING and not task.dropped:  # the others say why they do not commit
+                task.checked_offsets(own)
         self._unreached = {}
         for task_id in list(left):
             task, own = left.pop(task_id)
@@ -446,9 +449,10 @@ class Session:
                 raise
 
     def _uncommitted(self, task: Task) -> Mapping[tuple[str, int], int]:
-        """Offsets that a commit did not come to; those of an earlier opening went with its rows."""
+        """Offsets that a commit did not come to; those of an earlier opening went with its rows, and the task may have
+        been committed by itself since."""
         opening, own = self._unreached.get(task.id, (None, {}))
-        return own if opening is task else {}
+        return task.ahead(own) if opening is task else {}
 
     def poll_once(self) -> int:
         """One round of background work, for callers that run without the background thread."""
