@@ -37,6 +37,7 @@ from standfast.store.errors import (
     Unavailable,
 )
 from standfast.store.log import logger
+from standfast.store.task_stores import Unwritten
 from standfast.store.tracebacks import let_go
 from standfast.stream.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.lease import LeaseKeeper
@@ -117,6 +118,8 @@ class Instance:
         self._next_again_ms = 0
         self._returning: set[TaskId] = set()  # lost, and to be stood by for again, as they were assigned
         self._copies: set[TaskId] = set()  # standbys for which something was set aside
+        # Rows of failed tasks that are assigned anew, though closed: the log has their commit, and no directory has.
+        self._unwritten: dict[TaskId, Unwritten] = {}
         self._untold = False  # the group does not know what is held here
         self._next_take_over_ms = 0
         self._next_standby_ms = 0
@@ -144,7 +147,10 @@ class Instance:
     def _hold(self, wanted_active: frozenset[TaskId], wanted_standby: frozenset[TaskId]) -> None:
         for task_id, task in list(self.tasks.items()):
             if task_id not in wanted_active | wanted_standby or task.state in GONE:
+                if task.stores.unwritten is not None:
+                    self._unwritten[task_id] = task.stores.unwritten
                 self.revoke(task_id)
+        self._unwritten = {one: rows for one, rows in self._unwritten.items() if one in wanted_active}
         new = sorted(wanted_active - self._active())
         self.connect(new)
         for task_id in new:
@@ -204,6 +210,8 @@ class Instance:
         """These are active elsewhere from now on: uncommitted changes are forgotten."""
         gone = frozenset(tasks)
         self.ownership.give_back(gone)
+        for task_id in gone:
+            self._unwritten.pop(task_id, None)
         if self.follower is not None:
             self.follower.wanted -= gone
         for task_id in gone & self._active():
@@ -217,15 +225,17 @@ class Instance:
         takes it at the same time: it is lost then. Whatever is raised, it may be asked for again.
         """
         started_ms = self._clock.monotonic_ms()
-        why = self.ownership.why_lost(task_id) or "it was given up"
+        why = self.ownership.why_lost(task_id)
         self.ownership.reopen(task_id)
         task = self.tasks.get(task_id)
-        if task is not None and task.role == "standby":
+        if task is not None and task.role == "standby" and task_id not in self.ownership.wanted:
             self._reopen_standby(task)
             return
-        if task is not None:
+        promotes = task is not None and task.role == "standby" and task.state not in GONE
+        if task is not None and not promotes:
             let_go(task.error)
             self.restorer.remove(task_id, "reopened")
+            self.tailer.remove(task_id, "reopened")
             self._forget_gate(task_id)
             task.close()
         try:
@@ -237,7 +247,7 @@ class Instance:
             self._not_reopened(task_id, error, why)
             raise
         try:
-            self._open_active(task_id, writer, started_ms)
+            (self._promote if promotes else self._open_active)(task_id, writer, started_ms)
         except StandfastError as error:
             self._not_reopened(task_id, error, why)
             raise
@@ -248,11 +258,12 @@ class Instance:
             task.close()
             self.open_standby(task.id)
 
-    def _not_reopened(self, task_id: TaskId, error: StandfastError, why: str) -> None:
-        """It stays closed with its error, or lost."""
+    def _not_reopened(self, task_id: TaskId, error: StandfastError, why: str | None) -> None:
+        """It stays closed with its error, or lost; one that was assigned and never came to be here stays absent."""
         task = self.tasks.get(task_id)
         if task is None:
-            self.ownership.lose(task_id, why)
+            if why is not None:
+                self.ownership.lose(task_id, why)
         elif task.state in GONE:
             task.error = error
             self._keep_gate_shut(task_id, error)
@@ -382,12 +393,14 @@ class Instance:
 
     def _open_active(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
         before = self.tasks.get(task_id)
+        unwritten = self._unwritten.get(task_id) if before is None else before.stores.unwritten
         try:
-            opened = self._opener.open(task_id, unwritten=None if before is None else before.stores.unwritten)
+            opened = self._opener.open(task_id, unwritten=unwritten)
         except BaseException:
             writer.close()
             raise
         self._started(opened)
+        self._unwritten.pop(task_id, None)
         opened.task.open_writer(writer)
         self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, _why(opened, "assign"))
 
@@ -548,6 +561,7 @@ class Instance:
         logger.warning("task %s was taken over by a newer owner, it is closed here: %s", task_id, why)
         self.counters.fenced += 1
         self.ownership.lose(task_id, why)
+        self._unwritten.pop(task_id, None)
         # It may have been restoring still: what reads on for a task that is not here fails the whole instance.
         self.restorer.remove(task_id, "fenced")
         self.tailer.remove(task_id, "fenced")
@@ -649,9 +663,10 @@ class Instance:
         """Active tasks that the caller named and that are not here, and why. Shared tasks are at home anywhere."""
         if self._all_tasks is not None:
             return {}
+        here = {task_id for task_id, task in dict(self.tasks).items() if task.role == "active"}
         return {
             task_id: self.ownership.why_lost(task_id) or "could not be opened yet"
-            for task_id in self.ownership.wanted - self.tasks.keys()
+            for task_id in self.ownership.wanted - here
         }
 
     def check_lost(self) -> None:

@@ -42,6 +42,7 @@ from standfast.store.rocks import RocksShared
 from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
+from standfast.store.tracebacks import letting_go
 from standfast.stream.figures import Figures
 from standfast.stream.groups import TaskGroup, all_specs, all_task_ids
 from standfast.stream.instance import Instance
@@ -261,7 +262,8 @@ class Session:
             if not self._partitions_given:
                 largest = max((task_id.partition for task_id in [*wanted, *stand_by]), default=-1)
                 self._groups[0] = replace(self._groups[0], partitions=max(largest + 1, self._groups[0].partitions))
-            self._instance.assign(wanted, stand_by, take_back=take_back)
+            with letting_go():
+                self._instance.assign(wanted, stand_by, take_back=take_back)
         self._wake.set()
 
     def grow(self, partitions: Mapping[int, int]) -> None:
@@ -391,9 +393,10 @@ class Session:
         """
         with self._usable():
             task_id = task_id_of(partition)
-            if self._instance.ownership.why_lost(task_id) is None:
+            if self._instance.ownership.why_lost(task_id) is None and task_id not in self._instance.absent():
                 self._held(task_id)
-            self._instance.reopen(task_id)
+            with letting_go():
+                self._instance.reopen(task_id)
         self._wake.set()
 
     def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
@@ -634,7 +637,8 @@ class Session:
             self._learn_partitions(topics)
             if not self._partitions_given and self._settings.discovery_interval_ms is not None:
                 self.grow({0: tasks_grown(self.log.admin, self._groups[0].partitions, added, topics)})
-            self._instance.adopt(self._checked(added))
+            with letting_go():
+                self._instance.adopt(self._checked(added))
         self._wake.set()
 
     def _give_up(self, gone: frozenset[TaskId]) -> None:

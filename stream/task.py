@@ -521,8 +521,8 @@ class Task:
             raise InternalError(f"task {self.id} runs without a writer")
         acknowledged = self._write_log(writer, batches, commit)
         self._log_may_have_it = True
-        reach("commit.logged")
         try:
+            reach("commit.logged")
             self._write_local(batches, commit, acknowledged, writer)
         except BaseException:
             self.stores.keep_unwritten()
