@@ -22,7 +22,7 @@ from standfast.replication.takeover import MemberPlan
 from standfast.restore.bulk_plan import BulkSettings
 from standfast.restore.gate import Gate
 from standfast.restore.gate import Policy as GatePolicy
-from standfast.restore.plan import CORRUPT, DIVERGED
+from standfast.restore.plan import CORRUPT, DIVERGED, RESUME
 from standfast.restore.restorer import Restorer, RestoreRound
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
@@ -270,6 +270,26 @@ class Instance:
 
     def poll_once(self) -> int:
         """One round of restore, standby and take-over work; returns how many records were applied."""
+        try:
+            return self._round()
+        except StandfastError:
+            raise
+        except BaseException as error:
+            self._begin_again(error)
+            raise
+
+    def _begin_again(self, error: BaseException) -> None:
+        """A signal handler broke a round off: records may be read and not applied, so stored positions say what is."""
+        for task_id, task in self.tasks.items():
+            if task.state in (TaskState.RESTORING, TaskState.STANDBY):
+                logger.warning("task %s is opened again, because its reading was broken off by %r", task_id, error)
+                self.restorer.remove(task_id, "failed")
+                self.tailer.remove(task_id, "failed")
+                task.fail(error)
+                self._again[task_id] = (RESUME, NOTHING)
+        let_go(error)
+
+    def _round(self) -> int:
         now_ms = self._clock.monotonic_ms()
         self._look_after_failed()
         self._try_again(now_ms)
@@ -477,28 +497,31 @@ class Instance:
         self.gate.assigned([task.id])
         self._gated.add(task.id)
         self._since[task.id] = (started_ms, why)
-        self._local_counts[task.id] = local_counts
         try:
             self.restorer.add(task.applier, ranges, self._clock.monotonic_ms())
         except Unavailable as error:
             self._fail_for_now(task, error, why)
         except Corruption as damage:  # looked after with the next round
             task.fail(damage)
+        # Last: without it `_whole` passes over a task that a signal handler kept from being restored.
+        self._local_counts[task.id] = local_counts
 
     def _whole(self) -> list[TaskId]:
         """Tasks that are restored and do not run yet; those for which the log did not answer last time too."""
         return [
             task_id
             for task_id, task in self.tasks.items()
-            if task.state is TaskState.RESTORING and task_id not in self.restorer.tasks
+            if task.state is TaskState.RESTORING
+            and task_id not in self.restorer.tasks
+            and task_id in self._local_counts
         ]
 
     def _activate(self, task_id: TaskId, committed: Mapping[TopicPartition, Committed]) -> None:
         self._step()
         task = self.tasks[task_id]
         task.resume_from_log(committed, local_counts=self._local_counts[task_id])
-        del self._local_counts[task_id]
         task.move(TaskState.RUNNING)
+        del self._local_counts[task_id]
         self._opener.state_dir.drop_aside(str(task_id))
         now_ms = self._clock.monotonic_ms()
         started_ms, why = self._since.pop(task_id)
