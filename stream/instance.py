@@ -111,7 +111,6 @@ class Instance:
             self.follower = GroupFollower(self, standby_replicas, learn_partitions)
         self._since: dict[TaskId, tuple[int, str]] = {}
         self._local_counts: dict[TaskId, bool] = {}
-        self._gated: set[TaskId] = set()
         self._gate_shut_ms = -1
         # Closed for want of the log: why they had to be opened anew, and what of their state is lost.
         self._again: dict[TaskId, tuple[str, Loss]] = {}
@@ -495,7 +494,6 @@ class Instance:
         if self._gate_shut_ms < 0:
             self._gate_shut_ms = started_ms
         self.gate.assigned([task.id])
-        self._gated.add(task.id)
         self._since[task.id] = (started_ms, why)
         try:
             self.restorer.add(task.applier, ranges, self._clock.monotonic_ms())
@@ -543,8 +541,7 @@ class Instance:
             self._gate_shut_ms = -1
 
     def _forget_gate(self, task_id: TaskId) -> None:
-        if task_id in self._gated:
-            self._gated.remove(task_id)
+        if task_id in self.gate:
             self.gate.revoked([task_id])
         self._since.pop(task_id, None)
         self._local_counts.pop(task_id, None)
@@ -679,7 +676,6 @@ class Instance:
 
     def _keep_gate_shut(self, task_id: TaskId, error: StandfastError) -> None:
         self.gate.assigned([task_id])
-        self._gated.add(task_id)
         self.gate.failed(task_id, str(error))
 
     def absent(self) -> dict[TaskId, str]:
@@ -731,7 +727,6 @@ class Instance:
         """A task that is owned here and must not be opened: it keeps the gate shut, and says why."""
         self.tasks[task_id] = self._opener.closed(task_id, refused, "active")
         self.gate.assigned([task_id])
-        self._gated.add(task_id)
         self.gate.failed(task_id, str(refused))
 
     def owners(self, candidates: frozenset[TaskId]) -> dict[TaskId, str]:

@@ -303,6 +303,21 @@ def test_task_whose_assignment_failed_is_told_and_can_be_reopened(bench: Bench) 
     assert session.task(0).source_offsets() == {TopicPartition(*SRC): 1}
 
 
+def test_task_whose_reopening_was_broken_off_can_be_reopened(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = bench.active(stores=KV)
+
+    def broken(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as signals:
+        signals.setattr("standfast.restore.gate.Gate.revoked", broken)
+        with pytest.raises(KeyboardInterrupt):
+            session.reopen(0)
+    session.reopen(0)
+    session.wait_ready(30)
+    session.commit({SRC: 1})
+
+
 def test_standby_whose_assignment_as_active_failed_keeps_the_session_unready_and_can_be_reopened(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
