@@ -103,6 +103,10 @@ class Gate:
         """These tasks were taken away."""
         return self._on("revoked", tasks)
 
+    def __contains__(self, task: TaskId) -> bool:
+        """Whether the task is assigned."""
+        return task in self._states
+
     def is_open(self, task: TaskId) -> bool:
         """Whether the task may process records; False for one that is not assigned."""
         return task in self._open

@@ -17,6 +17,7 @@ What the binding taught us, each point held by a test:
 
 from __future__ import annotations
 
+import gc
 import re
 import shutil
 import tempfile
@@ -30,7 +31,7 @@ from pathlib import Path
 import rocksdict
 
 from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, Rows
-from standfast.store.errors import Closed, Corruption, InternalError, InvalidRequest, StandfastError, UnknownStore
+from standfast.store.errors import Closed, Corruption, Held, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.log import logger
 from standfast.store.rocks_errors import damaged_file, translate
@@ -143,6 +144,9 @@ class _Family:
         self.column = column
 
 
+_closing: weakref.WeakSet[RocksEngine] = weakref.WeakSet()  # their close was begun and has not come to its end
+
+
 class RocksEngine:
     """One task's RocksDB; implements `standfast.store.engine.Engine`.
 
@@ -179,6 +183,7 @@ class RocksEngine:
         self._scratch: Path | None = None
         self._restoring = False
         self._closed = False
+        self._to_close: list[Callable[[], None]] = []  # what a close that was begun has to do still
         self._sealer: Sealer | None = None
         self._unflushed = True  # whether the write-ahead log may hold rows that no table file has
         refuse_foreign(self._path)
@@ -391,27 +396,33 @@ class RocksEngine:
             raise self._error(error, DEFAULT_FAMILY, "measuring") from error
 
     def close(self) -> None:
-        """End scans, stop background work and release the directory. Unflushed rows stay in its WAL."""
+        """End scans, stop background work and release the directory. Unflushed rows stay in its WAL.
+
+        Whatever breaks it off, such as a signal handler, the next call goes on from there.
+        """
         with self._lock:
-            if self._closed:
+            if self._closed and not self._to_close:
                 return
-            self._closed = True
-            handles = [held.rows for held in self._families.values()]
+            if not self._closed:
+                _closing.add(self)
+                self._to_close = [held.rows.close for held in self._families.values()] + [self._db.close]
+                if not self._read_only:
+                    self._to_close.insert(0, lambda: self._db.cancel_all_background(True))
+                self._closed = True
             self._set_families({})
             scans = list(self._scans)
             self._scans.clear()
         for scan in scans:
             scan.end(Closed(f"the engine of {self._path} was closed during the scan"))
-        steps = [handle.close for handle in (*handles, self._db)]
-        if not self._read_only:
-            steps.insert(0, lambda: self._db.cancel_all_background(True))
         failure = None
         try:
-            for step in steps:  # each, whatever the one before said: one handle that stays open keeps the LOCK
+            for step in list(self._to_close):  # each, whatever the one before said: one open handle keeps the LOCK
                 try:
                     _tolerate_shutdown(step)
                 except Exception as error:  # noqa: BLE001 - raised below, once all is closed
                     failure = failure or translate(error, f"closing {self._path}")
+            self._to_close = []
+            _closing.discard(self)
         finally:
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
@@ -558,6 +569,22 @@ def _open(
 
     A family left out would lose cache and filter.
     """
+    try:
+        return _opened(path, options, access, where, added)
+    except Held as held:
+        if not held.by_us:
+            raise
+    # A signal handler broke a close off, or an opening, which leaves its handle to whoever frees reference cycles.
+    for engine in list(_closing):
+        if engine._path == path:
+            engine.close()
+    gc.collect()
+    return _opened(path, options, access, where, added)
+
+
+def _opened(
+    path: Path, options: rocksdict.Options, access: rocksdict.AccessType, where: str, added: Collection[str]
+) -> rocksdict.Rdict:
     try:
         path.mkdir(parents=True, exist_ok=True)
         names = _list_families(path, options) if (path / "CURRENT").exists() else [DEFAULT_FAMILY]

@@ -375,9 +375,8 @@ class TaskStores:
             rows.fence(why)
 
     def close(self) -> None:
-        """Close iterators and the database; buffered rows are forgotten. Closing twice is fine."""
-        if self.closed:
-            return
+        """Close iterators and the database; buffered rows are forgotten. Closing twice is fine: the second time does
+        what a signal handler kept the first from."""
         self.closed = True
         with ExitStack() as last:  # each step, whatever the one before said: an open engine keeps the directory's lock
             last.callback(self.memory.close)

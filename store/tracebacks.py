@@ -10,6 +10,9 @@ locals of an application's own frames stay as they are, for whoever looks at its
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from standfast.store.errors import StandfastError
 
 _OURS = ("standfast.", "contextlib")
@@ -33,6 +36,16 @@ def let_go(error: BaseException | None) -> None:
                 except RuntimeError:  # it still runs: the exception has not left it
                     pass
             step = step.tb_next
+
+
+@contextmanager
+def letting_go() -> Iterator[None]:
+    """What leaves the block by an exception lets go of its variables, such as of a database half opened."""
+    try:
+        yield
+    except BaseException as error:
+        let_go(error)
+        raise
 
 
 def is_foreign(error: BaseException) -> bool:

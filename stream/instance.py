@@ -22,7 +22,7 @@ from standfast.replication.takeover import MemberPlan
 from standfast.restore.bulk_plan import BulkSettings
 from standfast.restore.gate import Gate
 from standfast.restore.gate import Policy as GatePolicy
-from standfast.restore.plan import CORRUPT, DIVERGED
+from standfast.restore.plan import CORRUPT, DIVERGED, RESUME
 from standfast.restore.restorer import Restorer, RestoreRound
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
@@ -37,6 +37,7 @@ from standfast.store.errors import (
     Unavailable,
 )
 from standfast.store.log import logger
+from standfast.store.task_stores import Unwritten
 from standfast.store.tracebacks import let_go
 from standfast.stream.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.lease import LeaseKeeper
@@ -110,13 +111,14 @@ class Instance:
             self.follower = GroupFollower(self, standby_replicas, learn_partitions)
         self._since: dict[TaskId, tuple[int, str]] = {}
         self._local_counts: dict[TaskId, bool] = {}
-        self._gated: set[TaskId] = set()
         self._gate_shut_ms = -1
         # Closed for want of the log: why they had to be opened anew, and what of their state is lost.
         self._again: dict[TaskId, tuple[str, Loss]] = {}
         self._next_again_ms = 0
         self._returning: set[TaskId] = set()  # lost, and to be stood by for again, as they were assigned
         self._copies: set[TaskId] = set()  # standbys for which something was set aside
+        # Rows of failed tasks that are assigned anew, though closed: the log has their commit, and no directory has.
+        self._unwritten: dict[TaskId, Unwritten] = {}
         self._untold = False  # the group does not know what is held here
         self._next_take_over_ms = 0
         self._next_standby_ms = 0
@@ -144,7 +146,10 @@ class Instance:
     def _hold(self, wanted_active: frozenset[TaskId], wanted_standby: frozenset[TaskId]) -> None:
         for task_id, task in list(self.tasks.items()):
             if task_id not in wanted_active | wanted_standby or task.state in GONE:
+                if task.stores.unwritten is not None:
+                    self._unwritten[task_id] = task.stores.unwritten
                 self.revoke(task_id)
+        self._unwritten = {one: rows for one, rows in self._unwritten.items() if one in wanted_active}
         new = sorted(wanted_active - self._active())
         self.connect(new)
         for task_id in new:
@@ -204,6 +209,8 @@ class Instance:
         """These are active elsewhere from now on: uncommitted changes are forgotten."""
         gone = frozenset(tasks)
         self.ownership.give_back(gone)
+        for task_id in gone:
+            self._unwritten.pop(task_id, None)
         if self.follower is not None:
             self.follower.wanted -= gone
         for task_id in gone & self._active():
@@ -217,15 +224,17 @@ class Instance:
         takes it at the same time: it is lost then. Whatever is raised, it may be asked for again.
         """
         started_ms = self._clock.monotonic_ms()
-        why = self.ownership.why_lost(task_id) or "it was given up"
+        why = self.ownership.why_lost(task_id)
         self.ownership.reopen(task_id)
         task = self.tasks.get(task_id)
-        if task is not None and task.role == "standby":
+        if task is not None and task.role == "standby" and task_id not in self.ownership.wanted:
             self._reopen_standby(task)
             return
-        if task is not None:
+        promotes = task is not None and task.role == "standby" and task.state not in GONE
+        if task is not None and not promotes:
             let_go(task.error)
             self.restorer.remove(task_id, "reopened")
+            self.tailer.remove(task_id, "reopened")
             self._forget_gate(task_id)
             task.close()
         try:
@@ -237,7 +246,7 @@ class Instance:
             self._not_reopened(task_id, error, why)
             raise
         try:
-            self._open_active(task_id, writer, started_ms)
+            (self._promote if promotes else self._open_active)(task_id, writer, started_ms)
         except StandfastError as error:
             self._not_reopened(task_id, error, why)
             raise
@@ -248,17 +257,38 @@ class Instance:
             task.close()
             self.open_standby(task.id)
 
-    def _not_reopened(self, task_id: TaskId, error: StandfastError, why: str) -> None:
-        """It stays closed with its error, or lost."""
+    def _not_reopened(self, task_id: TaskId, error: StandfastError, why: str | None) -> None:
+        """It stays closed with its error, or lost; one that was assigned and never came to be here stays absent."""
         task = self.tasks.get(task_id)
         if task is None:
-            self.ownership.lose(task_id, why)
+            if why is not None:
+                self.ownership.lose(task_id, why)
         elif task.state in GONE:
             task.error = error
             self._keep_gate_shut(task_id, error)
 
     def poll_once(self) -> int:
         """One round of restore, standby and take-over work; returns how many records were applied."""
+        try:
+            return self._round()
+        except StandfastError:
+            raise
+        except BaseException as error:
+            self._begin_again(error)
+            raise
+
+    def _begin_again(self, error: BaseException) -> None:
+        """A signal handler broke a round off: records may be read and not applied, so stored positions say what is."""
+        for task_id, task in self.tasks.items():
+            if task.state in (TaskState.RESTORING, TaskState.STANDBY):
+                logger.warning("task %s is opened again, because its reading was broken off by %r", task_id, error)
+                self.restorer.remove(task_id, "failed")
+                self.tailer.remove(task_id, "failed")
+                task.fail(error)
+                self._again[task_id] = (RESUME, NOTHING)
+        let_go(error)
+
+    def _round(self) -> int:
         now_ms = self._clock.monotonic_ms()
         self._look_after_failed()
         self._try_again(now_ms)
@@ -382,12 +412,14 @@ class Instance:
 
     def _open_active(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
         before = self.tasks.get(task_id)
+        unwritten = self._unwritten.get(task_id) if before is None else before.stores.unwritten
         try:
-            opened = self._opener.open(task_id, unwritten=None if before is None else before.stores.unwritten)
+            opened = self._opener.open(task_id, unwritten=unwritten)
         except BaseException:
             writer.close()
             raise
         self._started(opened)
+        self._unwritten.pop(task_id, None)
         opened.task.open_writer(writer)
         self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, _why(opened, "assign"))
 
@@ -462,30 +494,32 @@ class Instance:
         if self._gate_shut_ms < 0:
             self._gate_shut_ms = started_ms
         self.gate.assigned([task.id])
-        self._gated.add(task.id)
         self._since[task.id] = (started_ms, why)
-        self._local_counts[task.id] = local_counts
         try:
             self.restorer.add(task.applier, ranges, self._clock.monotonic_ms())
         except Unavailable as error:
             self._fail_for_now(task, error, why)
         except Corruption as damage:  # looked after with the next round
             task.fail(damage)
+        # Last: without it `_whole` passes over a task that a signal handler kept from being restored.
+        self._local_counts[task.id] = local_counts
 
     def _whole(self) -> list[TaskId]:
         """Tasks that are restored and do not run yet; those for which the log did not answer last time too."""
         return [
             task_id
             for task_id, task in self.tasks.items()
-            if task.state is TaskState.RESTORING and task_id not in self.restorer.tasks
+            if task.state is TaskState.RESTORING
+            and task_id not in self.restorer.tasks
+            and task_id in self._local_counts
         ]
 
     def _activate(self, task_id: TaskId, committed: Mapping[TopicPartition, Committed]) -> None:
         self._step()
         task = self.tasks[task_id]
         task.resume_from_log(committed, local_counts=self._local_counts[task_id])
-        del self._local_counts[task_id]
         task.move(TaskState.RUNNING)
+        del self._local_counts[task_id]
         self._opener.state_dir.drop_aside(str(task_id))
         now_ms = self._clock.monotonic_ms()
         started_ms, why = self._since.pop(task_id)
@@ -507,8 +541,7 @@ class Instance:
             self._gate_shut_ms = -1
 
     def _forget_gate(self, task_id: TaskId) -> None:
-        if task_id in self._gated:
-            self._gated.remove(task_id)
+        if task_id in self.gate:
             self.gate.revoked([task_id])
         self._since.pop(task_id, None)
         self._local_counts.pop(task_id, None)
@@ -548,6 +581,7 @@ class Instance:
         logger.warning("task %s was taken over by a newer owner, it is closed here: %s", task_id, why)
         self.counters.fenced += 1
         self.ownership.lose(task_id, why)
+        self._unwritten.pop(task_id, None)
         # It may have been restoring still: what reads on for a task that is not here fails the whole instance.
         self.restorer.remove(task_id, "fenced")
         self.tailer.remove(task_id, "fenced")
@@ -642,16 +676,16 @@ class Instance:
 
     def _keep_gate_shut(self, task_id: TaskId, error: StandfastError) -> None:
         self.gate.assigned([task_id])
-        self._gated.add(task_id)
         self.gate.failed(task_id, str(error))
 
     def absent(self) -> dict[TaskId, str]:
         """Active tasks that the caller named and that are not here, and why. Shared tasks are at home anywhere."""
         if self._all_tasks is not None:
             return {}
+        here = {task_id for task_id, task in dict(self.tasks).items() if task.role == "active"}
         return {
             task_id: self.ownership.why_lost(task_id) or "could not be opened yet"
-            for task_id in self.ownership.wanted - self.tasks.keys()
+            for task_id in self.ownership.wanted - here
         }
 
     def check_lost(self) -> None:
@@ -693,7 +727,6 @@ class Instance:
         """A task that is owned here and must not be opened: it keeps the gate shut, and says why."""
         self.tasks[task_id] = self._opener.closed(task_id, refused, "active")
         self.gate.assigned([task_id])
-        self._gated.add(task_id)
         self.gate.failed(task_id, str(refused))
 
     def owners(self, candidates: frozenset[TaskId]) -> dict[TaskId, str]:

@@ -42,6 +42,7 @@ from standfast.store.rocks import RocksShared
 from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
 from standfast.store.state_dir import StateDir
+from standfast.store.tracebacks import letting_go
 from standfast.stream.figures import Figures
 from standfast.stream.groups import TaskGroup, all_specs, all_task_ids
 from standfast.stream.instance import Instance
@@ -262,7 +263,8 @@ class Session:
             if not self._partitions_given:
                 largest = max((task_id.partition for task_id in [*wanted, *stand_by]), default=-1)
                 self._groups[0] = replace(self._groups[0], partitions=max(largest + 1, self._groups[0].partitions))
-            self._instance.assign(wanted, stand_by, take_back=take_back)
+            with letting_go():
+                self._instance.assign(wanted, stand_by, take_back=take_back)
         self._wake.set()
 
     def grow(self, partitions: Mapping[int, int]) -> None:
@@ -393,9 +395,10 @@ class Session:
         """
         with self._usable():
             task_id = task_id_of(partition)
-            if self._instance.ownership.why_lost(task_id) is None:
+            if self._instance.ownership.why_lost(task_id) is None and task_id not in self._instance.absent():
                 self._held(task_id)
-            self._instance.reopen(task_id)
+            with letting_go():
+                self._instance.reopen(task_id)
         self._wake.set()
 
     def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
@@ -405,9 +408,9 @@ class Session:
         those of one for which there is too little space (DiskFull).
         Raises Fenced, after the other tasks are committed, if another instance took a task over and no revocation
         said so: from then on, also with nothing to commit, until `assign`, `on_assign`, `on_revoke` or `reopen` names
-        its partition. Raises InvalidRequest for offsets of a task that is not assigned here, NotReady for one that
-        restores, before anything is committed. Offsets of a partition that was revoked (`on_revoke`, `on_lost`) are
-        left out: its new owner processes those records.
+        its partition. Raises InvalidRequest for offsets of a task that is not assigned here, or that it would refuse,
+        NotReady for one that restores, before anything is committed. Offsets of a partition that was revoked
+        (`on_revoke`, `on_lost`) are left out: its new owner processes those records.
         Under a consumer of one's own, partitions that are restored by now are read from here on: call it after
         every poll. Offsets of one that restores are left out then, because its records are given again.
         """
@@ -435,6 +438,9 @@ class Session:
         """Commit tasks one after the other. What one that fails leaves behind it must not be lost: rows without their
         offsets would be committed alone, and the records processed twice after a crash."""
         left = {task_id: (task, {**self._uncommitted(task), **own}) for task_id, (task, own) in due.items()}
+        for task, own in left.values():
+            if task.state is TaskState.RUNNING and not task.dropped:  # the others say why they do not commit
+                task.checked_offsets(own)
         self._unreached = {}
         for task_id in list(left):
             task, own = left.pop(task_id)
@@ -448,9 +454,10 @@ class Session:
                 raise
 
     def _uncommitted(self, task: Task) -> Mapping[tuple[str, int], int]:
-        """Offsets that a commit did not come to; those of an earlier opening went with its rows."""
+        """Offsets that a commit did not come to; those of an earlier opening went with its rows, and the task may have
+        been committed by itself since."""
         opening, own = self._unreached.get(task.id, (None, {}))
-        return own if opening is task else {}
+        return task.ahead(own) if opening is task else {}
 
     def poll_once(self) -> int:
         """One round of background work, for callers that run without the background thread."""
@@ -632,7 +639,8 @@ class Session:
             self._learn_partitions(topics)
             if not self._partitions_given and self._settings.discovery_interval_ms is not None:
                 self.grow({0: tasks_grown(self.log.admin, self._groups[0].partitions, added, topics)})
-            self._instance.adopt(self._checked(added))
+            with letting_go():
+                self._instance.adopt(self._checked(added))
         self._wake.set()
 
     def _give_up(self, gone: frozenset[TaskId]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from standfast.replication.log import Group, LogAdmin, LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.arguments import is_whole
-from standfast.store.errors import Fenced, InternalError, InvalidRequest, StandfastError, UnknownStore
+from standfast.store.errors import Fenced, InternalError, InvalidRequest, NotReady, StandfastError, UnknownStore
 from standfast.store.specs import StoreSpec
 from standfast.stream.groups import TaskGroup, all_specs, all_task_ids
 from standfast.stream.instance import GONE, Instance
@@ -95,6 +95,10 @@ def held_task(task_id: TaskId, instance: Instance, *, named_by_id: bool) -> Task
         why = instance.ownership.why_lost(task_id)
         if why is not None:
             raise lost_task(task_id, why)
+        if task_id in instance.absent():
+            raise NotReady(
+                f"task {task_id} is assigned to this instance and could not be opened yet: reopen or assign it"
+            )
         what = f"task {task_id}" if named_by_id else f"partition {task_id.partition}"
         held = ", ".join(str(one) if named_by_id else str(one.partition) for one in sorted(instance.tasks)) or "none"
         raise InvalidRequest(f"{what} is not assigned to this instance (it holds: {held})")
@@ -124,6 +128,7 @@ def planned_commit(
         or (task.state in (TaskState.RUNNING, *GONE) and task_id in given)
     ]
     waiting = {task_id: task.state.value for task_id, task in tasks.items() if task_id not in due}
+    waiting |= dict.fromkeys(instance.absent(), "not open yet")
     again = [task_id for task_id in due if read(tasks[task_id])]
     return plan_commit(given, due, waiting, instance.ownership, again=again, replayed=replayed)
 

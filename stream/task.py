@@ -351,6 +351,10 @@ class Task:
         """Source offsets that `commit` would take. Raises InvalidRequest; changes nothing."""
         return checked_source_offsets(source_offsets, self.id, self._topics, self._sources)
 
+    def ahead(self, offsets: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        """Those of the offsets that are above what is committed."""
+        return {at: offset for at, offset in offsets.items() if offset > self._sources.get(TopicPartition(*at), -1)}
+
     @property
     def uncommitted(self) -> bool:
         """Whether rows, changes, outputs or a stream time wait for a commit."""
@@ -521,8 +525,8 @@ class Task:
             raise InternalError(f"task {self.id} runs without a writer")
         acknowledged = self._write_log(writer, batches, commit)
         self._log_may_have_it = True
-        reach("commit.logged")
         try:
+            reach("commit.logged")
             self._write_local(batches, commit, acknowledged, writer)
         except BaseException:
             self.stores.keep_unwritten()

@@ -303,6 +303,32 @@ def test_damaged_block_of_a_store_without_a_log_closes_the_task_until_the_loss_i
     assert rows(bench.active(stores=STORES), "plain") == kept
 
 
+@pytest.mark.parametrize("by", ["reopen", "assign"])
+def test_rows_without_a_log_of_a_commit_that_only_the_log_has_are_there_when_the_task_comes_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    session = bench.active(stores=STORES)
+    fill(session, 0, 10)
+    for name in ("kv", "plain"):
+        session.task(0).store(name).put(NEW, "new")
+
+    def reach(name: str) -> None:
+        if name == "commit.logged":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr("standfast.stream.task.reach", reach)
+        with pytest.raises(KeyboardInterrupt):
+            session.commit({("src", 0): 11})
+    if by == "reopen":
+        session.reopen(0)
+    else:
+        session.assign(active=[0])
+    session.wait_ready(30)
+    assert session.task(0).source_offsets() == {("src", 0): 11}
+    assert [session.task(0).store(name).get(NEW) for name in ("kv", "plain")] == ["new", "new"]
+
+
 def test_damaged_store_whose_changelog_is_empty_is_refused(bench: Bench) -> None:
     first = bench.active(stores=STORES)
     fill(first)

@@ -277,6 +277,78 @@ def test_offsets_of_a_standby_are_refused(bench: Bench) -> None:
         second.commit({SRC: 1})
 
 
+# --- assigned, and not here ---
+
+
+def test_task_whose_assignment_failed_is_told_and_can_be_reopened(bench: Bench) -> None:
+    bench.active(stores=KV).close()
+    session = bench.session(stores=KV)
+    marker = session.state_path / "0_0" / "STANDFAST"
+    kept = marker.read_bytes()
+    marker.write_bytes(b"another")
+    with pytest.raises(sf.InvalidRequest):
+        session.assign(active=[0, 1])
+    assert not session.ready
+    assert any("0_0: could not be opened yet" in line for line in session.missing())
+    for call in (lambda: session.task(0), lambda: session.read("kv", 0), lambda: session.commit({SRC: 1})):
+        with pytest.raises(sf.NotReady, match="0_0"):
+            call()
+    with pytest.raises(sf.InvalidRequest):
+        session.reopen(0)
+    marker.write_bytes(kept)
+    for partition in (0, 1):
+        session.reopen(partition)
+    session.wait_ready(30)
+    session.commit({SRC: 1})
+    assert session.task(0).source_offsets() == {TopicPartition(*SRC): 1}
+
+
+def test_task_whose_reopening_was_broken_off_can_be_reopened(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = bench.active(stores=KV)
+
+    def broken(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as signals:
+        signals.setattr("standfast.restore.gate.Gate.revoked", broken)
+        with pytest.raises(KeyboardInterrupt):
+            session.reopen(0)
+    session.reopen(0)
+    session.wait_ready(30)
+    session.commit({SRC: 1})
+
+
+def test_standby_whose_assignment_as_active_failed_keeps_the_session_unready_and_can_be_reopened(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bench.active(stores=KV, take_over=False)
+    first.task(0).store("kv").put("k", "v")
+    first.commit({SRC: 1})
+    second = bench.session("b", stores=KV, take_over=False)
+    second.assign(standby=[0])
+    bench.settle(second)
+    first.close()
+
+    def away(*_: object, **__: object) -> None:
+        raise sf.Unavailable("the log does not answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(second.log, "writer", away)
+        with pytest.raises(sf.Unavailable):
+            second.assign(active=[0])
+        assert not second.ready
+        assert any("0_0" in line for line in second.missing())
+        with pytest.raises(sf.Unavailable):
+            second.reopen(0)
+        with pytest.raises(sf.NotReady):
+            second.commit({SRC: 2})
+    second.reopen(0)
+    second.wait_ready(30)
+    assert second.task(0).store("kv").get("k") == "v"
+    assert second.counters.promotions["completed"] == 1
+    second.commit({SRC: 2})
+
+
 # --- the pure part ---
 
 ZERO, ONE = TaskId(0, 0), TaskId(0, 1)

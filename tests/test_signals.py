@@ -19,6 +19,7 @@ import pytest
 from fix_sessions import Bench
 
 import standfast as sf
+from standfast.replication.applier import ChangelogApplier
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import SystemClock, measured_ns
@@ -117,6 +118,35 @@ def logged(bench: Bench) -> tuple[dict[str, int], list[int]]:
                 written += [int(record.key or b"-1") for record in batch.records]
     reader.close()
     return {key.decode(): INT.deserialize(value) for key, value in folded.items() if value}, written
+
+
+@pytest.mark.parametrize("role", ["active", "standby"])
+@pytest.mark.parametrize("step", ["stage", "write"])
+def test_round_of_restoring_that_is_broken_off_passes_over_no_record(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str, role: str
+) -> None:
+    """What was read from the log by then, and not applied, is read again."""
+    kv = [sf.KeyValueStore("kv", TEXT, TEXT)]
+    bench.fill(kv, 2, 2_000)
+    monkeypatch.setattr("standfast.restore.restorer.BATCH_RECORDS_MAX", 100)
+    session = bench.session("b", stores=kv, restore_workers=0, take_over=False)
+    session.assign(**{role: [0]})
+    real, count = getattr(ChangelogApplier, step), 0
+
+    def broken(*given: Any, **settings: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == (3 if role == "active" else 1):
+            raise KeyboardInterrupt
+        return real(*given, **settings)
+
+    monkeypatch.setattr(ChangelogApplier, step, broken)
+    with pytest.raises(KeyboardInterrupt):
+        bench.settle(session)
+    bench.clock.advance(1_000)
+    bench.settle(session)
+    assert session.missing() == ()
+    assert len(list(session.read("kv", 0, allow_stale=True).store.all())) == 2_000
 
 
 # Python drops what a handler raises within a callback of a weak reference, and goes on: so does the commit.

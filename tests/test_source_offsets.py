@@ -60,6 +60,33 @@ def test_offsets_that_cannot_be_committed_change_nothing_and_the_task_lives_on(
     assert session.read("kv", 0).store.get("k") == "second"
 
 
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_offsets_of_one_task_that_are_wrong_commit_no_task_of_the_session(bench: Bench, guarantee: str) -> None:
+    session = bench.active(partitions=(0, 1), stores=KV, guarantee=guarantee)
+    session.commit({("src", 0): 3, ("src", 1): 3})
+    for partition in (0, 1):
+        session.task(partition).store("kv").put("k", "v")
+    with pytest.raises(sf.InvalidRequest, match=r"src-1 goes back from 3 to 2.*nothing was committed"):
+        session.commit({("src", 0): 4, ("src", 1): 2})
+    assert [session.read("kv", partition).store.get("k") for partition in (0, 1)] == [None, None]
+    assert {one.offset for one in bench.log.group("app").committed().values()} == {3}
+    session.commit({("src", 0): 4, ("src", 1): 4})
+    assert [session.read("kv", partition).store.get("k") for partition in (0, 1)] == ["v", "v"]
+
+
+def test_offsets_that_a_failed_commit_left_do_not_go_back_behind_a_later_commit_of_their_task(bench: Bench) -> None:
+    session = bench.active(partitions=(0, 1), stores=KV)
+    session.commit({("src", 0): 3, ("src", 1): 3})
+    session.task(0).fail(RuntimeError("in the middle"))
+    with pytest.raises(sf.Closed):
+        session.commit({("src", 0): 4, ("src", 1): 4})
+    session.task(1).commit({("src", 1): 5})
+    session.reopen(0)
+    session.wait_ready(30)
+    session.commit({})
+    assert session.task(1).source_offsets() == {TopicPartition("src", 1): 5}
+
+
 def test_the_committed_offset_may_be_committed_again(bench: Bench) -> None:
     task = bench.active(stores=KV).task(0)
     for value in "ab":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import standfast.store.rocks
 from standfast.store.engine import DEFAULT_FAMILY, Row
 from standfast.store.errors import Corruption, Held, InvalidRequest
 from standfast.store.rocks import RocksEngine, RocksShared
@@ -83,6 +84,31 @@ def test_the_directory_is_free_at_once_though_errors_are_kept(open_rocks: Callab
     assert rows_of(open_rocks()) == [(b"a", b"1")]
     assert len(kept) == len(wrong)
     scan.close()
+
+
+@pytest.mark.parametrize("step", range(5))
+@pytest.mark.parametrize("again", ["closed again", "opened by another"])
+def test_a_close_that_a_signal_handler_breaks_off_can_be_ended(
+    open_rocks: Callable[..., RocksEngine], monkeypatch: pytest.MonkeyPatch, step: int, again: str
+) -> None:
+    """Its caller may keep the engine: its handles are closed, whoever comes first."""
+    engine = open_rocks()
+    for family in "abc":
+        engine.create_family(family)
+    left, real = [step], standfast.store.rocks._tolerate_shutdown
+
+    def broken(action: Callable[[], None]) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            raise KeyboardInterrupt
+        real(action)
+
+    monkeypatch.setattr("standfast.store.rocks._tolerate_shutdown", broken)
+    with pytest.raises(KeyboardInterrupt):
+        engine.close()
+    if again == "closed again":
+        engine.close()
+    assert open_rocks().families() == {DEFAULT_FAMILY, *"abc"}
 
 
 def test_every_family_has_the_shared_cache_and_a_filter_after_a_reopen(tmp_path: Path) -> None:
