@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 import standfast as sf
 from standfast.ops.cli import main
-from standfast.ops.page_model import verdict
+from standfast.ops.verdict import verdict
 
 pytestmark = pytest.mark.slow
 NOT_YET = {"RESTORING", "UNAVAILABLE"}
@@ -191,6 +191,27 @@ def test_task_that_another_instance_takes_is_fenced_and_not_taken_back(sidecars:
         old.assign(active=[0])  # a new generation says so on purpose
         old.wait_ready(30)
         assert old.task(0).store("kv").get("a") == "1"
+
+
+def test_assignment_of_an_open_task_that_another_instance_took_meanwhile_opens_it_again(sidecars: Sidecars) -> None:
+    first, second = sidecars.start("a"), sidecars.start("b")
+    stores = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
+    with (
+        sf.connect(first.run_dir, stores=stores, partitions=1) as old,
+        sf.connect(second.run_dir, stores=stores, partitions=1) as new,
+    ):
+        old.assign(active=[0])
+        old.wait_ready(30)
+        new.assign(active=[0])  # while the first, which commits nothing, meets no newer owner at the log
+        new.wait_ready(30)
+        new.task(0).store("kv").put("a", "newer")
+        new.task(0).commit({("in", 0): 5})
+        old.assign(active=[0])
+        old.wait_ready(30)
+        assert old.task(0).source_offsets() == {("in", 0): 5}
+        assert old.task(0).store("kv").get("a") == "newer"
+        old.task(0).store("kv").put("a", "newest")
+        old.task(0).commit({("in", 0): 6})
 
 
 def test_task_that_cannot_be_opened_fails_alone_and_says_why(sidecars: Sidecars) -> None:

@@ -195,7 +195,9 @@ def test_sidecar_is_unready_for_a_task_that_was_taken_over_until_the_application
     async def test(made: Plane) -> None:
         await made.assign(1, 0, 1)
         await made.ready()
-        with closing(sf.Session("app", log=made.config.log_address, state_dir=tmp_path / "other", partitions=3,
+        log = made.config.log_address
+        assert log is not None
+        with closing(sf.Session("app", log=log, state_dir=tmp_path / "other", partitions=3,
                                 stores=list(made.plane.specs))) as other:  # fmt: skip
             await asyncio.to_thread(other.assign, active=(0,))
             await made.until(other.tasks)
