@@ -16,16 +16,19 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import quote
 
 from standfast.replication.embedded_lock import OPEN_MS, SOON_MS, STUCK_MS, LogLock
 from standfast.replication.embedded_schema import SCHEMA_VERSION, check_described, create, migrate
+from standfast.replication.embedded_wal import FRAME_HEADER_BYTES, HEADER_BYTES
 from standfast.replication.embedded_watch import (
     Place,
     check_header,
     check_place,
+    check_wal,
     damaged,
     held_by_program,
     in_place,
@@ -56,11 +59,10 @@ WAL_HARD_BYTES = 64 << 20
 BUSY_TIMEOUT_MS = 5_000  # only foreign tools and crash recovery lock outside of the flock
 BUSY_SOON_MS = 500  # with SOON_MS before it, less than two seconds
 HARD_WAIT_MS = 200  # how long a truncating checkpoint waits for readers while it holds the flock
-SQLITE_FILES = 6  # that a connection opens at most at once: database, WAL, its index, folder, temporary ones
+SQLITE_FILES = 10  # open at most at once in opening: database, WAL, its index, folder, temporary, and what looks first
 SYNCHRONOUS = ("full", "normal")
 
-_WAL_HEADER_BYTES = 32
-_FRAME_BYTES = 24 + PAGE_BYTES
+_FRAME_BYTES = FRAME_HEADER_BYTES + PAGE_BYTES
 
 
 def translate(path: str, error: sqlite3.Error) -> StandfastError:
@@ -139,7 +141,8 @@ class Database:
             raise translate(path, error) from error
         try:
             with self._lock.hold(give_up_ms=OPEN_MS if patient else SOON_MS):
-                self._prepare()
+                with ExitStack() if beside is not None else self._wal_looked_at():
+                    self._prepare()
                 self._place: Place = place_of(path)
                 if beside is not None:
                     check_place(path, beside._place)
@@ -314,6 +317,29 @@ class Database:
         except OSError as error:
             raise file_error(error, "opening the embedded log", Path(self.path)) from error
 
+    @contextmanager
+    def _wal_looked_at(self) -> Iterator[None]:
+        """Raise Corruption if the WAL lost commits, before anything writes to it.
+
+        A connection that can only read looks first: the close of another one would remove what is left of the WAL.
+        """
+        if not Path(f"{self.path}-wal").exists():
+            yield
+            return
+        with closing(
+            sqlite3.connect(f"file:{quote(self.path)}?mode=ro", uri=True, timeout=self._busy_ms / 1_000)
+        ) as looking:
+            application = int(looking.execute("PRAGMA application_id").fetchone()[0])  # SQLite reads the WAL for it
+            if application in (0, APPLICATION_ID):  # it is not another program's
+                lost = check_wal(self.path, PAGE_BYTES, synced=self._synchronous == "full")
+                if lost is not None:
+                    logger.warning(
+                        "log %s lost its last %d commits: with synchronous=normal a power loss may do so, and so does "
+                        "damage to its WAL (frame %d); it goes on without them",
+                        *(self.path, lost.commits, lost.frame),
+                    )
+            yield
+
     def _prepare(self) -> None:
         run = self._connection.execute
         version = int(run("PRAGMA user_version").fetchone()[0])
@@ -394,7 +420,7 @@ class Database:
         if salt != self._wal_salt:
             self._wal_salt = salt
             self._wal_next_frames = WAL_SOFT_BYTES // _FRAME_BYTES
-        at = _WAL_HEADER_BYTES + self._wal_next_frames * _FRAME_BYTES
+        at = HEADER_BYTES + self._wal_next_frames * _FRAME_BYTES
         passed = len(salt) == 8 and os.pread(self._wal_fd, 8, at + 8) == salt
         return self._wal_next_frames if passed else 0
 

@@ -2,19 +2,23 @@
 
     place        the file and its lock are those that were opened     a removed log would take commits into nothing
     header       the first bytes are those of a database              SQLite looks at them only when it opens the file
+    WAL          no commits in it behind damage                       SQLite would drop them, and overwrite them
     writer       who has SQLite's own lock for writing                of a program that does not know our lock
 
 Rules of this file: no SQL, and nothing here waits for a lock. The database file is read by a descriptor that is never
-closed: closing one drops SQLite's POSIX locks of the whole process, and so one is kept for each file, for good.
+closed: closing one drops SQLite's POSIX locks of the whole process, and so one is kept for each file, for good. That
+of the WAL's index, which goes with the last connection, is kept until the file is removed.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 from pathlib import Path
 from typing import NamedTuple
 
+from standfast.replication.embedded_wal import INDEX_BYTES, LostCommits, lost_commits
 from standfast.store.errors import Corruption, Unavailable
 
 WRITE_LOCK_BYTE = 120  # of the -shm file: WAL_WRITE_LOCK in SQLite's file format
@@ -25,8 +29,10 @@ _GONE = (
     "what is written now would be lost with it. Put the file back (it is still open here), or end every process "
     "that uses the log, restore a copy, and start them again"
 )
+_ACCEPT = "python3 -c 'import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute(\"PRAGMA wal_checkpoint(TRUNCATE)\")'"
 
 _readers: dict[tuple[int, int], int] = {}  # descriptors by device and file, never closed
+_indexes: dict[tuple[int, int], int] = {}  # the same of -shm files
 _mutex = threading.Lock()
 
 
@@ -101,6 +107,50 @@ def _reader(path: str, number: tuple[int, int]) -> int:
             # Replaced just now: this one is kept as well, and `check_place` says so with the next look.
             _readers[found.st_dev, found.st_ino] = fd
         return fd
+
+
+def check_wal(path: str, page_bytes: int, *, synced: bool) -> LostCommits | None:
+    """Raise Corruption if SQLite, which must have looked at its WAL by now, would drop acknowledged commits of it.
+
+    Unless every commit is `synced`, it may be what a power loss left, and is returned. Raises OSError.
+    """
+    try:
+        fd = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        size, index = os.fstat(fd).st_size, _index(path)
+        lost = lost_commits(lambda at, count: os.pread(fd, count, at), size, page_bytes, index) if size else None
+        if lost is not None and _index(path) != index:  # a program that does not know our lock writes meanwhile
+            lost = None
+    finally:
+        os.close(fd)
+    if lost is None or not synced:
+        return lost
+    where = f"frame {lost.frame}, at byte {lost.offset}" if lost.frame else "its header"
+    wal = Path(f"{path}-wal").name
+    raise damaged(
+        path,
+        f"is damaged: {wal} is not as it was written ({where}), and {lost.commits} commits lie there and behind it, "
+        f"which SQLite would drop. Nothing was changed. With every process that uses the log ended, keep a copy of "
+        f"the file and of {wal}, and restore a copy of the log; or go on without those commits with "
+        f"{_ACCEPT} {shlex.quote(path)} and look with standfast doctor. Check the disk",
+    )
+
+
+def _index(path: str) -> bytes:
+    with _mutex:
+        for number, fd in list(_indexes.items()):
+            if not os.fstat(fd).st_nlink:
+                del _indexes[number]
+                os.close(fd)
+        try:
+            number = _number(f"{path}-shm")
+            if number not in _indexes:
+                _indexes[number] = os.open(f"{path}-shm", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return b""
+        return os.pread(_indexes[number], INDEX_BYTES, 0)
 
 
 def sqlite_writer(path: str) -> int | None:

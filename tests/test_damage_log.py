@@ -4,9 +4,9 @@
     log-wal    commits that are not in the database yet, as a kill leaves them
     log-shm    an index of the WAL, made anew        log.lock    nothing but the lock
 
-What may come of it: an error that names the log, a topic or a task; or the rows that the log holds, whole, as of one of
-its commits (SQLite drops the end of a WAL from the first frame on that is not as it was written). The unlogged store
-keeps its rows in every case.
+What may come of it: an error that names the log, a topic or a task; or the rows that the log holds, whole. They are
+those of an earlier commit only where the WAL ends before a commit, or within the last one, as a power loss leaves it;
+damage before that is named by frame. The unlogged store keeps its rows in every case.
 
 Rules of this file: each case works on a copy of files that were taken beside a running application.
 """
@@ -27,6 +27,7 @@ from fix_sessions import Bench
 
 import standfast as sf
 from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.embedded_db import PAGE_BYTES
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock, SystemClock
 from standfast.stream.task import TaskState
@@ -134,6 +135,14 @@ def told(root: Path, error: sf.StandfastError) -> str:
     return f"{type(error).__name__}: {text}"
 
 
+def last_commit(wal: Path) -> int:
+    """Where the frames of the last commit begin."""
+    data, frame = wal.read_bytes(), 24 + PAGE_BYTES
+    ends = [at + frame for at in range(32, len(data), frame) if any(data[at + 4 : at + 8])]
+    assert len(ends) == COMMITS - 1 and ends[-1] == len(data)
+    return ends[-2]
+
+
 def damaged(grounds: tuple[Path, list[Rows], Path], tmp_path: Path, damage: Callable[[Path], None]) -> dict[str, str]:
     """Outcomes for an instance with its state and for one with nothing."""
     found = {}
@@ -192,6 +201,10 @@ def test_flipped_byte_is_never_served(grounds: Any, tmp_path: Path, name: str, s
         outcomes += found.values()
         if name == "log":
             assert "earlier" not in found.values(), at
+        elif at < last_commit(grounds[0] / name):
+            assert all(one.startswith("Corruption: log ") and "log-wal is not as" in one for one in found.values()), at
+        else:
+            assert set(found.values()) == {"earlier"}, at
     if name == "log":
         assert any(one.startswith(("Corruption", "NotReady")) for one in outcomes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
@@ -77,6 +78,28 @@ def test_log_that_cannot_be_opened_is_a_finding_with_its_fix(bench: Bench, run: 
     assert damage[0]["where"] == f"log {path}"
     assert "restore a copy" in damage[0]["fix"]
     assert path.read_bytes() == kept[where]  # it looks, and changes nothing
+
+
+def test_commits_that_are_lost_in_the_middle_of_the_wal_are_a_finding(bench: Bench, run: Run) -> None:
+    session = bench.active("state", (0,))
+    bench.embedded._admin_db.checkpoint(truncate=True)
+    for number in range(3):
+        session.task(0).store("kv").put("a", f"{number}")
+        session.task(0).commit()
+    killed = bench.root / "killed"
+    killed.mkdir()
+    for name in ("log", "log-wal"):
+        shutil.copy(bench.root / name, killed / name)
+    session.close()
+    wal = bytearray((killed / "log-wal").read_bytes())
+    wal[32 + 24 + 8_000] ^= 1
+    (killed / "log-wal").write_bytes(wal)
+    code, document = run("doctor", "--app", "app", "--log", f"sqlite:///{killed}/log")
+    assert code == 1
+    (damage,) = [one for one in document["findings"] if one["rule"] == "log-damaged"]
+    assert "log-wal is not as it was written (frame 1, at byte 32), and 3 commits" in damage["what"]
+    assert "PRAGMA wal_checkpoint(TRUNCATE)" in damage["what"]
+    assert (killed / "log-wal").read_bytes() == wal
 
 
 @pytest.mark.slow

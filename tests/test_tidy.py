@@ -45,6 +45,7 @@ PURE = {
     "replication/commit_metadata.py",
     "replication/credits.py",
     "replication/discovery.py",
+    "replication/embedded_wal.py",
     "replication/offsets.py",
     "replication/placement.py",
     "replication/standby.py",
