@@ -26,7 +26,8 @@ class Reader:
         self._routes = routes
         self._tell = tell
         self._asked: queue.SimpleQueue[ReadRows] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="standfast-reader", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="standfast-reader", daemon=True)
+        self.thread.start()
 
     def ask(self, request: ReadRows) -> None:
         """Answer this after those before it."""
@@ -34,7 +35,10 @@ class Reader:
 
     def _run(self) -> None:
         while True:
-            self._tell(page(self._routes, self._asked.get()))
+            try:
+                self._tell(page(self._routes, self._asked.get()))
+            except BrokenPipeError:
+                return  # the server was killed; the next heartbeat, or the kernel before it, ends this process
 
 
 def page(routes: Routes, request: ReadRows) -> Rows:

@@ -79,8 +79,12 @@ class Patience:
 
 def waited_ns(pid: int) -> dict[int, int]:
     """How long each thread of a process was ready to run and not let run, since it began."""
-    found = {}
-    for schedule in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+    found: dict[int, int] = {}
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found  # it ended
+    for thread in threads:
         with suppress(OSError, ValueError, IndexError):
-            found[int(schedule.parent.name)] = int(schedule.read_text().split()[1])
+            found[int(thread)] = int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1])
     return found

@@ -1,0 +1,31 @@
+"""The reader of the sidecar's worker: what it does when the server that asked is gone.
+
+Rules of this file: a real pipe with nobody at its other end.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from standfast.ops.tail_reader import Reader
+from standfast.ops.tail_worker_protocol import ReadRows, Rows, report_line
+
+
+def test_reader_ends_without_a_word_when_its_server_is_gone() -> None:
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    told = threading.Event()
+
+    def tell(report: Rows) -> None:
+        told.set()
+        os.write(ours, report_line(report))
+
+    routes: Any = None  # any answer will do, an error too
+    reader = Reader(routes, tell)
+    reader.ask(ReadRows(1, "/v1/stores/kv", ""))
+    assert told.wait(30)
+    reader.thread.join(30)
+    assert not reader.thread.is_alive()  # an exception that leaves a thread fails the test, as a warning
+    os.close(ours)
