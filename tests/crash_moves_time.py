@@ -81,7 +81,7 @@ def waited_ns(pid: int) -> dict[int, int]:
     """How long each thread of a process was ready to run and not let run, since it began."""
     found: dict[int, int] = {}
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        threads = [path.name for path in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return found  # it ended
     for thread in threads:
