@@ -150,7 +150,7 @@ def _cells(one: Json) -> list[str]:
 def _settings(args: argparse.Namespace) -> Json:
     from standfast.ops.config import parse_duration, parse_size
     from standfast.store.errors import InvalidRequest
-    from standfast.store.rocks import MEMORY_BYTES_MIN
+    from standfast.store.rocks.engine import MEMORY_BYTES_MIN
     from standfast.store.rows import VALUE_MAX_BYTES
     from standfast.stream.settings import LEASE_MIN_MS, RESTORE_MEMORY_DEFAULT_BYTES, RESTORE_MEMORY_MIN_BYTES
 

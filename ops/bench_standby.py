@@ -22,7 +22,7 @@ from standfast.ops.bench_step import (
     key_of,
     timed,
 )
-from standfast.store.cut import Position
+from standfast.store.task.cut import Position
 from standfast.stream.session import Session
 
 LOOK_MS = 2

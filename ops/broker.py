@@ -37,7 +37,7 @@ from standfast.ops.loopback import HOST, free_port, is_free
 from standfast.ops.process_id import identify
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Closed, Held, InvalidRequest, Unavailable
-from standfast.store.state_dir import write_atomically
+from standfast.store.task.state_dir import write_atomically
 
 JAR_SET = "kafka"
 PORTS_FILE = "PORTS.json"

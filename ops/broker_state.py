@@ -18,7 +18,7 @@ from standfast.ops.loopback import HOST
 from standfast.ops.process_id import ProcessId, is_alive, send, wait_gone
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import InvalidRequest, Unavailable
-from standfast.store.state_dir import write_atomically
+from standfast.store.task.state_dir import write_atomically
 
 STATE_FILE = "BROKER.json"
 SCHEMA = "standfast.broker-state/1"

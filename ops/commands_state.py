@@ -204,7 +204,7 @@ def _running_status(args: argparse.Namespace, out: Output) -> Json:
     """Of the instance itself, or of its files where it has no HTTP door: App.run() opens none by itself."""
     from standfast.ops.offline import tasks_of
     from standfast.ops.run_file import doorless_owner
-    from standfast.store.state_dir import kept_instance
+    from standfast.store.task.state_dir import kept_instance
 
     if args.url is None and args.run_dir is None and args.document != "lag":  # the ends of changelogs are in no file
         path = state_path_of(args).resolve()  # its name is the application's

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from standfast.replication.log import Log
     from standfast.restore.row_side import RowSide
     from standfast.restore.verify import RowDifference, StoreVerdict
-    from standfast.store.task_stores import AnyStore
+    from standfast.store.task.task_stores import AnyStore
 
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.verify/1"
@@ -257,7 +257,7 @@ def _having(opened: list[OfflineStores], name: str | None) -> list[OfflineStores
 def _stores(opened: OfflineStores, name: str | None) -> tuple[dict[str, AnyStore], list[str]]:
     """Stores of a task that can be verified, and which cannot and why."""
     from standfast.store.errors import InvalidRequest, UnknownStore
-    from standfast.store.kinds import open_store
+    from standfast.store.types.kinds import open_store
 
     stores: dict[str, AnyStore] = {}
     left_out = []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from standfast.store.names import check_name
-from standfast.store.state_dir import ADDRESS
+from standfast.store.task.state_dir import ADDRESS
 
 _SIZE = re.compile(r"([0-9]{1,15})\s*(B|KiB|MiB|GiB|TiB)?")
 _SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

@@ -45,7 +45,7 @@ from standfast.store.errors import (
 )
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
-from standfast.store.state_dir import StateDir
+from standfast.store.task.state_dir import StateDir
 from standfast.stream.session import disk_guard
 from standfast.stream.task import Task, TaskState
 

@@ -42,7 +42,7 @@ from standfast.store.errors import (
 )
 from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
-from standfast.store.state_dir import MARKER, StateDir, write_marker
+from standfast.store.task.state_dir import MARKER, StateDir, write_marker
 from standfast.stream.statistics import SessionCounters, SessionStatistics
 from standfast.stream.task import Task, TaskState
 

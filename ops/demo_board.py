@@ -24,8 +24,8 @@ from typing import Any
 from standfast.replication.listeners import Listener
 from standfast.store import serde
 from standfast.store.clock import Clock, SystemClock
-from standfast.store.keyvalue import KeyValueState
 from standfast.store.specs import KeyValueStore, StoreSpec, WindowStore
+from standfast.store.types.keyvalue import KeyValueState
 from standfast.stream.app import App
 from standfast.stream.emit import ON_WINDOW_CLOSE
 from standfast.stream.groups import TaskGroup, all_specs

@@ -21,9 +21,9 @@ from standfast.replication.offsets import TaskId
 from standfast.restore.digest import Digest, digest_rows
 from standfast.store.clock import Clock
 from standfast.store.results import Windowed
-from standfast.store.rocks import RocksShared
-from standfast.store.state_dir import StateDir
-from standfast.store.task_stores import TaskStores
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.task.state_dir import StateDir
+from standfast.store.task.task_stores import TaskStores
 from standfast.stream.groups import all_task_ids
 
 EXAMPLES_MAX = 5

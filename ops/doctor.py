@@ -23,10 +23,10 @@ from standfast.replication.app_topics import CHANGELOG, app_topics
 from standfast.replication.changelog import changelog_need
 from standfast.replication.log import Log, LogSurvey, TopicPolicy
 from standfast.replication.topic_rules import Application, Changelog
-from standfast.store.cut import parse_source_key
 from standfast.store.errors import StandfastError, UnknownStore
-from standfast.store.kinds import definition_spec
 from standfast.store.names import changelog_topic
+from standfast.store.task.cut import parse_source_key
+from standfast.store.types.kinds import definition_spec
 
 _NAMED_MAX = 8  # applications that an error lists
 _UNTOLD_MS = 10 * 24 * 3_600_000  # stands in for a time that was not given, and is not judged

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from standfast.replication.topic_rules import Finding
 from standfast.store.errors import InvalidRequest
-from standfast.store.state_dir import MARKER, check_marker, kept_instance
+from standfast.store.task.state_dir import MARKER, check_marker, kept_instance
 
 FILES_BESIDE = 256  # sockets, logs, files of the application itself
 FILES_A_TASK = 64  # WAL, manifest, and what a compaction has open beside its inputs

@@ -20,8 +20,8 @@ from standfast.replication.log import Log, TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.topic_rules import Finding
 from standfast.restore.plan import Plan, Refuse, Reinitialise, plan_changelog
-from standfast.store.cut import Position
 from standfast.store.errors import Corruption, StandfastError
+from standfast.store.task.cut import Position
 from standfast.stream.opener import local_position, log_state
 
 

@@ -25,7 +25,7 @@ from standfast.ops.engine_task import DISCARDED, TAKEN_UP, Binding, Commit, Engi
 from standfast.ops.reasons import BAD_BATCH, DRAINING, FENCED, Refused
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
-from standfast.store.keyvalue import KeyValueState
+from standfast.store.types.keyvalue import KeyValueState
 from standfast.stream.task import Task, TaskState
 
 T = TypeVar("T")

@@ -23,14 +23,22 @@ from standfast.ops.run_file import find_app, owner_pid
 from standfast.replication.offsets import TaskId
 from standfast.store import serde as serdes
 from standfast.store.buffer import WriteBuffer
-from standfast.store.cut import CUT_KEY, INGESTING_KEY, STORES_KEY, Cut, StoreTimes, decode_ingesting, decode_record
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InvalidRequest, NotReady, UnknownStore
-from standfast.store.kinds import definition_spec
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rows import StoreRows
-from standfast.store.segments import parse_family
-from standfast.store.state_dir import MARKER, check_marker
+from standfast.store.task.cut import (
+    CUT_KEY,
+    INGESTING_KEY,
+    STORES_KEY,
+    Cut,
+    StoreTimes,
+    decode_ingesting,
+    decode_record,
+)
+from standfast.store.task.state_dir import MARKER, check_marker
+from standfast.store.types.kinds import definition_spec
+from standfast.store.types.segments import parse_family
 
 MEMORY_BYTES = 64 << 20
 

@@ -24,16 +24,16 @@ from standfast.ops.text import KeyFormat, key_from_raw, key_to_raw, prefix_to_ra
 from standfast.store import serde as serdes
 from standfast.store import value_timestamp, window_key
 from standfast.store.errors import InvalidRequest, TooLarge
-from standfast.store.keyvalue import KeyValueState, after_prefix
-from standfast.store.kinds import open_store
 from standfast.store.results import Windowed
 from standfast.store.rows import StoreRows
 from standfast.store.serde import Serde
-from standfast.store.session import SessionState
 from standfast.store.specs import StoreSpec
-from standfast.store.typed import TypedStore
-from standfast.store.versioned import VersionedState
-from standfast.store.window import WindowState
+from standfast.store.types.keyvalue import KeyValueState, after_prefix
+from standfast.store.types.kinds import open_store
+from standfast.store.types.session import SessionState
+from standfast.store.types.typed import TypedStore
+from standfast.store.types.versioned import VersionedState
+from standfast.store.types.window import WindowState
 
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 10_000

@@ -16,7 +16,7 @@ from standfast.replication.app_topics import app_topics
 from standfast.replication.log import Committed, Log
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import InvalidRequest, NotReady
-from standfast.store.state_dir import StateDir
+from standfast.store.task.state_dir import StateDir
 
 ASIDE = ".reset"
 

@@ -17,7 +17,7 @@ from standfast.ops.resp_connection import Answer, Connection
 from standfast.ops.resp_keyvalue import default_read, keyvalue
 from standfast.ops.resp_replies import array, bulk, integer, replies
 from standfast.ops.resp_scans import collect
-from standfast.store.keyvalue import KeyValueState
+from standfast.store.types.keyvalue import KeyValueState
 
 SCAN_DEFAULT = 10
 SCAN_MAX = 1_000

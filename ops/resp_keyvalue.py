@@ -18,7 +18,7 @@ from standfast.ops.resp_arguments import options, whole
 from standfast.ops.resp_connection import Answer, Connection
 from standfast.ops.resp_replies import OK, array, bulk, integer, replies
 from standfast.ops.resp_scans import bounded, collect
-from standfast.store.keyvalue import KeyValueState, after_prefix
+from standfast.store.types.keyvalue import KeyValueState, after_prefix
 
 _EXPIRY = {b"EX", b"PX", b"EXAT", b"PXAT", b"KEEPTTL"}
 _SET_NAMES = {b"SET", b"set"}

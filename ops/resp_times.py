@@ -26,9 +26,9 @@ from standfast.ops.resp_connection import Answer, Connection
 from standfast.ops.resp_replies import OK, bulk, integer, replies
 from standfast.ops.resp_scans import collect
 from standfast.store.results import PUT_NOT_VALID, VersionedRecord, Windowed
-from standfast.store.session import SessionState
-from standfast.store.versioned import VersionedState
-from standfast.store.window import WindowState
+from standfast.store.types.session import SessionState
+from standfast.store.types.versioned import VersionedState
+from standfast.store.types.window import WindowState
 
 S = TypeVar("S")
 

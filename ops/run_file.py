@@ -16,7 +16,7 @@ from pathlib import Path
 
 from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.names import check_name
-from standfast.store.state_dir import MARKER, write_atomically
+from standfast.store.task.state_dir import MARKER, write_atomically
 
 RUN_FILE = "RUN.json"
 SCHEMA = "standfast.run/1"

@@ -25,9 +25,9 @@ from standfast.replication.takeover import standby_wanted
 from standfast.store import serde
 from standfast.store.clock import ManualClock
 from standfast.store.errors import StandfastError, StateLost
-from standfast.store.rocks import RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.task_stores import TaskStores
 
 TASK = TaskId(0, 0)
 CHANGELOG = TopicPartition("board-aircraft-changelog", 0)

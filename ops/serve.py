@@ -54,7 +54,7 @@ from standfast.replication.open_log import SqliteAddress, open_log, parse_addres
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, Held, StandfastError
 from standfast.store.log import logger
-from standfast.store.state_dir import StateDir
+from standfast.store.task.state_dir import StateDir
 
 LOCK_WAIT_MS = 10_000
 BEAT_S = 0.5

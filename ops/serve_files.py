@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from standfast.store.errors import BadConfig, Held, Unavailable
-from standfast.store.state_dir import write_atomically
+from standfast.store.task.state_dir import write_atomically
 
 SCHEMA = "standfast.serve/1"
 INFO_NAME = "INFO.json"

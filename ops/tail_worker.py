@@ -37,7 +37,7 @@ from standfast.replication.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InternalError, StandfastError, is_of_log
 from standfast.store.log import logger
-from standfast.store.state_dir import StateDir
+from standfast.store.task.state_dir import StateDir
 from standfast.stream.session import Session
 from standfast.stream.statistics import SessionStatistics
 

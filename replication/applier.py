@@ -18,10 +18,10 @@ from standfast.replication.log import Log, LogReader, Record, TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.source_records import as_logged
 from standfast.store.clock import Clock
-from standfast.store.cut import Cut, Position, StoreTimes
 from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost
 from standfast.store.log import logger
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.cut import Cut, Position, StoreTimes
+from standfast.store.task.task_stores import TaskStores
 
 # Rows of a task that make a batch. Measured: 10,000 restore a tenth faster than 5,000 (they are sorted), 50,000 slower
 # than both; a batch holds the interpreter and the session's lock for about 25 ms. Tasks that share what is read wait

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from standfast.store.buffer import WriteBuffer
-from standfast.store.cut import CUT_KEY, STORES_KEY, Cut, Position, StoreTimes, decode_record
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import UnknownStore
-from standfast.store.kinds import definition_spec, open_store
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rows import StoreRows
 from standfast.store.specs import StoreSpec
-from standfast.store.task_stores import AnyStore
+from standfast.store.task.cut import CUT_KEY, STORES_KEY, Cut, Position, StoreTimes, decode_record
+from standfast.store.task.task_stores import AnyStore
+from standfast.store.types.kinds import definition_spec, open_store
 
 MEMORY_BYTES = 64 << 20
 

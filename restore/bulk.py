@@ -32,11 +32,11 @@ from standfast.restore.manifest_files import check_files
 from standfast.restore.worker_pool import Answer, Died, WorkerPool
 from standfast.restore.worker_protocol import Done, Failed, Job, Progress, Ready, Run, Surveyed
 from standfast.store.clock import measured_ns
-from standfast.store.cut import StoreTimes
 from standfast.store.errors import StandfastError, StateLost, Unavailable
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
-from standfast.store.state_dir import BULK_FOLDER
+from standfast.store.task.cut import StoreTimes
+from standfast.store.task.state_dir import BULK_FOLDER
 
 ATTEMPTS_MAX = 3
 LEVEL0_PROPERTY = "num-files-at-level0"

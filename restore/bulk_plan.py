@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from standfast.store.errors import InternalError
-from standfast.store.segments import segment_id, segment_interval_ms, segment_start_ms
+from standfast.store.types.segments import segment_id, segment_interval_ms, segment_start_ms
 
 # Workers, survey and taking in cost the better part of a second, however many changelogs share it. Measured on two
 # cores, on Kafka, one changelog: of 500,000 records batches restore a quarter more a second, of 1,000,000 the same.

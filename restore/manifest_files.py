@@ -14,7 +14,7 @@ from pathlib import Path
 
 from standfast.restore.manifest import FILE_NAME, Manifest, ManifestFile, dump_manifest, parse_manifest
 from standfast.store.errors import Corruption, InvalidRequest, Unavailable
-from standfast.store.state_dir import write_atomically
+from standfast.store.task.state_dir import write_atomically
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -21,12 +21,12 @@ from standfast.restore.manifest import ManifestFile, ManifestPartition
 from standfast.restore.manifest_files import sha256_of
 from standfast.store.buffer import WriteBuffer
 from standfast.store.errors import InternalError, InvalidRequest
-from standfast.store.kinds import open_store
 from standfast.store.memory import MemoryEngine
-from standfast.store.rocks_sst import write_sorted
+from standfast.store.rocks.sst import write_sorted
 from standfast.store.rows import StoreRows
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.typed import FamilyRows, TypedStore
+from standfast.store.types.kinds import open_store
+from standfast.store.types.typed import FamilyRows, TypedStore
 
 # Of Python beside the bytes of a key and a row: two objects' heads (33 bytes each, rounded up), a place in a
 # dictionary that is doubled when it is two thirds full, and one in the sorted list.

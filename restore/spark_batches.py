@@ -31,8 +31,8 @@ from standfast.replication.log import Record
 from standfast.replication.source_records import as_logged
 from standfast.restore.split_plan import Split
 from standfast.store.errors import Corruption, InternalError
-from standfast.store.kinds import definition_spec
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.types.kinds import definition_spec
 
 LOG = pa.schema(
     [

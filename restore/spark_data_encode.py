@@ -24,7 +24,7 @@ from standfast.store.errors import InvalidRequest
 from standfast.store.rows import KEY_MAX_BYTES, VALUE_MAX_BYTES
 from standfast.store.serde import Serde
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.typed import NO_TIMESTAMP
+from standfast.store.types.typed import NO_TIMESTAMP
 
 DERIVED = ("window_end",)  # a read gives it, and it says nothing new
 

@@ -25,11 +25,11 @@ from standfast.restore.spark_data_places import places_at
 from standfast.restore.spark_data_stores import StorePlace
 from standfast.restore.spark_folder import Folder
 from standfast.restore.spark_places import Place, manifest_of, open_database
-from standfast.store.cut import CUT_KEY, Cut, Position, StoreTimes
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InternalError, InvalidRequest
-from standfast.store.rocks import RocksEngine
-from standfast.store.segments import parse_family
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.task.cut import CUT_KEY, Cut, Position, StoreTimes
+from standfast.store.types.segments import parse_family
 
 COLUMNS = {
     "app": "string",

@@ -18,9 +18,9 @@ from typing import Any
 
 from standfast.store import serde as serdes
 from standfast.store.errors import BadConfig, InvalidRequest, StandfastError
-from standfast.store.kinds import KINDS, definition_spec
 from standfast.store.serde import Serde
 from standfast.store.specs import StoreSpec
+from standfast.store.types.kinds import KINDS, definition_spec
 
 PLACE = ("path", "state", "app", "storeName", "partitions")
 TARGET = ("path", "state", "app", "storeName", "partitionCount")

@@ -21,7 +21,7 @@ from standfast.restore.manifest import FILE_NAME
 from standfast.restore.spark_folder import Folder
 from standfast.restore.spark_places import Place, manifest_of, manifest_places, remote_places, stores_in
 from standfast.store.errors import Held, InvalidRequest, UnknownStore
-from standfast.store.state_dir import MARKER
+from standfast.store.task.state_dir import MARKER
 
 
 class Stored(NamedTuple):

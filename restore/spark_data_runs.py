@@ -30,12 +30,12 @@ from standfast.restore.spark_data_columns import shown
 from standfast.restore.spark_data_encode import Encoded
 from standfast.restore.take_in import link_files
 from standfast.store import session_key, window_key
-from standfast.store.cut import StoreTimes
 from standfast.store.errors import InvalidRequest
-from standfast.store.rocks import RocksEngine, RocksShared
-from standfast.store.rocks_sst import write_sorted
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.sst import write_sorted
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.versioned import replay_key
+from standfast.store.task.cut import StoreTimes
+from standfast.store.types.versioned import replay_key
 
 BUDGET_BYTES_MIN = 1 << 20
 # Of the budget, what the builder of a run may take; the rest is for the keys that were seen.

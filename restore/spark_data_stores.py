@@ -26,12 +26,12 @@ from standfast.restore.spark_data_options import Filters, Given
 from standfast.restore.spark_data_places import Stored, chosen, find_store
 from standfast.restore.spark_places import Place, open_place
 from standfast.store import session_key, window_key
-from standfast.store.cut import INGESTING_KEY, decode_ingesting
 from standfast.store.engine import DEFAULT_FAMILY, Row
 from standfast.store.errors import BadConfig, InternalError, NotReady
-from standfast.store.keyvalue import after_prefix
-from standfast.store.kinds import definition_spec
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.task.cut import INGESTING_KEY, decode_ingesting
+from standfast.store.types.keyvalue import after_prefix
+from standfast.store.types.kinds import definition_spec
 from standfast.store.value_timestamp import TIMESTAMP
 from standfast.store.versioned_row import LATEST_PREFIX, SegmentRow, unpack_latest
 

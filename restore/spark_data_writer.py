@@ -40,11 +40,11 @@ from standfast.restore.spark_folder import Folder, sync
 from standfast.restore.spark_rebuild import check_target
 from standfast.restore.spark_source import absolute
 from standfast.store.clock import SystemClock
-from standfast.store.cut import StoreTimes
 from standfast.store.errors import BadConfig, InvalidRequest, UnknownStore
 from standfast.store.names import check_name
-from standfast.store.rocks_sst import COMPRESSION
-from standfast.store.rocks_sst_stream import rocksdict_version
+from standfast.store.rocks.sst import COMPRESSION
+from standfast.store.rocks.sst_stream import rocksdict_version
+from standfast.store.task.cut import StoreTimes
 
 MEMORY_MB_DEFAULT = 256
 EXAMPLE = '.option("app", "board").option("storeName", "totals").option("partitionCount", 4)'

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from standfast.store.errors import BadConfig, InvalidRequest, Unavailable
-from standfast.store.state_dir import write_atomically
+from standfast.store.task.state_dir import write_atomically
 
 CHUNK_BYTES = 8 << 20
 SECRET = re.compile(r"://[^/?#@]*@")

@@ -31,12 +31,12 @@ from standfast.restore.judgement import UNSURE, KeyFacts, RowVerdict, is_beyond,
 from standfast.restore.row_side import RowSide, row_side
 from standfast.restore.spark_batches import SESSION_SUFFIX, WINDOW_SUFFIX, Facts, key_times, numbers
 from standfast.restore.spark_rows import HASH, differ, digest_of, joined, timestamp_bytes
-from standfast.store.segments import earliest_visible_ms
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.task_stores import AnyStore
-from standfast.store.typed import NO_TIMESTAMP
+from standfast.store.task.task_stores import AnyStore
+from standfast.store.types.segments import earliest_visible_ms
+from standfast.store.types.typed import NO_TIMESTAMP
+from standfast.store.types.versioned import versions_in
 from standfast.store.value_timestamp import TIMESTAMP
-from standfast.store.versioned import versions_in
 from standfast.store.versioned_row import LATEST_PREFIX, segment_prefix
 
 # Of the store's rows that are looked at together: somewhat more than a batch of the log has, which then goes in one.

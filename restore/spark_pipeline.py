@@ -47,8 +47,8 @@ from standfast.restore.spark_verify import (
 )
 from standfast.restore.verify import StoreVerdict
 from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
-from standfast.store.kinds import definition_spec
 from standfast.store.specs import StoreSpec
+from standfast.store.types.kinds import definition_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,7 +5,7 @@
 
 RocksDB needs real files, so what lies in object storage is fetched first: the files of one store, once on a machine for
 all tasks of a run (`spark_files`). What stores there are is told without that, by the file beside each task's database
-(`standfast.store.definitions_file`); how far they are, by the database alone.
+(`standfast.store.task.definitions_file`); how far they are, by the database alone.
 
 Rules of this file: reads only; a live owner's directory is refused by who lists places (its files would change under
 the tasks). sha256 of every file of a manifest is checked before it is used.
@@ -31,12 +31,12 @@ from standfast.restore.spark_files import files_of
 from standfast.restore.spark_folder import Folder, below, shown_address
 from standfast.restore.spark_task_files import open_fetched
 from standfast.restore.take_in import link_files
-from standfast.store.cut import CUT_KEY, Cut, Position, StoreTimes
-from standfast.store.definitions_file import STORES_FILE, parse
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import InvalidRequest
-from standfast.store.kinds import definition_spec
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.task.cut import CUT_KEY, Cut, Position, StoreTimes
+from standfast.store.task.definitions_file import STORES_FILE, parse
+from standfast.store.types.kinds import definition_spec
 
 PlaceKind = Literal["task", "manifest"]
 NO_TIMES = StoreTimes()

@@ -44,12 +44,12 @@ from standfast.restore.spark_session import parallelism
 from standfast.restore.spark_source import SourceName
 from standfast.restore.split_survey import plan_splits
 from standfast.restore.take_in import link_files
-from standfast.store.cut import StoreTimes
 from standfast.store.errors import InternalError, InvalidRequest, StateLost
-from standfast.store.rocks import RocksEngine, RocksShared
-from standfast.store.rocks_sst import COMPRESSION
-from standfast.store.rocks_sst_stream import SstWriter, rocksdict_version
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.sst import COMPRESSION
+from standfast.store.rocks.sst_stream import SstWriter, rocksdict_version
 from standfast.store.specs import VersionedStore
+from standfast.store.task.cut import StoreTimes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

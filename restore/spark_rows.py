@@ -6,7 +6,7 @@
     Folded    keys and rows of one family in ascending order, ready for an SST file
 
 Rules of this file: pure but for the libraries; a partition comes sorted by (key, offset) and begins with its facts. Row
-bytes are those of the store types; expired rows are left out by the segment rules of `standfast.store.segments`.
+bytes are those of the store types; expired rows are left out by the segment rules of `standfast.store.types.segments`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from standfast.restore.spark_batches import (
     numbers,
 )
 from standfast.store.errors import InternalError
-from standfast.store.segments import earliest_visible_ms, family_name, segment_interval_ms
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.versioned import replay_key, versions_in
+from standfast.store.types.segments import earliest_visible_ms, family_name, segment_interval_ms
+from standfast.store.types.versioned import replay_key, versions_in
 
 HASH = "hash"  # the column of Spark's xxhash64(key, timestamp, value)
 LOW_32 = np.uint64(0xFFFF_FFFF)

@@ -22,8 +22,8 @@ from standfast.restore.spark_frames import OnTasks, run_job
 from standfast.restore.spark_pipeline import StoreJob
 from standfast.restore.spark_places import Described, Place, contradiction, read_database
 from standfast.restore.spark_verify import StoredAt, StorePlan, plan_verify
-from standfast.store.cut import Position, StoreTimes
 from standfast.store.errors import InternalError, InvalidRequest
+from standfast.store.task.cut import Position, StoreTimes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

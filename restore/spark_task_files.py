@@ -21,11 +21,11 @@ from standfast.restore.at_rest import MEMORY_BYTES, open_task
 from standfast.restore.spark_files import Files
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption
-from standfast.store.rocks import RocksEngine, RocksShared
-from standfast.store.rocks_files import CONFIG_FILE
-from standfast.store.rocks_seal import SEAL, check_seal
-from standfast.store.rocks_wal import HEADER_BYTES, TABLE, damaged_at, records, unmasked, wal_files
-from standfast.store.segments import store_of_family
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.files import CONFIG_FILE
+from standfast.store.rocks.seal import SEAL, check_seal
+from standfast.store.rocks.wal import HEADER_BYTES, TABLE, damaged_at, records, unmasked, wal_files
+from standfast.store.types.segments import store_of_family
 
 ARRAYS_FROM_BYTES = 4 << 20  # a step for each byte of the longest record costs more than a few megabytes one by one
 NOT_ROWS = ("LOCK", "LOG", "OPTIONS-")

@@ -44,10 +44,10 @@ from standfast.restore.spark_verify_rows import (
 from standfast.restore.split_survey import plan_splits
 from standfast.restore.verify import ATTEMPTS, RowDifference, StoreVerdict, inconclusive, mismatch
 from standfast.store import serde as serdes
-from standfast.store.cut import Position, StoreTimes
 from standfast.store.errors import InternalError, InvalidRequest, StateLost, UnknownStore
-from standfast.store.kinds import definition_spec
 from standfast.store.specs import StoreSpec
+from standfast.store.task.cut import Position, StoreTimes
+from standfast.store.types.kinds import definition_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

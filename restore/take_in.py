@@ -23,12 +23,12 @@ from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.manifest import Manifest, ManifestFile
 from standfast.restore.manifest_files import check_files, fsync_folder, read_manifest
 from standfast.restore.verify import mismatch
-from standfast.store.cut import Cut, Position, StoreTimes
 from standfast.store.errors import Corruption, InvalidRequest, StateLost
-from standfast.store.kinds import definition_spec
-from standfast.store.rocks import RocksShared
-from standfast.store.state_dir import StateDir
-from standfast.store.task_stores import TaskStores
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.task.cut import Cut, Position, StoreTimes
+from standfast.store.task.state_dir import StateDir
+from standfast.store.task.task_stores import TaskStores
+from standfast.store.types.kinds import definition_spec
 
 MEMORY_BYTES = 64 << 20
 TAKING_IN = ".taking-in"

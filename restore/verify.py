@@ -35,10 +35,10 @@ from standfast.restore.judgement import (
 )
 from standfast.restore.row_side import RowSide, row_side
 from standfast.restore.spans import fetch_span
-from standfast.store.cut import Position
 from standfast.store.errors import StateLost, UnknownStore
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.task_stores import AnyStore, TaskStores
+from standfast.store.task.cut import Position
+from standfast.store.task.task_stores import AnyStore, TaskStores
 
 FETCH_RECORDS = 5_000
 DIGEST_ROWS = 4_096

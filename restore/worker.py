@@ -57,10 +57,10 @@ from standfast.store.clock import SystemClock, measured_ns
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import StateLost, Unavailable
 from standfast.store.failpoint import reach
-from standfast.store.kinds import definition_spec
 from standfast.store.log import logger
-from standfast.store.rocks_sst import COMPRESSION
+from standfast.store.rocks.sst import COMPRESSION
 from standfast.store.specs import SessionStore, StoreSpec, WindowStore
+from standfast.store.types.kinds import definition_spec
 
 FETCH_WAIT_MS = 200
 RETRY_MS = 500

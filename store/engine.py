@@ -6,7 +6,7 @@
       family "default"           the task's own record (the cut)
 
 Rules of this file: no outside library, no knowledge of store types. Two engines implement the port,
-`standfast.store.rocks.RocksEngine` and `standfast.store.memory.MemoryEngine`, and both pass
+`standfast.store.rocks.engine.RocksEngine` and `standfast.store.memory.MemoryEngine`, and both pass
 `tests/contract/test_engine_contract.py`.
 """
 
@@ -115,7 +115,7 @@ class Engine(Protocol):
         ...
 
     def ingest(self, family: str, files: Sequence[Path]) -> None:
-        """Take sorted files (`standfast.store.rocks_sst.write_sorted`) in as rows, over what is there.
+        """Take sorted files (`standfast.store.rocks.sst.write_sorted`) in as rows, over what is there.
 
         A later file wins over an earlier one. They are moved, and belong to the engine from then on. Durable engines
         only: another raises InvalidRequest. Raises UnknownStore for an absent family. It is one step of each family,

@@ -1,6 +1,6 @@
 """The volatile engine: the same semantics as RocksDB, in sorted dictionaries of this process.
 
-Rules of this file: it passes the contract suite that `standfast.store.rocks` passes; nothing survives the
+Rules of this file: it passes the contract suite that `standfast.store.rocks.engine` passes; nothing survives the
 process, so `checkpoint` is refused. It must not know store types, logs or positions.
 
 A scan stays consistent by copy on write: it shares the family's rows, and the first write after that takes

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from standfast.replication.log import Record as LogRecord
-from standfast.store.cut import source_key
 from standfast.store.errors import InvalidRequest
+from standfast.store.task.cut import source_key
 from standfast.stream.control import is_control
 from standfast.stream.nodes import SourceNode
 from standfast.stream.policy import ErrorPolicy

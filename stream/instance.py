@@ -37,7 +37,7 @@ from standfast.store.errors import (
     Unavailable,
 )
 from standfast.store.log import logger
-from standfast.store.task_stores import Unwritten
+from standfast.store.task.task_stores import Unwritten
 from standfast.store.tracebacks import let_go
 from standfast.stream.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.lease import LeaseKeeper

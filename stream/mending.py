@@ -25,14 +25,14 @@ from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, StandfastError, StateLost
 from standfast.store.failpoint import reach
 from standfast.store.log import logger
-from standfast.store.rocks import RocksEngine, RocksShared
-from standfast.store.rocks_errors import damaged_file
-from standfast.store.rocks_seal import check_seal
-from standfast.store.rocks_wal import refuse_damaged_wal
-from standfast.store.salvage import Remains, copy_rows, copy_stores, open_remains
-from standfast.store.segments import store_of_family
-from standfast.store.state_dir import StateDir
-from standfast.store.task_stores import TaskStores
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.errors import damaged_file
+from standfast.store.rocks.seal import check_seal
+from standfast.store.rocks.wal import refuse_damaged_wal
+from standfast.store.task.salvage import Remains, copy_rows, copy_stores, open_remains
+from standfast.store.task.state_dir import StateDir
+from standfast.store.task.task_stores import TaskStores
+from standfast.store.types.segments import store_of_family
 
 UNREADABLE_ROWS = "unreadable-rows"
 

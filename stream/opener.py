@@ -42,14 +42,14 @@ from standfast.restore.plan import (
     plan_changelog,
 )
 from standfast.store.clock import Clock
-from standfast.store.cut import Position
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
 from standfast.store.log import logger
-from standfast.store.rocks import RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.rows import RowLimits
-from standfast.store.state_dir import StateDir
-from standfast.store.task_stores import TaskStores, Unwritten
+from standfast.store.task.cut import Position
+from standfast.store.task.state_dir import StateDir
+from standfast.store.task.task_stores import TaskStores, Unwritten
 from standfast.stream.groups import TaskGroup
 from standfast.stream.mending import Loss, Mender
 from standfast.stream.settings import Guarantee

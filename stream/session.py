@@ -38,10 +38,10 @@ from standfast.store.errors import (
     Unavailable,
 )
 from standfast.store.log import logger
-from standfast.store.rocks import RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
-from standfast.store.state_dir import StateDir
+from standfast.store.task.state_dir import StateDir
 from standfast.store.tracebacks import letting_go
 from standfast.stream.figures import Figures
 from standfast.stream.groups import TaskGroup, all_specs, all_task_ids

@@ -9,10 +9,10 @@ from standfast.replication.log import LogReader
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.tailer import TailedChangelog
 from standfast.store.clock import Clock
-from standfast.store.cut import Position
 from standfast.store.disk import DiskState
 from standfast.store.errors import Corruption, Unavailable, UnknownStore
-from standfast.store.task_stores import WRITE_STOPPED
+from standfast.store.task.cut import Position
+from standfast.store.task.task_stores import WRITE_STOPPED
 from standfast.stream.instance import Instance
 from standfast.stream.statistics import RestoreStatistics, SessionStatistics, StoreStatistics, TaskStatistics
 from standfast.stream.task import Task, TaskState

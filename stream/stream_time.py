@@ -23,7 +23,7 @@ from standfast.store.errors import InvalidRequest
 
 Policy = Literal["min", "max"]
 
-# Where a state keeps the clock itself: partition keys hold a slash (store/cut.py), so none can be called this. The
+# Where a state keeps the clock itself: partition keys hold a slash (store/task/cut.py), so none can be called this. The
 # partitions' times alone do not tell it: one that is idle or new may be far behind a clock that must not go back.
 CLOCK_KEY = "task"
 

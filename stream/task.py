@@ -40,7 +40,6 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.arguments import is_whole
 from standfast.store.buffer import changes_bytes
 from standfast.store.clock import Clock, measured_ns
-from standfast.store.cut import parse_source_key, source_key
 from standfast.store.errors import (
     Closed,
     CommitUnknown,
@@ -58,10 +57,11 @@ from standfast.store.failpoint import reach
 from standfast.store.histogram import SECONDS_PER_NS
 from standfast.store.log import logger
 from standfast.store.names import check_topic
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.cut import parse_source_key, source_key
+from standfast.store.task.task_stores import TaskStores
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.tracebacks import let_go
-from standfast.store.typed import TIME_MAX_MS
+from standfast.store.types.typed import TIME_MAX_MS
 from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, headers_bytes
 from standfast.stream.settings import Guarantee
 from standfast.stream.source_offsets import checked_source_offsets

@@ -19,9 +19,9 @@ from itertools import islice
 from typing import Any
 
 from standfast.store.errors import InvalidRequest
-from standfast.store.keyvalue import KeyValueState
 from standfast.store.serde import Serde, encode
 from standfast.store.timestamps import writable
+from standfast.store.types.keyvalue import KeyValueState
 from standfast.stream.timer import Timer, TimerKind
 
 NEVER = 2**63

@@ -42,8 +42,8 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
 from standfast.store.failpoint import VARIABLE
 from standfast.store.names import changelog_topic
-from standfast.store.rocks import RocksShared
-from standfast.store.task_stores import TaskStores
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.task.task_stores import TaskStores
 from standfast.stream import event_time
 from standfast.stream.assembly import Assembled, assemble
 from standfast.stream.task import Task, TaskState

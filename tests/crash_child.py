@@ -42,9 +42,9 @@ from standfast.restore import restorer
 from standfast.restore.bulk_plan import BulkSettings
 from standfast.store import serde
 from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, NotReady, StateLost, Unavailable
-from standfast.store.rocks import RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.task_stores import TaskStores
 from standfast.stream import log_care
 from standfast.stream.session import Session
 from standfast.stream.settings import SessionSettings

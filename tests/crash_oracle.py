@@ -21,7 +21,7 @@ from standfast.replication.log import Record
 from standfast.restore.digest import digest_rows
 from standfast.restore.fold import fold_for
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.task_stores import AnyStore
+from standfast.store.task.task_stores import AnyStore
 
 Row = tuple[bytes, int, bytes]
 TIME_MAX = 2**62

@@ -53,9 +53,9 @@ from standfast.replication.open_log import open_log
 from standfast.restore.digest import digest_rows
 from standfast.store.failpoint import VARIABLE
 from standfast.store.names import changelog_topic
-from standfast.store.rocks import RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import StoreSpec, VersionedStore
-from standfast.store.task_stores import AnyStore, TaskStores
+from standfast.store.task.task_stores import AnyStore, TaskStores
 from standfast.stream.session import Session
 
 CHILD = Path(__file__).with_name("crash_child.py")

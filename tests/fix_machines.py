@@ -23,12 +23,12 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from standfast.replication.log import Record
 from standfast.restore.fold import Fold
-from standfast.store.cut import Position
 from standfast.store.errors import Closed
-from standfast.store.rocks import RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.rows import StoreIterator
 from standfast.store.specs import StoreSpec
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.cut import Position
+from standfast.store.task.task_stores import TaskStores
 
 NOW_MS = 1_000_000
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # to explain a failure would take minutes more

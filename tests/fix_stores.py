@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from standfast.store import serde
-from standfast.store.cut import Cut, Position
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.cut import Cut, Position
+from standfast.store.task.task_stores import TaskStores
 
 MINUTE_MS = 60_000
 TEXT = serde.string

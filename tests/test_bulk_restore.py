@@ -23,7 +23,7 @@ from standfast.restore.bulk import BulkLoader
 from standfast.restore.bulk_plan import LEVEL0_FILES_MAX
 from standfast.store import window_key
 from standfast.store.errors import Corruption
-from standfast.store.rocks import RocksEngine
+from standfast.store.rocks.engine import RocksEngine
 
 pytestmark = pytest.mark.slow
 

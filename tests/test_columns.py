@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from standfast.replication.columns import RecordColumns, gapless, joined, payload_bytes
 from standfast.replication.log import Record
 from standfast.store import serde
-from standfast.store.cut import Cut
-from standfast.store.rocks import RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.cut import Cut
+from standfast.store.task.task_stores import TaskStores
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
 VALUES = st.one_of(st.none(), st.binary(max_size=4))

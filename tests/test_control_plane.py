@@ -30,7 +30,7 @@ from standfast.ops.serve_http import application, bounded
 from standfast.ops.verdict import verdict
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Fenced, InvalidRequest, Unavailable
-from standfast.store.state_dir import StateDir
+from standfast.store.task.state_dir import StateDir
 
 T = TypeVar("T")
 WAIT_S = 20.0

@@ -38,11 +38,11 @@ from crash_run import CHILD, PATIENCE_S, Crash, Reasons
 from crash_stores import COUNTS
 from crash_stories import GUARANTEES, kill_racers, run
 
-from standfast.store.cut import CUT_KEY, Cut, Position
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import BadConfig
 from standfast.store.failpoint import NAMES, VARIABLE, parse
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.task.cut import CUT_KEY, Cut, Position
 
 RUNS = int(os.environ.get("STANDFAST_CRASH_RUNS", "3"))
 

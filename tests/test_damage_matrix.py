@@ -16,7 +16,7 @@ from fix_sessions import Bench
 from test_damaged_store import cut, flip
 
 import standfast as sf
-from standfast.store.rocks_wal import wal_files
+from standfast.store.rocks.wal import wal_files
 
 TEXT = sf.serde.string
 STORES = [sf.KeyValueStore("kv", TEXT, TEXT), sf.KeyValueStore("plain", TEXT, TEXT, logging=False)]

@@ -12,7 +12,7 @@ from fix_sessions import Bench
 from test_damaged_store import ROWS, STORES, TEXT, cut, files_of, fill, flip, rows, wanted, whole
 
 import standfast as sf
-from standfast.store.rocks_wal import damaged_at, wal_files
+from standfast.store.rocks.wal import damaged_at, wal_files
 
 
 def manifest(directory: Path) -> Path:

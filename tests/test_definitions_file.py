@@ -15,8 +15,8 @@ import pytest
 from fix_stores import keyvalue, window
 
 from standfast.restore import at_rest
-from standfast.store.definitions_file import STORES_FILE, dump, parse
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.definitions_file import STORES_FILE, dump, parse
+from standfast.store.task.task_stores import TaskStores
 
 Open = Callable[..., TaskStores]
 
@@ -74,7 +74,8 @@ def test_kill_between_record_and_file_leaves_none(open_task: Open) -> None:
     task.close()
     child = (
         "import sys; from pathlib import Path; from fix_stores import keyvalue, window; "
-        "from standfast.store.rocks import RocksShared; from standfast.store.task_stores import TaskStores; "
+        "from standfast.store.rocks.engine import RocksShared; "
+        "from standfast.store.task.task_stores import TaskStores; "
         "TaskStores(Path(sys.argv[1]), 'app', '0_0', [keyvalue(), window()], RocksShared(16 << 20), now_ms=lambda: 1)"
     )
     environment = {

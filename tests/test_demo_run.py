@@ -26,7 +26,7 @@ from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.open_log import open_log
 from standfast.store.clock import SystemClock
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.task_stores import TaskStores
 
 LIMIT = 2_500  # three days: aircraft are retired, hours close
 

@@ -20,7 +20,7 @@ import standfast as sf
 from standfast.ops.cli import main
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.store.cut import Cut, Position
+from standfast.store.task.cut import Cut, Position
 
 KV = TopicPartition("app-kv-changelog", 0)
 IN = TopicPartition("in", 0)

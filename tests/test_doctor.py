@@ -22,7 +22,7 @@ from standfast.ops.doctor_local import LocalFacts, local_facts, local_findings
 from standfast.replication.kafka import KafkaLog
 from standfast.replication.log import Committed, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.store.state_dir import MARKER
+from standfast.store.task.state_dir import MARKER
 
 Run = Callable[..., tuple[int, dict[str, Any]]]
 COMPACT = TopicPolicy(frozenset({"compact"}))

@@ -15,8 +15,8 @@ import pytest
 
 import standfast as sf
 from standfast.store.file_errors import file_error, out_of_descriptors
-from standfast.store.rocks_errors import translate
-from standfast.store.state_dir import StateDir
+from standfast.store.rocks.errors import translate
+from standfast.store.task.state_dir import StateDir
 
 MS_RDONLY, MS_REMOUNT = 1, 32
 

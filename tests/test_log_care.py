@@ -16,7 +16,7 @@ from standfast.ops.tail_worker import TailSession
 from standfast.store.clock import SystemClock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import Unavailable
-from standfast.store.state_dir import StateDir
+from standfast.store.task.state_dir import StateDir
 from standfast.stream import log_care
 
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]

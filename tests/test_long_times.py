@@ -19,7 +19,7 @@ from standfast.restore.fold import fold_for
 from standfast.restore.spark_data_log import split_keys
 from standfast.store import session_key, window_key
 from standfast.store.results import Windowed
-from standfast.store.segments import versioned_segment_interval_ms
+from standfast.store.types.segments import versioned_segment_interval_ms
 from standfast.store.window_key import TIME_MAX
 from standfast.stream.windowed_serde import windowed
 

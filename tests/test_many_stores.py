@@ -10,7 +10,7 @@ from fix_stores import TEXT, Open, at, keyvalue, rows_on_disk, versioned
 import standfast as sf
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InvalidRequest
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 
 FEW, MANY = 20, 80
 GROWTH_MAX = 6  # four times as many stores; one file of settings for each new store made it thirteen

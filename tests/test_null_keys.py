@@ -35,7 +35,7 @@ from standfast.restore.spark_rebuild import RebuildJob, write_partition
 from standfast.restore.spark_rows import partitions_of
 from standfast.restore.verify import committed_views, verify_task
 from standfast.store.specs import StoreSpec
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.task_stores import TaskStores
 
 SPECS: list[StoreSpec] = [keyvalue(), window(), session(), versioned()]
 LATE_MS = 10**15  # of a record without a key: the stream time must not follow it

@@ -23,9 +23,9 @@ from standfast.ops import control_plane
 from standfast.ops.health import live
 from standfast.store import serde
 from standfast.store.errors import Closed, Fenced, Held
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, WindowStore
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.task_stores import TaskStores
 from standfast.stream.task import Task
 
 WAIT_S = 20.0

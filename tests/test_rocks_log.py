@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from standfast.store import rocks_log
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks import log as rocks_log
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 
 FAMILIES = 120
 GROWTH_MAX_MIB = 2.0
@@ -17,7 +17,7 @@ GROWTH_MAX_MIB = 2.0
 SEGMENTS = f"""
 import sys
 from pathlib import Path
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 
 def rss_mib():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20

@@ -15,12 +15,12 @@ from standfast.replication.log import Record
 from standfast.restore.manifest import ManifestPartition
 from standfast.restore.run_builder import RunBuilder
 from standfast.store import serde, window_key
-from standfast.store.cut import INGESTING_KEY, Cut, Position, StoreTimes, encode_ingesting
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, InvalidRequest
-from standfast.store.rocks import RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.cut import INGESTING_KEY, Cut, Position, StoreTimes, encode_ingesting
+from standfast.store.task.task_stores import TaskStores
 
 KV = KeyValueStore("kv", serde.string, serde.string)
 OTHER = KeyValueStore("other", serde.string, serde.string)

@@ -14,7 +14,7 @@ import pytest
 
 from standfast.ops.serve_files import INFO_NAME, TOKEN_NAME, RunDir, read_info
 from standfast.store.errors import BadConfig, Held, InvalidRequest
-from standfast.store.state_dir import StateDir, check_marker, write_atomically
+from standfast.store.task.state_dir import StateDir, check_marker, write_atomically
 
 if TYPE_CHECKING:
     from fix_door import DoorBench

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from standfast.store.buffer import WriteBuffer
 from standfast.store.errors import InternalError
 from standfast.store.specs import WindowStore
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.task_stores import TaskStores
 
 FAMILIES = st.sampled_from(["kv", "win@0"])
 STORES = st.sampled_from(["kv", "win"])

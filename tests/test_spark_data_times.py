@@ -17,9 +17,9 @@ from standfast.replication.log import Record
 from standfast.restore.at_rest import StoreAtRest, view
 from standfast.restore.spark_data_options import Filters
 from standfast.restore.spark_data_stores import CHUNK_BYTES, STEP_ROWS, read_rows
-from standfast.store.cut import StoreTimes
 from standfast.store.memory import MemoryEngine
 from standfast.store.results import VALID_TO_UNDEFINED
+from standfast.store.task.cut import StoreTimes
 
 SPEC = versioned()
 SECONDS = 20

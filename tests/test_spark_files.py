@@ -21,10 +21,10 @@ from standfast.restore.spark_files import files_of, remove
 from standfast.restore.spark_folder import Folder
 from standfast.restore.spark_places import Place, open_place, read_database, stores_in
 from standfast.restore.spark_task_files import wal_is_whole
-from standfast.store.definitions_file import STORES_FILE, dump, parse
 from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
-from standfast.store.rocks import RocksEngine, RocksShared
-from standfast.store.rocks_wal import HEADER_BYTES, records, wal_files
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.wal import HEADER_BYTES, records, wal_files
+from standfast.store.task.definitions_file import STORES_FILE, dump, parse
 
 ROWS = 200
 

@@ -27,10 +27,10 @@ from standfast.restore.spark_rebuild import RebuildJob, write_partition
 from standfast.restore.spark_rows import partitions_of
 from standfast.restore.take_in import link_files
 from standfast.store import session_key, window_key
-from standfast.store.cut import Cut, StoreTimes
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import StoreSpec
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.cut import Cut, StoreTimes
+from standfast.store.task.task_stores import TaskStores
 
 SHARED = RocksShared(16 << 20)
 SPECS = {

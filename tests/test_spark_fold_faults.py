@@ -22,9 +22,9 @@ from standfast.restore.at_rest import view
 from standfast.restore.judgement import KeyFacts
 from standfast.restore.spark_merge import Outcome, Settings, merge_partition
 from standfast.restore.spark_rows import partitions_of
-from standfast.store.cut import StoreTimes
 from standfast.store.specs import StoreSpec
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.cut import StoreTimes
+from standfast.store.task.task_stores import TaskStores
 
 KINDS = ("keyvalue", "plain", "window", "session")
 

@@ -27,8 +27,8 @@ from standfast.restore.spark_pipeline import jobs_of_state
 from standfast.restore.spark_places import remote_places
 from standfast.restore.spark_settle import settled_jobs
 from standfast.restore.spark_verify import stored_stores
-from standfast.store.definitions_file import dump, parse
 from standfast.store.errors import InvalidRequest
+from standfast.store.task.definitions_file import dump, parse
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -28,7 +28,7 @@ from standfast.restore.spark_rows import partitions_of
 from standfast.restore.spark_verify_rows import added_up
 from standfast.restore.split_plan import Place, Split, numbered, parts_of, spark_hash, split_at, tickets_of
 from standfast.restore.take_in import link_files
-from standfast.store.rocks import RocksEngine
+from standfast.store.rocks.engine import RocksEngine
 from standfast.store.specs import StoreSpec
 
 CUTS = st.lists(st.integers(0, 130), max_size=4)

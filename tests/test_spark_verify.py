@@ -32,9 +32,9 @@ from standfast.restore.spark_report import DIFFERENCES, PAGE, SUMMARY, write_rep
 from standfast.restore.spark_verify import Verified, plan_verify, stored_stores, verify_store
 from standfast.restore.verify import StoreVerdict, verify_task
 from standfast.store import window_key
-from standfast.store.kinds import open_store
-from standfast.store.rocks import RocksEngine, RocksShared
-from standfast.store.segments import family_name, segment_interval_ms
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.types.kinds import open_store
+from standfast.store.types.segments import family_name, segment_interval_ms
 from standfast.store.value_timestamp import TIMESTAMP
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -29,10 +29,10 @@ from standfast.restore.spark_report import PAGE, differences_table, write_report
 from standfast.restore.spark_rows import partitions_of
 from standfast.restore.spark_verify_rows import OUT, found_batch, load_found, load_summary, summary_batch
 from standfast.store import session_key, window_key
-from standfast.store.cut import StoreTimes
 from standfast.store.engine import Engine
 from standfast.store.memory import MemoryEngine
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.task.cut import StoreTimes
 
 SPEC = keyvalue(timestamped=False)
 VALUE = b"secret" * 1_000

@@ -13,11 +13,11 @@ from fix_stores import MINUTE_MS, Open, at, keyvalue, session, versioned, window
 
 from standfast.replication.log import Record
 from standfast.store import session_key, window_key
-from standfast.store.cut import StoreTimes
 from standfast.store.errors import Corruption
-from standfast.store.rocks_sst import write_sorted
+from standfast.store.rocks.sst import write_sorted
 from standfast.store.specs import StoreSpec
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.cut import StoreTimes
+from standfast.store.task.task_stores import TaskStores
 
 RECORDS = 400
 # How a store's changelog names a row of this key at this time.

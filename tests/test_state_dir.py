@@ -13,11 +13,11 @@ import pytest
 from fix_stores import Open, keyvalue
 
 from standfast.store.errors import Held, InvalidRequest
-from standfast.store.state_dir import MARKER, StateDir, check_marker, write_marker
+from standfast.store.task.state_dir import MARKER, StateDir, check_marker, write_marker
 
 HOLD_APPLICATION = """
 import sys
-from standfast.store.state_dir import StateDir
+from standfast.store.task.state_dir import StateDir
 held = StateDir(sys.argv[1], "app")
 print("held", flush=True)
 sys.stdin.read()
@@ -26,9 +26,9 @@ HOLD_TASK = """
 import sys
 from pathlib import Path
 from standfast.store import serde
-from standfast.store.rocks import RocksShared
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.task_stores import TaskStores
 spec = KeyValueStore("kv", serde.string, serde.string)
 held = TaskStores(Path(sys.argv[1]), "app", "0_0", [spec], RocksShared(8 << 20), now_ms=lambda: 0)
 print("held", flush=True)

@@ -18,7 +18,7 @@ from standfast.ops.tail_worker_process import RESTART_MS, SILENT_MS, START_MS, T
 from standfast.ops.tail_worker_protocol import Open
 from standfast.replication.open_log import open_log
 from standfast.store.clock import ManualClock
-from standfast.store.state_dir import StateDir
+from standfast.store.task.state_dir import StateDir
 
 pytestmark = pytest.mark.slow
 START_S = 60.0

@@ -16,8 +16,8 @@ from standfast.replication.listeners import Listeners
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tailer import Tailer
-from standfast.store.rocks import RocksShared
-from standfast.store.task_stores import TaskStores
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.task.task_stores import TaskStores
 
 SOURCE = TopicPartition("table", 0)
 SPEC = sf.KeyValueStore("table", sf.serde.string, sf.serde.string)

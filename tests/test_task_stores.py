@@ -10,11 +10,11 @@ from fix_stores import MINUTE_MS, TEXT, Open, at, keyvalue, rows_on_disk, sessio
 
 from standfast.replication.log import Record
 from standfast.store import serde
-from standfast.store.cut import CUT_KEY, Cut, Position, StoreTimes
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Backpressure, Closed, Corruption, InvalidRequest, UnknownStore
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore
+from standfast.store.task.cut import CUT_KEY, Cut, Position, StoreTimes
 
 # The cut
 

@@ -12,7 +12,7 @@ from standfast.store import serde
 from standfast.store.errors import BadConfig, Closed, InvalidRequest, TooLarge, UnknownStore
 from standfast.store.rows import RowLimits
 from standfast.store.specs import KeyValueStore, WindowStore
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.task_stores import TaskStores
 
 # Iterators
 

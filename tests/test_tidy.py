@@ -25,7 +25,7 @@ FUNCTION_LINES_MAX = 70
 # Modules that decide and do nothing else: no I/O, thread or clock. Time comes in as `now_ms`.
 PURE = {
     "store/names.py",
-    "store/segments.py",
+    "store/types/segments.py",
     "store/session_key.py",
     "store/timestamps.py",
     "store/value_timestamp.py",
@@ -105,7 +105,7 @@ IMPURE_BUILTINS = {"open", "input", "print", "breakpoint"}
 
 # The only files that may import an outside library.
 LIBRARY_HOMES = {
-    "rocksdict": ("store/rocks.py", "store/rocks_sst.py", "store/rocks_sst_stream.py"),
+    "rocksdict": ("store/rocks/engine.py", "store/rocks/sst.py", "store/rocks/sst_stream.py"),
     "sqlite3": ("replication/embedded*.py",),  # of the standard library, but a database all the same
     "confluent_kafka": ("replication/kafka*.py",),
     "prometheus_client": ("ops/metrics.py",),
@@ -389,7 +389,7 @@ RULES = (
     Rule(
         check_banned,
         plant("store/a.py", "import pickle", "from marshal import loads", "eval('1')", "yaml.load(f)", "print('x')")
-        + plant("store/rocks.py", "Options()", "rocksdict.Options(raw_mode=False)", "o = Options(other=True)")
+        + plant("store/rocks/engine.py", "Options()", "rocksdict.Options(raw_mode=False)", "o = Options(other=True)")
         + plant("ops/a.py", "subprocess.run('ls', shell=True)", "os.system('ls')"),
     ),
     Rule(check_init_holds_no_logic, plant("store/__init__.py", f"{HEAD}x = 1", f"{HEAD}def f() -> None: ...")),
@@ -438,5 +438,5 @@ def test_a_good_module_breaks_no_rule() -> None:
     paths = frozenset({"store/names.py", "restore/plan.py"})
     good = Source("restore/plan.py", text)
     assert [problem for rule in RULES for problem in rule.check(good, paths)] == []
-    options = Source("store/rocks.py", f"{HEAD}import rocksdict\nrocksdict.Options(raw_mode=True)\n")
+    options = Source("store/rocks/engine.py", f"{HEAD}import rocksdict\nrocksdict.Options(raw_mode=True)\n")
     assert [problem for rule in RULES for problem in rule.check(options, paths)] == []

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import standfast as sf
-from standfast.store.rocks import RocksShared
-from standfast.store.task_stores import TaskStores
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.task.task_stores import TaskStores
 from standfast.stream.timers import NEVER, Timers
 
 TEXT = sf.serde.string

@@ -15,8 +15,8 @@ import pytest
 from fix_stores import Open
 
 from standfast.store import serde
-from standfast.store.cut import Position, StoreTimes
 from standfast.store.specs import WindowStore
+from standfast.store.task.cut import Position, StoreTimes
 
 MINUTE_MS = 60_000
 RETENTION_MS = 10 * MINUTE_MS  # segments of 5 minutes
@@ -28,10 +28,10 @@ import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
 from standfast.store import serde
-from standfast.store.cut import Position
-from standfast.store.rocks import RocksShared
+from standfast.store.task.cut import Position
+from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import WindowStore
-from standfast.store.task_stores import TaskStores
+from standfast.store.task.task_stores import TaskStores
 
 spec = WindowStore("win", serde.string, serde.bytes, window_size_ms={MINUTE_MS}, retention_ms={RETENTION_MS})
 task = TaskStores(Path(sys.argv[1]), "app", "0_0", [spec], RocksShared(64 << 20), now_ms=lambda: 0)

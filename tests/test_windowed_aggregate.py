@@ -12,7 +12,7 @@ from fix_aggregates import STORE, Result, application, counted, driven, drops, l
 from standfast.store import serde
 from standfast.store.errors import InvalidRequest
 from standfast.store.specs import WindowStore
-from standfast.store.window import WindowState
+from standfast.store.types.window import WindowState
 from standfast.stream import open_windows
 from standfast.stream.app import App
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy

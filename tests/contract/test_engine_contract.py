@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from standfast.store.engine import DEFAULT_FAMILY, Engine, KeyRange, Row
 from standfast.store.errors import Closed, InvalidRequest, UnknownStore
 from standfast.store.memory import MemoryEngine
-from standfast.store.rocks import RocksEngine, RocksShared
-from standfast.store.rocks_sst import write_sorted
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.sst import write_sorted
 
 FAMILY = "aircraft"
 KEYS = [b"", b"\x00", b"\x00\x00", b"a", b"a\x00", b"a\xff", b"b", b"\x7f", b"\x80", b"\xff", b"\xff\x00", b"\xff\xff"]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import standfast.store.rocks
+import standfast.store.rocks.engine
 from standfast.store.engine import DEFAULT_FAMILY, Row
 from standfast.store.errors import Corruption, Held, InvalidRequest
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 
 FAMILY = "aircraft"
 MEMORY_BYTES = 32 << 20
@@ -95,7 +95,7 @@ def test_a_close_that_a_signal_handler_breaks_off_can_be_ended(
     engine = open_rocks()
     for family in "abc":
         engine.create_family(family)
-    left, real = [step], standfast.store.rocks._tolerate_shutdown
+    left, real = [step], standfast.store.rocks.engine._tolerate_shutdown
 
     def broken(action: Callable[[], None]) -> None:
         left[0] -= 1
@@ -103,7 +103,7 @@ def test_a_close_that_a_signal_handler_breaks_off_can_be_ended(
             raise KeyboardInterrupt
         real(action)
 
-    monkeypatch.setattr("standfast.store.rocks._tolerate_shutdown", broken)
+    monkeypatch.setattr("standfast.store.rocks.engine._tolerate_shutdown", broken)
     with pytest.raises(KeyboardInterrupt):
         engine.close()
     if again == "closed again":
@@ -170,7 +170,7 @@ def test_a_dropped_family_frees_its_space_when_its_last_scan_ends(
 CRASHER = """
 import os, signal, sys
 from pathlib import Path
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 engine = RocksEngine(Path(sys.argv[1]), shared=RocksShared(32 << 20))
 engine.create_family("a")
 engine.create_family("b")
@@ -254,7 +254,7 @@ OPENER = """
 import sys
 from pathlib import Path
 from standfast.store.errors import Held
-from standfast.store.rocks import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine, RocksShared
 try:
     RocksEngine(Path(sys.argv[1]), shared=RocksShared(32 << 20))
 except Held as error:

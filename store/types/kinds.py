@@ -12,13 +12,13 @@ from typing import Any
 
 from standfast.store import serde as serdes
 from standfast.store.errors import InvalidRequest
-from standfast.store.keyvalue import KeyValueState
 from standfast.store.rows import StoreRows
-from standfast.store.session import SessionState
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.typed import TypedStore
-from standfast.store.versioned import VersionedState
-from standfast.store.window import WindowState
+from standfast.store.types.keyvalue import KeyValueState
+from standfast.store.types.session import SessionState
+from standfast.store.types.typed import TypedStore
+from standfast.store.types.versioned import VersionedState
+from standfast.store.types.window import WindowState
 
 KINDS: dict[type[StoreSpec], Any] = {
     KeyValueStore: KeyValueState,

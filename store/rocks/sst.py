@@ -20,7 +20,7 @@ from typing import NamedTuple
 import rocksdict
 
 from standfast.store.errors import InvalidRequest, Unavailable
-from standfast.store.rocks_errors import translate
+from standfast.store.rocks.errors import translate
 
 BLOOM_BITS_PER_KEY = 10
 BLOCK_BYTES = 8 << 10

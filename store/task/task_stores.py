@@ -18,10 +18,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from standfast.store import definitions_file
 from standfast.store.buffer import BOUND_DEFAULT_BYTES, WriteBuffer
 from standfast.store.clock import measured_ns
-from standfast.store.cut import (
+from standfast.store.disk import DiskGuard
+from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange
+from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, UnknownStore
+from standfast.store.failpoint import reach
+from standfast.store.file_errors import told
+from standfast.store.log import logger
+from standfast.store.memory import MemoryEngine
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.wal import refuse_damaged_wal
+from standfast.store.rows import RowLimits, StoreRows
+from standfast.store.specs import StoreSpec, definition_changes
+from standfast.store.task import definitions_file
+from standfast.store.task.cut import (
     CUT_KEY,
     INGESTING_KEY,
     STORES_KEY,
@@ -33,21 +44,10 @@ from standfast.store.cut import (
     encode_definitions,
     encode_ingesting,
 )
-from standfast.store.disk import DiskGuard
-from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange
-from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, UnknownStore
-from standfast.store.failpoint import reach
-from standfast.store.file_errors import told
-from standfast.store.kinds import open_store
-from standfast.store.log import logger
-from standfast.store.memory import MemoryEngine
-from standfast.store.rocks import RocksEngine, RocksShared
-from standfast.store.rocks_wal import refuse_damaged_wal
-from standfast.store.rows import RowLimits, StoreRows
-from standfast.store.segments import store_of_family
-from standfast.store.specs import StoreSpec, definition_changes
-from standfast.store.state_dir import check_marker, write_marker
-from standfast.store.typed import FamilyRows, LoggedRecord, TypedStore
+from standfast.store.task.state_dir import check_marker, write_marker
+from standfast.store.types.kinds import open_store
+from standfast.store.types.segments import store_of_family
+from standfast.store.types.typed import FamilyRows, LoggedRecord, TypedStore
 
 AnyStore = TypedStore[Any, Any, Any]
 

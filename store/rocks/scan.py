@@ -1,7 +1,7 @@
 """A consistent scan over one live RocksDB iterator.
 
 Rules of this file: it is given an iterator that has been placed, and imports nothing of rocksdict: only
-`standfast.store.rocks` does. Three facts of the binding shape it, each held by the contract suite:
+`standfast.store.rocks.engine` does. Three facts of the binding shape it, each held by the contract suite:
 - `items()` ends silently at a damaged block; so the iterator is stepped here and asked for its `status()` at the end.
 - The iterator points into the bytes of its upper bound, which only its read options keep alive; without them it
   stops at random. They are kept.
@@ -18,7 +18,7 @@ from typing import Protocol
 
 from standfast.store.engine import Row
 from standfast.store.errors import Closed, StandfastError
-from standfast.store.rocks_errors import translate
+from standfast.store.rocks.errors import translate
 
 SCAN_ROWS_FIRST = 16  # most scans are short; a long one soon reads in full chunks
 SCAN_ROWS_MAX = 256

@@ -16,10 +16,10 @@ from typing import TypeVar, cast
 from standfast.store.engine import Engine, KeyRange
 from standfast.store.results import PUT_NOT_VALID, VALID_TO_UNDEFINED, VersionedRecord
 from standfast.store.rows import StoreIterator, StoreRows
-from standfast.store.segments import versioned_segment_interval_ms
 from standfast.store.specs import VersionedStore
-from standfast.store.typed import FamilyRows, LoggedRecord, LogicalRow, TypedStore
-from standfast.store.versioned_put import History, put_version
+from standfast.store.types.segments import versioned_segment_interval_ms
+from standfast.store.types.typed import FamilyRows, LoggedRecord, LogicalRow, TypedStore
+from standfast.store.types.versioned_put import History, put_version
 from standfast.store.versioned_row import (
     LATEST_PREFIX,
     SegmentRow,

@@ -18,17 +18,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from standfast.store import session_key, window_key
-from standfast.store.cut import CUT_KEY, STORES_KEY, Cut, StoreTimes, decode_record
 from standfast.store.engine import DEFAULT_FAMILY, Engine, Row
 from standfast.store.errors import Corruption
-from standfast.store.rocks import RocksEngine, RocksShared, repair
-from standfast.store.rocks_files import copy_closed
-from standfast.store.rocks_seal import manifest_fault
-from standfast.store.rocks_wal import cut_off, wal_damage, wal_files
-from standfast.store.segments import store_of_family
+from standfast.store.rocks.engine import RocksEngine, RocksShared, repair
+from standfast.store.rocks.files import copy_closed
+from standfast.store.rocks.seal import manifest_fault
+from standfast.store.rocks.wal import cut_off, wal_damage, wal_files
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
-from standfast.store.task_stores import TaskStores, Unwritten
-from standfast.store.versioned import versions_in
+from standfast.store.task.cut import CUT_KEY, STORES_KEY, Cut, StoreTimes, decode_record
+from standfast.store.task.task_stores import TaskStores, Unwritten
+from standfast.store.types.segments import store_of_family
+from standfast.store.types.versioned import versions_in
 
 BATCH_ROWS = 5_000
 

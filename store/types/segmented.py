@@ -4,7 +4,7 @@
     delays@3600000  rows with interval <= time < 2 * interval      expiry drops a whole family
 
 Rules of this file: decides which family a row belongs to and which families are live, by the pure rules of
-`standfast.store.segments`; it never reads a row. Families are made by the commit that first writes to them.
+`standfast.store.types.segments`; it never reads a row. Families are made by the commit that first writes to them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from standfast.store.rows import StoreRows
-from standfast.store.segments import family_name, is_live, parse_family, segment_id, segment_interval_ms
 from standfast.store.specs import SessionStore, WindowStore
-from standfast.store.typed import FamilyRows, TypedStore
+from standfast.store.types.segments import family_name, is_live, parse_family, segment_id, segment_interval_ms
+from standfast.store.types.typed import FamilyRows, TypedStore
 
 K = TypeVar("K")
 V = TypeVar("V")

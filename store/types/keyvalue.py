@@ -18,7 +18,7 @@ from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp
 from standfast.store.rows import StoreIterator
 from standfast.store.specs import KeyValueStore
-from standfast.store.typed import (
+from standfast.store.types.typed import (
     NO_TIMESTAMP,
     TIME_MAX_MS,
     FamilyRows,

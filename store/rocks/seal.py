@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from standfast.store.errors import Corruption
-from standfast.store.rocks_wal import wal_files
+from standfast.store.rocks.wal import wal_files
 
 SEAL = "SEAL"
 FIRST_MANIFEST = "MANIFEST-000001"

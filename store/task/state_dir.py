@@ -25,7 +25,7 @@ from standfast.store.arguments import path_problems, refuse
 from standfast.store.errors import Held, InvalidRequest
 from standfast.store.file_errors import told
 from standfast.store.names import check_name
-from standfast.store.rocks_files import copy_closed
+from standfast.store.rocks.files import copy_closed
 
 MARKER = "STANDFAST"
 MARKER_FORMAT = 1

@@ -1,4 +1,4 @@
-"""Sorted files written as their rows come, where there are too many to hold: see `standfast.store.rocks_sst`.
+"""Sorted files written as their rows come, where there are too many to hold: see `standfast.store.rocks.sst`.
 
 Rules of this file: one of the three that import rocksdict. Rows come in strictly ascending key order; layout and
 options are those of `rocks_sst`.
@@ -14,8 +14,8 @@ from pathlib import Path
 import rocksdict
 
 from standfast.store.errors import Closed, InvalidRequest
-from standfast.store.rocks_errors import translate
-from standfast.store.rocks_sst import file_options
+from standfast.store.rocks.errors import translate
+from standfast.store.rocks.sst import file_options
 
 
 class SstWriter:

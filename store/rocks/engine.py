@@ -34,13 +34,13 @@ from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, R
 from standfast.store.errors import Closed, Corruption, Held, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.log import logger
-from standfast.store.rocks_errors import damaged_file, translate
-from standfast.store.rocks_files import CONFIG_FILE, link, refuse_foreign
-from standfast.store.rocks_log import bound_info_log
-from standfast.store.rocks_scan import RocksScan
-from standfast.store.rocks_seal import Sealer, check_seal
-from standfast.store.rocks_sst import ingest, table_options
-from standfast.store.rocks_stalls import STALLS_PROPERTY, stalled_ms
+from standfast.store.rocks.errors import damaged_file, translate
+from standfast.store.rocks.files import CONFIG_FILE, link, refuse_foreign
+from standfast.store.rocks.log import bound_info_log
+from standfast.store.rocks.scan import RocksScan
+from standfast.store.rocks.seal import Sealer, check_seal
+from standfast.store.rocks.sst import ingest, table_options
+from standfast.store.rocks.stalls import STALLS_PROPERTY, stalled_ms
 from standfast.store.tracebacks import is_foreign, let_go
 
 MEMORY_BYTES_MIN = 1 << 20
@@ -159,7 +159,7 @@ class RocksEngine:
     byte. A log that ends within its last record (a loss of power) is no damage either way.
     `careful`: a damaged database is opened, so that its sound families can be read and the others dropped. Files that
     are missing or short are an error of who reads them, nothing is compacted, and damage in the write-ahead log is
-    passed over, so look at that first (`standfast.store.rocks_wal`).
+    passed over, so look at that first (`standfast.store.rocks.wal`).
     Raises Held (another process or engine has it), Corruption, InvalidRequest (not ours) or Unavailable.
     """
 

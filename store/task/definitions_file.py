@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from standfast.store.errors import Unavailable
 from standfast.store.log import logger
-from standfast.store.state_dir import write_atomically
+from standfast.store.task.state_dir import write_atomically
 
 STORES_FILE = "STORES"
 SCHEMA = "standfast.stores/1"

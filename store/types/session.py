@@ -17,9 +17,9 @@ from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import Windowed
 from standfast.store.rows import StoreIterator
-from standfast.store.segmented import SegmentedStore
 from standfast.store.specs import SessionStore
-from standfast.store.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow
+from standfast.store.types.segmented import SegmentedStore
+from standfast.store.types.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -1,0 +1,1 @@
+"""RocksDB: the durable engine, its files, its errors, sorted files."""

@@ -1,0 +1,1 @@
+"""One database for each task, one commit over all of its stores."""
