@@ -42,7 +42,7 @@ from compare_sides import SYSTEMS, Sides, ensure_environment
 
 from standfast._version import __version__
 from standfast.ops.broker import Broker
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 
 HERE = Path(__file__).resolve().parent
 # Scenario: ground, and directory that the restore begins with; None: an empty one.

@@ -83,7 +83,7 @@ def write(folder: Path, records: int) -> None:
     import standfast as sf
     from standfast.replication.log import Outgoing
     from standfast.replication.offsets import TopicPartition
-    from standfast.replication.open_log import open_log
+    from standfast.replication.tail.open_log import open_log
     from standfast.store.names import changelog_topic
 
     def opened() -> sf.Session:
@@ -111,7 +111,7 @@ def serve(folder: Path) -> None:
     import standfast as sf
     from standfast.ops.offline import find_tasks
     from standfast.ops.spark_java import spark_java
-    from standfast.replication.open_log import open_log
+    from standfast.replication.tail.open_log import open_log
     from standfast.restore.preflight import preflight
     from standfast.restore.spark_folder import Folder
     from standfast.restore.spark_places import Place

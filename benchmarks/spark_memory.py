@@ -24,7 +24,7 @@ from pathlib import Path
 import standfast as sf
 from standfast.ops.offline import find_tasks
 from standfast.ops.spark_java import spark_java
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.restore.preflight import preflight
 from standfast.restore.spark_folder import Folder
 from standfast.restore.spark_places import Place

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import standfast as sf
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import Bounds
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.restore.digest import Digest
 from standfast.restore.manifest import FILE_NAME
 from standfast.restore.preflight import preflight

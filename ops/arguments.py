@@ -185,8 +185,8 @@ def log_address_of(args: argparse.Namespace) -> str:
 def log_of(args: argparse.Namespace) -> Log:
     """The log that --log or the settings name. It must exist: reading never creates one."""
     from standfast.ops.kafka_probe import check_listening
-    from standfast.replication.embedded_watch import damaged
-    from standfast.replication.open_log import SqliteAddress, open_log, parse_address
+    from standfast.replication.embedded.watch import damaged
+    from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_address
 
     address = log_address_of(args)
     where = parse_address(address)

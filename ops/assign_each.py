@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import StandfastError, is_of_log
 from standfast.stream.session import Session
 

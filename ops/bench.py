@@ -225,7 +225,7 @@ def _versions(log: BenchLog) -> Json:
     from standfast._version import __version__
 
     if log.kind == SQLITE:
-        from standfast.replication.embedded_db import SQLITE_VERSION
+        from standfast.replication.embedded.db import SQLITE_VERSION
 
         of_log = {"sqlite": SQLITE_VERSION}
     else:

@@ -48,10 +48,10 @@ from standfast.ops.bench_step import (
     timed,
     values_of,
 )
-from standfast.replication.changelog import changelog_policy
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
+from standfast.replication.topics.changelog import changelog_policy
 from standfast.store.clock import SystemClock
 from standfast.stream.session import Session
 
@@ -165,7 +165,7 @@ def read_log(step: Step) -> Measured:
 
 def read_bare(step: Step) -> Measured:
     """Consume the whole changelog with the Kafka client alone, from its making to the last record."""
-    from standfast.replication.kafka_bare import consume_bare
+    from standfast.replication.kafka.bare import consume_bare
 
     changelog = step.changelog
     log = open_log(address_of(step))

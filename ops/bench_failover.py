@@ -27,11 +27,11 @@ from statistics import median, quantiles
 from typing import Any, TypeAlias
 
 from standfast.ops.bench_step import STORE, Measured, Step, address_of, bench_store, key_of
-from standfast.replication.lease import renewal_interval_ms
+from standfast.replication.lease.renewal import renewal_interval_ms
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable

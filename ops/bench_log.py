@@ -58,7 +58,7 @@ class BenchLog:
 
 def kind_of(log: str) -> str:
     """ "sqlite" or "kafka". Raises InvalidRequest or BadConfig for what is neither."""
-    from standfast.replication.kafka_address import parse_kafka_address
+    from standfast.replication.kafka.address import parse_kafka_address
     from standfast.store.errors import InvalidRequest
 
     if log in (SQLITE, KAFKA):
@@ -92,8 +92,8 @@ def _new_prefix() -> str:
 
 
 def _delete_topics(address: str, prefix: str) -> None:
-    from standfast.replication.kafka_members import MEMBERS_SUFFIX
-    from standfast.replication.open_log import open_log
+    from standfast.replication.kafka.members import MEMBERS_SUFFIX
+    from standfast.replication.tail.open_log import open_log
 
     log = open_log(address)
     try:

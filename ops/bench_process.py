@@ -30,7 +30,7 @@ from standfast.ops.bench_step import (
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
 from standfast.store.specs import WindowStore
 from standfast.stream.app import App

@@ -18,7 +18,7 @@ from standfast.store.errors import Corruption, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
-    from standfast.replication.topic_rules import Finding
+    from standfast.replication.topics.rules import Finding
 
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.doctor/1"
@@ -64,8 +64,8 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     from standfast.ops.doctor_local import local_facts, local_findings
     from standfast.ops.doctor_state import log_finding, log_findings, state_findings
     from standfast.ops.store_argument import parse_store
-    from standfast.replication.topic_fixes import Fixes
-    from standfast.replication.topic_rules import errors, findings
+    from standfast.replication.topics.fixes import Fixes
+    from standfast.replication.topics.rules import errors, findings
     from standfast.store.clock import SystemClock
     from standfast.store.names import check_topic
 
@@ -114,7 +114,7 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
 
 def _place(address: str | None) -> str:
     """The file of an embedded log."""
-    from standfast.replication.open_log import SqliteAddress, parse_address
+    from standfast.replication.tail.open_log import SqliteAddress, parse_address
 
     where = parse_address(address or "")
     return where.path if isinstance(where, SqliteAddress) else str(address)

@@ -128,7 +128,7 @@ def _follow(replica: Replica, address: str, state_dir: Path, stop: threading.Eve
 def _specs(args: argparse.Namespace, app: str) -> list[StoreSpec]:
     from standfast.ops.store_argument import parse_store, store_spec
     from standfast.ops.topic_records import check_kinds
-    from standfast.replication.foreign import foreign_changelog
+    from standfast.replication.topics.foreign import foreign_changelog
     from standfast.store.errors import BadConfig
 
     stores: list[StoreArgument] = []

@@ -48,7 +48,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_create(args: argparse.Namespace, out: Output) -> int:
     """topic create."""
     from standfast.replication.log import TopicPolicy
-    from standfast.replication.topic_settings import changed
+    from standfast.replication.topics.settings import changed
 
     if args.partitions is None:
         raise InvalidRequest("how many partitions? give --partitions N")
@@ -82,8 +82,8 @@ def run_alter(args: argparse.Namespace, out: Output) -> int:
 
 def _new_log(args: argparse.Namespace, policy: TopicPolicy, out: Output) -> Log | None:
     """An embedded log that is not there yet, made; None for one that is there, and for Kafka."""
-    from standfast.replication.embedded_topics import check_new_topic
-    from standfast.replication.open_log import SqliteAddress, open_log, parse_address
+    from standfast.replication.embedded.topics import check_new_topic
+    from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_address
 
     address = log_address_of(args)
     where = parse_address(address)
@@ -103,7 +103,7 @@ def _settings(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _tell(out: Output, info: TopicInfo) -> None:
-    from standfast.replication.topic_settings import CLEANUP, DELETE_RETENTION, MIN_LAG, RETENTION, listed
+    from standfast.replication.topics.settings import CLEANUP, DELETE_RETENTION, MIN_LAG, RETENTION, listed
 
     policy = info.policy
     settings = {

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from standfast.ops.config_types import Config
 from standfast.ops.loopback import is_loopback
-from standfast.replication.kafka_address import COMMON, CONSUMER, FILE, OURS, PRODUCER, SECRETS
+from standfast.replication.kafka.address import COMMON, CONSUMER, FILE, OURS, PRODUCER, SECRETS
 from standfast.store.rows import KEY_MAX_BYTES
 
 SOCKET_PATH_MAX = 107  # of sun_path

@@ -14,8 +14,8 @@ from typing import Any
 
 from standfast.ops.config import Loaded
 from standfast.ops.config_types import SECTIONS, StoreConfig, settings_of
-from standfast.replication.kafka_address import COMMON, CONSUMER, FILE, PRODUCER, SECRETS, KafkaAddress
-from standfast.replication.open_log import parse_address
+from standfast.replication.kafka.address import COMMON, CONSUMER, FILE, PRODUCER, SECRETS, KafkaAddress
+from standfast.replication.tail.open_log import parse_address
 from standfast.store.errors import BadConfig
 from standfast.store.specs import StoreSpec
 

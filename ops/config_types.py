@@ -32,8 +32,8 @@ from standfast.ops.config_values import (
     one_of,
     or_off,
 )
-from standfast.replication.kafka_address import FILE, KafkaAddress
-from standfast.replication.open_log import parse_address
+from standfast.replication.kafka.address import FILE, KafkaAddress
+from standfast.replication.tail.open_log import parse_address
 from standfast.store import serde
 from standfast.store.errors import BadConfig
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore

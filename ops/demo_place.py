@@ -22,10 +22,10 @@ from standfast.ops.demo_display import Display
 from standfast.ops.demo_result import LogUsed, removal_line
 from standfast.ops.demo_worker import log_address
 from standfast.ops.kafka_probe import check_listening
-from standfast.replication.kafka_address import SCHEME, parse_kafka_address
+from standfast.replication.kafka.address import SCHEME, parse_kafka_address
 from standfast.replication.log import Log
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import Clock
 from standfast.store.errors import InvalidRequest
 from standfast.store.names import check_name

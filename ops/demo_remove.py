@@ -10,7 +10,7 @@ import argparse
 from standfast.ops.demo_place import KAFKA, PREFIX_DEFAULT, found_topics, remove
 from standfast.ops.exit_codes import OK
 from standfast.ops.output import Output
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import InvalidRequest
 
 SCHEMA = "standfast.demo-remove/1"

@@ -19,7 +19,7 @@ from standfast.ops.demo_flights import FlightData
 from standfast.ops.demo_log import LogView
 from standfast.ops.demo_result import Board, DemoResult, Fed, LogUsed, Returned
 from standfast.ops.demo_spark import run_spark
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import Clock
 from standfast.stream.settings import Guarantee
 

@@ -4,7 +4,7 @@
     state directory        definitions kept there     ├──> Application (what is needed) ──> rules ──> findings
     the log                its names, its group       ┘     survey (what is there)
 
-Rules of this file: it asks and changes nothing; what is wrong is said by `standfast.replication.topic_rules` and, for
+Rules of this file: it asks and changes nothing; what is wrong is said by `standfast.replication.topics.rules` and, for
 files, by `standfast.ops.doctor_local`.
 """
 
@@ -19,10 +19,10 @@ from typing import Any
 from standfast.ops.doctor_state import Kept
 from standfast.ops.offline import OfflineStores, OfflineTask, open_tasks, tasks_of
 from standfast.ops.store_argument import StoreArgument, store_spec
-from standfast.replication.app_topics import CHANGELOG, app_topics
-from standfast.replication.changelog import changelog_need
 from standfast.replication.log import Log, LogSurvey, TopicPolicy
-from standfast.replication.topic_rules import Application, Changelog
+from standfast.replication.topics.app_topics import CHANGELOG, app_topics
+from standfast.replication.topics.changelog import changelog_need
+from standfast.replication.topics.rules import Application, Changelog
 from standfast.store.errors import StandfastError, UnknownStore
 from standfast.store.names import changelog_topic
 from standfast.store.task.cut import parse_source_key

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from standfast.replication.topic_rules import Finding
+from standfast.replication.topics.rules import Finding
 from standfast.store.errors import InvalidRequest
 from standfast.store.task.state_dir import MARKER, check_marker, kept_instance
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.embedded_look import locked_now
+from standfast.replication.embedded.log import EmbeddedLog
+from standfast.replication.embedded.look import locked_now
 from standfast.replication.log import Log, TopicInfo
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.topic_rules import Finding
+from standfast.replication.topics.rules import Finding
 from standfast.restore.plan import Plan, Refuse, Reinitialise, plan_changelog
 from standfast.store.errors import Corruption, StandfastError
 from standfast.store.task.cut import Position

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from standfast.ops.reset_plan import LocalStep, ResetPlan, Target, make_plan
-from standfast.replication.app_topics import app_topics
 from standfast.replication.log import Committed, Log
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.topics.app_topics import app_topics
 from standfast.store.errors import InvalidRequest, NotReady
 from standfast.store.task.state_dir import StateDir
 

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from standfast.replication.app_topics import AppTopics
 from standfast.replication.log import Committed
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.topics.app_topics import AppTopics
 from standfast.store.errors import BadConfig
 
 Local = Literal["aside", "remove", "keep"]

@@ -17,7 +17,7 @@ from typing import Any
 from standfast.ops.demo_scenarios import Stage, take
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
 from standfast.stream.app import App
 from standfast.stream.assembly import Assembled, assemble

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from standfast.ops.demo_scenarios import Stage
-from standfast.replication.applier import ChangelogApplier
-from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.listeners import Listeners
 from standfast.replication.log import Outgoing, Record, TopicInfo, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.standby import Standby, Step
-from standfast.replication.tailer import Tailer
+from standfast.replication.tail.applier import ChangelogApplier
+from standfast.replication.tail.tailer import Tailer
 from standfast.replication.takeover import standby_wanted
 from standfast.store import serde
 from standfast.store.clock import ManualClock

@@ -50,7 +50,7 @@ from standfast.ops.status_merge import added
 from standfast.ops.systemd import Notifier
 from standfast.ops.text import dumps
 from standfast.ops.tokens import Tokens
-from standfast.replication.open_log import SqliteAddress, open_log, parse_address
+from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_address
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, Held, StandfastError
 from standfast.store.log import logger

@@ -136,7 +136,7 @@ def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:
 
 def connector_options(address: str) -> dict[str, str]:
     """Settings of the connector for a log's address. Raises InvalidRequest for a log that is not Kafka."""
-    from standfast.replication.open_log import SqliteAddress, parse_address
+    from standfast.replication.tail.open_log import SqliteAddress, parse_address
     from standfast.restore.spark_connector import java_settings
 
     where = parse_address(address)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from standfast.ops.config import parse_duration
-from standfast.replication.changelog import SLACK_MS
 from standfast.replication.log import TopicPolicy
+from standfast.replication.topics.changelog import SLACK_MS
 from standfast.store import serde as serdes
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import changelog_topic, check_name

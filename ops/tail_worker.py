@@ -33,7 +33,7 @@ from standfast.ops.tail_worker_protocol import (
     report_line,
 )
 from standfast.replication.log import Log
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InternalError, StandfastError, is_of_log
 from standfast.store.log import logger

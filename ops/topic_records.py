@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from standfast.ops.store_argument import StoreArgument
-from standfast.replication.changelog_kind import LOOK_RECORDS, kind_problem
 from standfast.replication.log import Log, LogReader, Record, TopicInfo
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.topics.changelog_kind import LOOK_RECORDS, kind_problem
 from standfast.store.errors import BadConfig
 
 FETCH_RECORDS = 2_000

@@ -23,9 +23,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from standfast.replication.applier import ChangelogApplier
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.applier import ChangelogApplier
 from standfast.restore.bulk_plan import BulkSettings, Choice, choose, needs_compaction, parts_of
 from standfast.restore.manifest import Manifest, ManifestPartition
 from standfast.restore.manifest_files import check_files

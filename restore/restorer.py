@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from standfast.replication.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier, note_lost
 from standfast.replication.columns import payload_bytes
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Log, LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier, note_lost
 from standfast.restore.bulk import BulkLoader, BulkStatistics
 from standfast.restore.bulk_plan import BulkSettings
 from standfast.restore.progress import ProgressMeter, RestoreProgress

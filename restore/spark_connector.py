@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import functions as F
 
-from standfast.replication.kafka_address import CONSUMER, PRODUCER, KafkaAddress
+from standfast.replication.kafka.address import CONSUMER, PRODUCER, KafkaAddress
 from standfast.restore.spark_batches import LOG, StoreShape, ddl, prepare
 from standfast.restore.spark_source import LogRanges
 from standfast.restore.split_plan import pieces_of

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.restore.report_parts import skipped_text
 from standfast.restore.spark_batches import with_key
 from standfast.restore.spark_data_columns import Cells, Shaper, log_columns

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from standfast._version import __version__
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.restore.digest import Digest
 from standfast.restore.manifest import FILE_NAME, Made, Manifest, ManifestPartition, dump_manifest
 from standfast.restore.spark_data_encode import Encoder

@@ -103,7 +103,7 @@ def read_range(
     """Records of a span of offsets, of at most `rows` each. Raises StateLost if the log does not hold all of it."""
     if span.begin >= span.end:
         return
-    from standfast.replication.open_log import open_log  # not on the driver's import path of every Spark user
+    from standfast.replication.tail.open_log import open_log  # not on the driver's import path of every Spark user
 
     log = open_log(address)
     try:

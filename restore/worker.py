@@ -31,7 +31,7 @@ from standfast._version import __version__
 from standfast.replication.columns import payload_bytes
 from standfast.replication.log import Log, LogReader, Record
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.open_log import narrow_address, open_log
+from standfast.replication.tail.open_log import narrow_address, open_log
 from standfast.restore.bulk_plan import (
     TAIL_RECORDS,
     Tail,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from standfast.replication.listeners import Listener
     from standfast.replication.log import Outgoing, TopicPolicy
     from standfast.replication.offsets import TopicPartition
-    from standfast.replication.open_log import open_log
+    from standfast.replication.tail.open_log import open_log
     from standfast.store import serde
     from standfast.store.errors import (
         Backpressure,
@@ -163,7 +163,7 @@ _HOMES = {
     "App": "standfast.stream.app:App",
     "Processor": "standfast.stream.processor:Processor",
     "testing": "standfast.stream.testing",
-    "open_log": "standfast.replication.open_log:open_log",
+    "open_log": "standfast.replication.tail.open_log:open_log",
     "TopicPartition": "standfast.replication.offsets:TopicPartition",
     "TopicPolicy": "standfast.replication.log:TopicPolicy",
     "Outgoing": "standfast.replication.log:Outgoing",

@@ -64,7 +64,7 @@ class Session:
 
     async def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
         """See Session.on_assign; the consumer is an asyncio one."""
-        from standfast.replication.kafka_consumer import drive_async
+        from standfast.replication.kafka.consumer import drive_async
 
         given = source_partitions("on_assign", partitions)
         self.blocking.own_loop.of_asyncio = True
@@ -85,7 +85,7 @@ class Session:
         async with self._commits:
             loop = self.blocking.own_loop
             if loop.of_asyncio:
-                from standfast.replication.kafka_consumer import drive_async
+                from standfast.replication.kafka.consumer import drive_async
 
                 tasks = self.blocking.all_tasks()
                 source_offsets = await drive_async(loop.consumer, loop.committing(source_offsets))

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, TypeVar, Unpack, get_args
 
 from standfast.replication.listeners import Listener
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
 from standfast.store.arguments import list_problems, path_problems, refuse
 from standfast.store.clock import Clock, SystemClock

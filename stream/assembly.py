@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from standfast.replication.log import LogAdmin, TopicInfo, TopicPolicy
 from standfast.replication.offsets import TaskId
 from standfast.replication.permissions import application_needs
-from standfast.replication.topic_fixes import Fixes
-from standfast.replication.topic_rules import errors, repartition_policy
-from standfast.replication.topic_settings import OWN_TIMESTAMPS
+from standfast.replication.topics.fixes import Fixes
+from standfast.replication.topics.rules import errors, repartition_policy
+from standfast.replication.topics.settings import OWN_TIMESTAMPS
 from standfast.store.errors import BadConfig
 from standfast.stream.groups import TaskGroup
 from standfast.stream.topology import Topology, TopologyBuilder

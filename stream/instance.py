@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 
-from standfast.replication.lease_progress import WORK
+from standfast.replication.lease.progress import WORK
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Committed, EnteredView, Group, GroupView, Log, LogReader, LogWriter
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.tailer import Tailer, TailResult
+from standfast.replication.tail.tailer import Tailer, TailResult
 from standfast.replication.takeover import MemberPlan
 from standfast.restore.bulk_plan import BulkSettings
 from standfast.restore.gate import Gate

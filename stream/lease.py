@@ -8,7 +8,7 @@ Measured on two cores (ARCHITECTURE.md, Take-over): a thread cannot renew while 
 in a C call, since both hold the interpreter, for as long as they last.
 
 Rules of this file: one thread, which starts the process and outlives it. Nothing is renewed for a process that makes no
-progress (`replication/lease.py`).
+progress (`replication/lease/renewal.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import sys
 import threading
 from typing import Protocol
 
-from standfast.replication.lease import StallWatch, renewal_interval_ms
-from standfast.replication.lease_process import LeaseProcess
-from standfast.replication.lease_progress import ALLOWED, GAP, STALLED, STALLS, LeaseProgress
+from standfast.replication.lease.process import LeaseProcess
+from standfast.replication.lease.progress import ALLOWED, GAP, STALLED, STALLS, LeaseProgress
+from standfast.replication.lease.renewal import StallWatch, renewal_interval_ms
 from standfast.replication.log import Group
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Corruption, Unavailable

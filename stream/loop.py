@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from standfast.replication.lease_progress import LOOP
+from standfast.replication.lease.progress import LOOP
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock

@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from standfast.replication.applier import ChangelogApplier
-from standfast.replication.changelog import (
-    changelog_problems,
-    ensure_changelogs,
-    grow_changelogs,
-)
-from standfast.replication.foreign import foreign_changelogs
-from standfast.replication.lease_progress import LeaseProgress
+from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Group, Log, TopicInfo
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.permissions import Need, changelog_needs
-from standfast.replication.topic_fixes import Fixes
+from standfast.replication.tail.applier import ChangelogApplier
+from standfast.replication.topics.changelog import (
+    changelog_problems,
+    ensure_changelogs,
+    grow_changelogs,
+)
+from standfast.replication.topics.fixes import Fixes
+from standfast.replication.topics.foreign import foreign_changelogs
 from standfast.restore.plan import (
     CORRUPT,
     LocalPosition,

@@ -104,7 +104,7 @@ class OwnLoop:
             return named if isinstance(named, TaskId) else TaskId(0, cast(int, named))
         message = cast(Given, named)
         if message.error() is not None:
-            from standfast.replication.kafka_consumer import error_given
+            from standfast.replication.kafka.consumer import error_given
 
             raise error_given(message, self._host.address)
         return self._host.task_of(TopicPartition(message.topic() or "", message.partition() or 0))
@@ -125,7 +125,7 @@ class OwnLoop:
         """Settings of a consumer for this application. Raises BadConfig."""
         if not address.startswith("kafka://"):
             raise BadConfig([f"log {address} has no consumers of Kafka: use a log at kafka://host:9092"])
-        from standfast.replication.kafka_consumer import begins_early, consumer_settings, is_eager
+        from standfast.replication.kafka.consumer import begins_early, consumer_settings, is_eager
 
         settings = consumer_settings(address, self._host.app, given)
         self._settings_given, self._eager = True, is_eager(settings)
@@ -159,7 +159,7 @@ class OwnLoop:
 
     def assigned(self, consumer: Any, partitions: Iterable[Any]) -> Any:
         """Steps of an assignment."""
-        from standfast.replication.kafka_consumer import ConsumerSteps
+        from standfast.replication.kafka.consumer import ConsumerSteps
 
         if self.consumer is not consumer:
             self._steps = ConsumerSteps(consumer, eager=self._eager)
@@ -295,7 +295,7 @@ class OwnLoop:
             )
 
     def _drive(self, consumer: Any, steps: Any) -> Any:
-        from standfast.replication.kafka_consumer import drive
+        from standfast.replication.kafka.consumer import drive
 
         return drive(consumer, steps)
 

@@ -17,12 +17,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import NoReturn, TypedDict, Unpack
 
-from standfast.replication.foreign import foreign_changelog
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Log, LogAdmin
 from standfast.replication.offsets import TaskId
-from standfast.replication.open_log import open_log
 from standfast.replication.read_only import ReadOnlyLog
+from standfast.replication.tail.open_log import open_log
+from standfast.replication.topics.foreign import foreign_changelog
 from standfast.store.arguments import name_problems, refuse
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, Closed, InvalidRequest, StandfastError, Unavailable

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from standfast.replication.lease_progress import LOOP, LeaseProgress
+from standfast.replication.lease.progress import LOOP, LeaseProgress
 from standfast.replication.log import Record as LogRecord
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock

@@ -19,12 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
-from standfast.replication.fetch_pipeline import FetchPipeline
-from standfast.replication.lease_progress import WORK
+from standfast.replication.lease.progress import WORK
 from standfast.replication.listeners import Listener, Listeners
 from standfast.replication.log import Group, GroupView, Log, LogReader
 from standfast.replication.offsets import TaskId
-from standfast.replication.open_log import log_folder, open_log, parse_address
+from standfast.replication.tail.fetch_pipeline import FetchPipeline
+from standfast.replication.tail.open_log import log_folder, open_log, parse_address
 from standfast.store.arguments import flag_problems, list_problems, refuse
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.disk import DiskGuard

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.replication.tailer import TailedChangelog
+from standfast.replication.tail.tailer import TailedChangelog
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskState
 from standfast.store.errors import Corruption, Unavailable, UnknownStore

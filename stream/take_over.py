@@ -14,7 +14,7 @@ from typing import Protocol
 
 from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
-from standfast.replication.tailer import Tailer
+from standfast.replication.tail.tailer import Tailer
 from standfast.replication.takeover import decide, plans, standby_wanted
 from standfast.store.errors import Fenced
 from standfast.stream.task import Task, TaskState

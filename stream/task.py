@@ -23,7 +23,6 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeAlias
 
-from standfast.replication.applier import ChangelogApplier
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.listeners import Listener
 from standfast.replication.log import (
@@ -37,6 +36,7 @@ from standfast.replication.log import (
     Outgoing,
 )
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.applier import ChangelogApplier
 from standfast.store.arguments import is_whole
 from standfast.store.buffer import changes_bytes
 from standfast.store.clock import Clock, measured_ns

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from standfast.replication.log import Headers, Outgoing, TopicPolicy
 from standfast.replication.log import Record as LogRecord
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.arguments import INT64_MAX, is_whole
 from standfast.store.clock import ManualClock
 from standfast.store.errors import InternalError, InvalidRequest

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from standfast.replication.app_topics import app_topics, is_internal, store_of
+from standfast.replication.topics.app_topics import app_topics, is_internal, store_of
 from standfast.store.names import changelog_topic
 from standfast.stream.topology import Topology
 

@@ -36,7 +36,7 @@ from crash_run import Life
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Log, Record, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.restore.digest import digest_rows
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable

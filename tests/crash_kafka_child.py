@@ -23,7 +23,7 @@ import sys
 from typing import Any
 
 import standfast as sf
-from standfast.replication.kafka_writer import KafkaWriter
+from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TopicPartition
 from standfast.stream import task as task_module
 

@@ -49,7 +49,7 @@ from crash_stores import Unlogged, draw, of_names
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Record, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.restore.digest import digest_rows
 from standfast.store.failpoint import VARIABLE
 from standfast.store.names import changelog_topic

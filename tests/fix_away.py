@@ -31,7 +31,7 @@ time.sleep(600)
 """
 OURS = """
 import sys
-from standfast.replication.embedded_db import Database
+from standfast.replication.embedded.db import Database
 
 with Database(sys.argv[1]).write():
     pass

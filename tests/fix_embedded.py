@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Outgoing, Record
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock

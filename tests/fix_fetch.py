@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.fetch_thread import FetchThread
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Fetched, LogReader, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.tail.fetch_thread import FetchThread
 
 P0, P1, P2 = (TopicPartition("flights", number) for number in range(3))
 COUNT = 20

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import standfast as sf
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 

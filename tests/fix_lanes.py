@@ -12,11 +12,11 @@ from typing import Any
 
 from fix_fetch import Wrapped
 
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.fetch_lane import Lane
-from standfast.replication.fetch_pipeline import FetchPipeline
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Fetched, LogReader
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.tail.fetch_lane import Lane
+from standfast.replication.tail.fetch_pipeline import FetchPipeline
 
 WAIT_MS = 30_000
 

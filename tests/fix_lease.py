@@ -23,7 +23,7 @@ import pytest
 
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 
 CHILD = Path(__file__).with_name("lease_child.py")
 WAIT_S = 60.0

@@ -17,7 +17,7 @@ from confluent_kafka import admin as _admin
 
 from standfast.ops.broker import Broker
 from standfast.ops.loopback import HOST, free_port
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.permissions import GROUP, TOPIC, TRANSACTIONAL_ID, Need
 
 _api: Any = _admin  # its names are public by its manual, but not to type checkers

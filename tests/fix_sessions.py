@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Log
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
 from standfast.stream.task import Task
 

@@ -22,7 +22,7 @@ from standfast.ops.bench_step import Step, key_of, values_of
 from standfast.ops.cli import main
 from standfast.ops.kafka_probe import live_nodes
 from standfast.ops.output import Output
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 
 slow = pytest.mark.slow
 GOALS = runpy.run_path(str(Path(__file__).resolve().parent.parent / "benchmarks/bench_goals.py"))

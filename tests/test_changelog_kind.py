@@ -9,8 +9,8 @@ import pytest
 
 import standfast as sf
 from standfast.ops.cli import main
-from standfast.replication.changelog_kind import kind_problem
 from standfast.replication.log import Record, TopicInfo, TopicPolicy
+from standfast.replication.topics.changelog_kind import kind_problem
 from standfast.store import session_key, window_key
 
 NOW_MS = 1_790_000_000_000

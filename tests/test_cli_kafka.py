@@ -18,7 +18,7 @@ from standfast.ops.http import OpsServer
 from standfast.ops.kafka_probe import refusals
 from standfast.ops.loopback import HOST, free_port
 from standfast.replication.log import TopicPolicy
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 
 kafka = pytest.mark.kafka
 slow = pytest.mark.slow

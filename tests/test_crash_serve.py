@@ -26,7 +26,7 @@ from fix_serve import Sidecar, Sidecars
 
 import standfast as sf
 from standfast.replication.log import TopicPolicy
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import Fenced, InvalidRequest, NotReady, Unavailable
 
 ASKED = os.environ.get("STANDFAST_CRASH_SERVE_RUNS")

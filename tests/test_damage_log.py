@@ -26,8 +26,8 @@ from fix_serve import wait_for
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.embedded_db import PAGE_BYTES
+from standfast.replication.embedded.db import PAGE_BYTES
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock, SystemClock
 from standfast.stream.task import TaskState

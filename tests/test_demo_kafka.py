@@ -23,7 +23,7 @@ from standfast.ops.demo_place import found_topics, names
 from standfast.ops.process_id import identify
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 
 # Whole runs of several processes: on a busy machine the longest takes a minute and a half.

@@ -21,10 +21,10 @@ from standfast.ops.demo_flights import read_flights
 from standfast.ops.demo_plain import PlainBoard, plain_board
 from standfast.ops.demo_run import settings_for
 from standfast.ops.demo_worker import log_address, state_dir, status_path
-from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.task.task_stores import TaskStores
 

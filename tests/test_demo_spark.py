@@ -21,7 +21,7 @@ from standfast.ops.demo_card import print_card
 from standfast.ops.demo_display import PlainDisplay
 from standfast.ops.demo_result import DemoResult, SparkRun
 from standfast.ops.demo_spark import run_spark
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 
 result = test_demo.result  # the fixture

@@ -20,7 +20,7 @@ from standfast.ops.control_session import failure_of
 from standfast.ops.reasons import COMMIT_UNKNOWN, DISK_FULL, UNAVAILABLE, message_of, reason_of
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.restore.worker import Worker
 from standfast.restore.worker_protocol import Event, Job, Progress, Run
 from standfast.store.buffer import WriteBuffer

@@ -19,7 +19,7 @@ from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores
 import standfast as sf
 from standfast.ops.cli import main
 from standfast.ops.doctor_local import LocalFacts, local_facts, local_findings
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Committed, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.task.state_dir import MARKER

@@ -15,11 +15,11 @@ from fix_embedded import COMPACT, DAY_MS, T0, contents, pairs, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from standfast.replication import embedded_care
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.embedded_care import Care, CareReport
-from standfast.replication.embedded_db import PAGE_BYTES, Database, Transaction
-from standfast.replication.embedded_writer import AGE_STEP_MS
+from standfast.replication.embedded import care as embedded_care
+from standfast.replication.embedded.care import Care, CareReport
+from standfast.replication.embedded.db import PAGE_BYTES, Database, Transaction
+from standfast.replication.embedded.log import EmbeddedLog
+from standfast.replication.embedded.writer import AGE_STEP_MS
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import ManualClock

@@ -16,14 +16,15 @@ from fix_embedded import T0, contents, put
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.replication import embedded_db, embedded_reader
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.embedded_db import Database
-from standfast.replication.embedded_rows import pack_headers, unpack_headers
-from standfast.replication.embedded_schema import SCHEMA_VERSION
+from standfast.replication.embedded import db as embedded_db
+from standfast.replication.embedded import reader as embedded_reader
+from standfast.replication.embedded.db import Database
+from standfast.replication.embedded.log import EmbeddedLog
+from standfast.replication.embedded.rows import pack_headers, unpack_headers
+from standfast.replication.embedded.schema import SCHEMA_VERSION
 from standfast.replication.log import Committed, Headers, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
 from standfast.store.errors import (
     BadConfig,
@@ -268,7 +269,7 @@ def test_members_of_an_earlier_boot_are_dead(
     first = before.group("board").join("a", lease_ms=60_000)
     before.writer("board-0", group="board", owner="a")
     before.close()
-    monkeypatch.setattr("standfast.replication.embedded.boot_id", lambda: "another boot")
+    monkeypatch.setattr("standfast.replication.embedded.log.boot_id", lambda: "another boot")
     after = EmbeddedLog(tmp_path / "log.sqlite", clock=clock)
     view = after.group("board").view()
     assert view.members == ()

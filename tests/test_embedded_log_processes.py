@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Committed, Record, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 
@@ -24,7 +24,7 @@ P0, P1 = TopicPartition("board", 0), TopicPartition("board", 1)
 # 0, so that retention is decided by the timestamps alone: to it, every append is long ago.
 APPEND = """
 import json, sys
-from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock
@@ -46,7 +46,7 @@ log.close()
 # Transacts equal batches into two partitions with an offset commit, for ever; prints each acknowledged position.
 TRANSACT = """
 import sys
-from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Committed, GroupCommit, Outgoing
 from standfast.replication.offsets import TopicPartition
 log = EmbeddedLog(sys.argv[1])

@@ -21,7 +21,7 @@ import pytest
 from fix_clients import node_and_npm
 from fix_serve import Sidecars, wait_for
 
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 

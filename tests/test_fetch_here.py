@@ -16,11 +16,11 @@ from fix_fetch import COUNT, P0, P1, WAIT_S, Wrapped, drain, failing, flights_lo
 from fix_lanes import WAIT_MS, pipeline_of
 from fix_lanes import drain as drain_lane
 
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.fetch_lane import Lane
-from standfast.replication.fetch_pipeline import FetchPipeline
-from standfast.replication.fetch_thread import Batch, Failure, FetchThread
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Fetched
+from standfast.replication.tail.fetch_lane import Lane
+from standfast.replication.tail.fetch_pipeline import FetchPipeline
+from standfast.replication.tail.fetch_thread import Batch, Failure, FetchThread
 from standfast.store.errors import Closed, Corruption, StateLost, Unavailable
 
 ASKED_MAX = 10_000

@@ -19,10 +19,10 @@ from fix_fetch import COUNT, P0, P1, P2, failing, flights_log, write
 from fix_lanes import WAIT_MS, drain, offsets, pipeline_of
 
 from standfast.replication.credits import CreditLimits
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.fetch_lane import Lane
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Fetched, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.tail.fetch_lane import Lane
 from standfast.store.errors import Closed, Corruption, InvalidRequest, StateLost, Unavailable, UnknownStore
 
 SMALL = CreditLimits(

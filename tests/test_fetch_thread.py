@@ -28,10 +28,10 @@ from fix_fetch import (
     write,
 )
 
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.fetch_thread import FetchThread
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Fetched
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.tail.fetch_thread import FetchThread
 from standfast.store.errors import Closed, Corruption, InvalidRequest, StateLost, Unavailable, UnknownStore
 
 

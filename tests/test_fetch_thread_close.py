@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from fix_fetch import P0, WAIT_S, drain, flights_log, started, wait_until_full
 
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.fetch_thread import FetchThread
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Fetched, LogReader
+from standfast.replication.tail.fetch_thread import FetchThread
 from standfast.store.errors import Closed, InvalidRequest, StateLost, Unavailable
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from standfast.replication.changelog import changelog_policy
+from standfast.replication.topics.changelog import changelog_policy
 from standfast.store import serde
 from standfast.store.errors import BadConfig
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, WindowStore

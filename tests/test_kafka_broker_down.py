@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 
 import standfast as sf
 from standfast.ops.broker import Broker
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 

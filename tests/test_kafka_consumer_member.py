@@ -15,7 +15,7 @@ from fix_serve import Sidecars
 import standfast as sf
 from standfast.replication.log import Committed, ConsumerMember, GroupCommit, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import Fenced
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

@@ -27,7 +27,7 @@ from fix_kafka_bench import WAIT_S, KafkaBench, rows, until
 
 import standfast as sf
 from standfast.ops.broker import Broker
-from standfast.replication.kafka_writer import KafkaWriter
+from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TaskId
 from standfast.restore.verify import committed_views, verify_task
 

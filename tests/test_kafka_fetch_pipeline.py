@@ -16,10 +16,10 @@ from fix_lanes import WAIT_MS, drain
 
 from standfast.ops.broker import Broker
 from standfast.replication.credits import CreditLimits
-from standfast.replication.fetch_pipeline import FetchPipeline
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.tail.fetch_pipeline import FetchPipeline
 from standfast.store.errors import StateLost, Unavailable, UnknownStore
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

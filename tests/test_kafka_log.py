@@ -20,9 +20,9 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.ops.broker import Broker
-from standfast.replication import kafka_cluster
-from standfast.replication.kafka import KafkaLog
-from standfast.replication.kafka_reader import BUFFER_RECORDS, KafkaReader
+from standfast.replication.kafka import cluster as kafka_cluster
+from standfast.replication.kafka.log import KafkaLog
+from standfast.replication.kafka.reader import BUFFER_RECORDS, KafkaReader
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import BadConfig, Fenced, InvalidRequest, StateLost, Unavailable

@@ -22,7 +22,7 @@ from confluent_kafka import Consumer
 from fix_secured import WAIT_S, Secured, secured_broker
 
 import standfast as sf
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import GROUP, TOPIC, TRANSACTIONAL_ID, Need, lack

@@ -17,9 +17,9 @@ from confluent_kafka import KafkaError, KafkaException
 from fix_sessions import HOUR_MS, four_stores
 
 import standfast as sf
-from standfast.replication.kafka import KafkaLog
-from standfast.replication.kafka_cluster import Cluster
-from standfast.replication.kafka_writer import KafkaWriter
+from standfast.replication.kafka.cluster import Cluster
+from standfast.replication.kafka.log import KafkaLog
+from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import Need

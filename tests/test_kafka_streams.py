@@ -44,7 +44,7 @@ from standfast.ops.cli import main
 from standfast.ops.client import Client, store_path
 from standfast.ops.java import ensure_java
 from standfast.ops.offline import find_tasks, open_tasks
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Headers, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 

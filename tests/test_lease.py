@@ -16,12 +16,12 @@ from fix_lease import LEASE_MS, Leases, until
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.replication.kafka_members import Members, member_key, member_value, removal_headers
-from standfast.replication.lease import StallWatch, replay_allowance_ms
-from standfast.replication.lease_process import SILENT_MS, LeaseProcess
-from standfast.replication.lease_progress import ALLOWED, RENEWED, TRIES, LeaseProgress
+from standfast.replication.kafka.members import Members, member_key, member_value, removal_headers
+from standfast.replication.lease.process import SILENT_MS, LeaseProcess
+from standfast.replication.lease.progress import ALLOWED, RENEWED, TRIES, LeaseProgress
+from standfast.replication.lease.renewal import StallWatch, replay_allowance_ms
 from standfast.replication.log import Record
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
 
 BOTH = pytest.mark.parametrize("leases", ["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True)

@@ -23,8 +23,8 @@ from fix_away import stopped
 from fix_serve import Sidecar, Sidecars, wait_for
 
 import standfast as sf
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.embedded_db import Database
+from standfast.replication.embedded.db import Database
+from standfast.replication.embedded.log import EmbeddedLog
 
 pytestmark = pytest.mark.slow
 

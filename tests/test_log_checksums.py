@@ -17,9 +17,10 @@ from fix_embedded import COMPACT, T0, contents, pairs, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from standfast.replication import embedded_care, embedded_sums
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.embedded_sums import BLOCK_RECORDS, Block, Cells, Sums, add, block_of, check
+from standfast.replication.embedded import care as embedded_care
+from standfast.replication.embedded import sums as embedded_sums
+from standfast.replication.embedded.log import EmbeddedLog
+from standfast.replication.embedded.sums import BLOCK_RECORDS, Block, Cells, Sums, add, block_of, check
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import ManualClock
@@ -397,7 +398,7 @@ def test_upgrade_that_fails_changes_nothing(old_file: Path, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     with monkeypatch.context() as killed:
-        killed.setattr("standfast.replication.embedded_schema.seal", fail)
+        killed.setattr("standfast.replication.embedded.schema.seal", fail)
         with pytest.raises(KeyboardInterrupt):
             EmbeddedLog(old_file)
     with closing(sqlite3.connect(old_file)) as older:

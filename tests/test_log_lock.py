@@ -26,7 +26,7 @@ from standfast.ops.metrics_values import session_samples
 from standfast.ops.status import status_document
 from standfast.ops.status_merge import statistics_of
 from standfast.ops.verdict import verdict
-from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import LockHolder, Outgoing, TopicPolicy
 from standfast.store.errors import Unavailable
 from standfast.store.failpoint import VARIABLE
@@ -37,7 +37,7 @@ STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 WAIT_S = 30.0
 CHILD = """
 import sys
-from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from fix_embedded import T0, contents
 
-from standfast.replication.embedded import EmbeddedLog
-from standfast.replication.embedded_db import PAGE_BYTES
-from standfast.replication.embedded_wal import lost_commits
+from standfast.replication.embedded.db import PAGE_BYTES
+from standfast.replication.embedded.log import EmbeddedLog
+from standfast.replication.embedded.wal import lost_commits
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.store.clock import ManualClock
 from standfast.store.errors import Corruption

@@ -19,7 +19,7 @@ import pytest
 
 import standfast as sf
 from standfast.ops.broker import Broker
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.takeover import MemberPlan, plans

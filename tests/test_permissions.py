@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from standfast.replication.kafka_address import parse_kafka_address
+from standfast.replication.kafka.address import parse_kafka_address
 from standfast.replication.permissions import (
     CLUSTER,
     CLUSTER_NAME,

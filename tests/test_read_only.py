@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from standfast.replication import log as port
-from standfast.replication.embedded import EmbeddedLog
+from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Committed, GroupView, Log, LogAdmin, LogReader, LogWriter, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.read_only import ReadOnlyLog

@@ -17,10 +17,10 @@ from confluent_kafka import Consumer
 import standfast as sf
 from standfast.ops.cli import main
 from standfast.ops.reset_plan import LocalStep, ResetPlan, Target, make_plan, parse_target
-from standfast.replication.app_topics import AppTopics, app_topics
 from standfast.replication.log import Committed, Log, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
+from standfast.replication.topics.app_topics import AppTopics, app_topics
 from standfast.store.errors import BadConfig
 
 Run = Callable[..., tuple[int, dict[str, Any]]]

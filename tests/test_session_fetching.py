@@ -19,9 +19,9 @@ from fix_tables import COMPACT, TABLE
 
 import standfast as sf
 from standfast.replication.credits import CreditLimits
-from standfast.replication.fetch_pipeline import FetchPipeline
 from standfast.replication.log import Committed, Fetched, Log, LogReader, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.fetch_pipeline import FetchPipeline
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
 from standfast.stream.statistics import StoreStatistics

@@ -19,9 +19,9 @@ import pytest
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.replication.applier import ChangelogApplier
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.tail.applier import ChangelogApplier
 from standfast.store.clock import SystemClock, measured_ns
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 import standfast as sf
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.verify import committed_views, verify_task

@@ -23,7 +23,7 @@ from fix_sessions import Bench
 import standfast as sf
 from standfast.replication.log import Log, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import BadConfig
 from standfast.stream.source_discovery import SourceDiscovery
 

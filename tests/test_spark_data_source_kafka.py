@@ -18,7 +18,7 @@ from test_spark_data_source import table, tuples
 from test_spark_data_source_write import write
 
 import standfast as sf
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.manifest_files import read_manifest

@@ -22,7 +22,7 @@ from standfast.ops.cli import build_parser
 from standfast.ops.commands_pipeline import run_pipeline_command
 from standfast.ops.output import Output
 from standfast.ops.spark_arguments import connector_options
-from standfast.replication.kafka import KafkaLog
+from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import Digest, digest_rows

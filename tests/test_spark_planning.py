@@ -16,7 +16,7 @@ from fix_stores import keyvalue
 
 from standfast.replication.log import Log, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.open_log import open_log
+from standfast.replication.tail.open_log import open_log
 from standfast.restore.digest import Digest
 from standfast.restore.manifest import FILE_NAME, Made, Manifest, ManifestFile, ManifestPartition, dump_manifest
 from standfast.restore.preflight import preflight

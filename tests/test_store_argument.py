@@ -6,8 +6,8 @@ import pytest
 
 import standfast as sf
 from standfast.ops.store_argument import parse_store, store_spec
-from standfast.replication.changelog import SLACK_MS, changelog_policy
 from standfast.replication.log import TopicPolicy
+from standfast.replication.topics.changelog import SLACK_MS, changelog_policy
 from standfast.store.errors import BadConfig
 from standfast.store.specs import StoreSpec
 

@@ -11,11 +11,11 @@ import pytest
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.replication.applier import ChangelogApplier
 from standfast.replication.listeners import Listeners
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.tailer import Tailer
+from standfast.replication.tail.applier import ChangelogApplier
+from standfast.replication.tail.tailer import Tailer
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.task_stores import TaskStores
 

@@ -9,7 +9,7 @@ from fix_sessions import Bench, filled
 
 import standfast as sf
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.tailer import STAGED_MS_MAX
+from standfast.replication.tail.tailer import STAGED_MS_MAX
 
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 TASKS = 3
@@ -44,8 +44,8 @@ def heard() -> Heard:
 @pytest.fixture
 def session(bench: Bench, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> sf.Session:
     """A session with nothing, beside changelogs that are there."""
-    monkeypatch.setattr("standfast.replication.tailer.BATCH_ROWS", BATCH)
-    monkeypatch.setattr("standfast.replication.tailer.FETCH_RECORDS_MAX", FETCHED * TASKS)
+    monkeypatch.setattr("standfast.replication.tail.tailer.BATCH_ROWS", BATCH)
+    monkeypatch.setattr("standfast.replication.tail.tailer.FETCH_RECORDS_MAX", FETCHED * TASKS)
     bench.fill(STORES, TASKS, RECORDS)
     session = bench.session("second", stores=STORES, partitions=TASKS, take_over=False)
     session.listeners.add(heard)
@@ -88,7 +88,7 @@ def test_rows_of_a_standby_that_keeps_being_given_more_wait_a_second_at_most(ben
 def test_what_waits_of_all_standbys_together_is_bounded(
     bench: Bench, session: sf.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("standfast.replication.tailer.STAGED_BYTES_MAX", 1_000)  # 100 records of a task are 600
+    monkeypatch.setattr("standfast.replication.tail.tailer.STAGED_BYTES_MAX", 1_000)  # 100 records of a task are 600
     session.assign(standby=range(TASKS))
     session.poll_once()
     assert sorted(written(session, partition) for partition in range(TASKS)) == [0, FETCHED, FETCHED]

@@ -40,20 +40,20 @@ PURE = {
     "ops/tail_moves.py",
     "ops/tail_worker_protocol.py",
     "ops/verdict.py",
-    "replication/app_topics.py",
+    "replication/topics/app_topics.py",
     "replication/columns.py",
     "replication/commit_metadata.py",
     "replication/credits.py",
     "replication/discovery.py",
-    "replication/embedded_wal.py",
+    "replication/embedded/wal.py",
     "replication/offsets.py",
     "replication/placement.py",
     "replication/standby.py",
     "replication/standby_step.py",
     "replication/takeover.py",
-    "replication/topic_fixes.py",
-    "replication/topic_rules.py",
-    "replication/topic_settings.py",
+    "replication/topics/fixes.py",
+    "replication/topics/rules.py",
+    "replication/topics/settings.py",
     "restore/bulk_plan.py",
     "restore/compare.py",
     "restore/digest.py",
@@ -375,7 +375,7 @@ RULES = (
         plant(
             "store/memory.py", "import rocksdict", "from rocksdict import Rdict", "import sqlite3", "import unheard_of"
         )
-        + plant("replication/embedded.py", "from confluent_kafka import Consumer", "import sqlite3\nimport msgpack")
+        + plant("replication/embedded/log.py", "from confluent_kafka import Consumer", "import sqlite3\nimport msgpack")
         + plant("ops/cli.py", "import prometheus_client", "def f():\n    import pyspark.sql"),
     ),
     Rule(

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import standfast as sf
-from standfast.replication.embedded_rows import prepare
-from standfast.replication.kafka_records import checked
+from standfast.replication.embedded.rows import prepare
+from standfast.replication.kafka.records import checked
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem, writable

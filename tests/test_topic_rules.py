@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import standfast as sf
-from standfast.replication.changelog import SLACK_MS, Other, changelog_need, default_problems, policy_problems
 from standfast.replication.log import DELETE_RETENTION_DEFAULT_MS, LogSurvey, TopicInfo, TopicPolicy, TopicSurvey
-from standfast.replication.topic_fixes import Fixes
-from standfast.replication.topic_rules import Application, Changelog, Finding, errors, findings
+from standfast.replication.topics.changelog import SLACK_MS, Other, changelog_need, default_problems, policy_problems
+from standfast.replication.topics.fixes import Fixes
+from standfast.replication.topics.rules import Application, Changelog, Finding, errors, findings
 
 DAY_MS = 24 * 3_600_000
 TEXT = sf.serde.string

@@ -1,0 +1,1 @@
+"""The embedded log, in one SQLite file."""

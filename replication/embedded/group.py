@@ -1,0 +1,265 @@
+"""Groups of the embedded log: members with leases, generation, leader, owners, committed offsets.
+
+    live        its lease has not run out, and it was taken in this boot of the machine
+    generation  grows by one for each member that comes, leaves or runs out
+    leader      first live member by id
+
+Rules of this file: leases are compared on the machine's monotonic clock together with its boot id; members whose lease
+ran out are removed under the lock by whoever writes next, and left out of every view before. It must not know of
+records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from standfast.replication.embedded.db import Database, Transaction
+from standfast.replication.embedded.sums import check_seal, seal
+from standfast.replication.log import Committed, ConsumerMember, EnteredView, GroupView, Member, WriterClaim
+from standfast.replication.offsets import TopicPartition
+from standfast.store.clock import Clock
+from standfast.store.errors import Fenced, InvalidRequest
+
+METADATA_BYTES_MAX = 4_096
+LEASE_MS_MAX = 24 * 3_600_000
+
+
+class _Lease(NamedTuple):
+    """A member as stored."""
+
+    member_id: str
+    metadata: str
+    boot_id: str
+    lease_ms: int
+    deadline_ms: int
+
+    def live(self, now_ms: int, boot: str) -> bool:
+        return self.boot_id == boot and now_ms < self.deadline_ms
+
+
+class EmbeddedGroup:
+    """Group of the embedded log. May be used by several threads."""
+
+    def __init__(
+        self, db: Database, name: str, clock: Clock, boot: str, closed: Callable[[EmbeddedGroup], None]
+    ) -> None:
+        self._db = db
+        self._name = name
+        self._clock = clock
+        self._boot = boot
+        self._closed = closed
+
+    def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
+        """Become (or stay, with new metadata) a member until the lease runs out or leave() is called."""
+        check_text("member id", member_id)
+        _check_metadata("member metadata", metadata)
+        if not isinstance(lease_ms, int) or not 1 <= lease_ms <= LEASE_MS_MAX:
+            raise InvalidRequest(f"lease of {lease_ms!r} ms for member {member_id!r}: use 1 to {LEASE_MS_MAX}")
+        with self._db.write(patient=False) as run:
+            now_ms = self._clock.monotonic_ms()
+            leases = self._expire(run, now_ms)
+            lease = _Lease(member_id, metadata, self._boot, lease_ms, now_ms + lease_ms)
+            run.execute(
+                "INSERT OR REPLACE INTO members (group_name, member_id, metadata, boot_id, lease_ms, deadline_ms) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (self._name, *lease),
+            )
+            entered = member_id not in leases
+            if entered:
+                self._grow(run, 1)
+            leases[member_id] = lease
+            view = _view(self._generation(run), leases)
+            return EnteredView(*view) if entered else view
+
+    def heartbeat(self, member_id: str) -> GroupView:
+        """Renew the lease. Raises Fenced if it had run out: join again."""
+        # A lease is worth nothing after a power loss, so this write need not wait for the disk.
+        with self._db.write(durable=False, patient=False) as run:
+            now_ms = self._clock.monotonic_ms()
+            leases = self._expire(run, now_ms)
+            lease = leases.get(member_id)
+            if lease is not None:
+                run.execute(
+                    "UPDATE members SET deadline_ms = ? WHERE group_name = ? AND member_id = ?",
+                    (now_ms + lease.lease_ms, self._name, member_id),
+                )
+            view = _view(self._generation(run), leases)
+        if lease is None:  # raised after the commit: the removal of members that ran out stays
+            raise Fenced(
+                f"{member_id!r} is not a member of group {self._name!r} (its lease ran out, or it never joined): "
+                "give up its tasks and join again"
+            )
+        return view
+
+    def view(self) -> GroupView:
+        """Live members now."""
+        with self._db.read() as run:
+            now_ms = self._clock.monotonic_ms()
+            leases = stored_leases(run, self._name)
+            live = {lease.member_id: lease for lease in leases if lease.live(now_ms, self._boot)}
+            # Counts members whose removal is still to be written, so that generation and members fit each other.
+            return _view(self._generation(run) + len(leases) - len(live), live)
+
+    def leave(self, member_id: str) -> None:
+        """Stop being a member; one that is none is fine."""
+        with self._db.write(patient=False) as run:
+            if member_id in self._expire(run, self._clock.monotonic_ms()):
+                self._remove(run, [member_id])
+
+    def owners(self) -> dict[str, str]:
+        """Transactional id -> member id that last opened a writer for it in this group's name."""
+        with self._db.read() as run:
+            rows = run.execute(
+                "SELECT transactional_id, group_name, owner, epoch, boot_id, seal FROM writers WHERE group_name = ? "
+                "ORDER BY transactional_id",
+                (self._name,),
+            ).fetchall()
+        for row in rows:
+            check_seal(f"writer {row[0]!r}", row[-1], *row[:-1])
+        return {row[0]: row[2] for row in rows}
+
+    def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
+        """Committed offsets of these partitions (all of the group if None); absent where there is none."""
+        with self._db.read() as run:
+            rows = run.execute(
+                "SELECT group_name, topic, partition, position, metadata, seal FROM committed WHERE group_name = ? "
+                "ORDER BY topic, partition",
+                (self._name,),
+            ).fetchall()
+        for row in rows:
+            check_seal(f"group {self._name!r}, committed offset of {row[1]}-{row[2]}", row[-1], *row[:-1])
+        found = {TopicPartition(topic, number): Committed(offset, text) for _, topic, number, offset, text, _ in rows}
+        if partitions is None:
+            return found
+        return {TopicPartition(*source): found[source] for source in partitions if source in found}
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, Committed],
+        member: ConsumerMember | None = None,
+        claim: WriterClaim | None = None,
+    ) -> None:
+        """Commit without a transaction of records; all of them or none. Raises Fenced for a claim that is over."""
+        check_commit(self._name, offsets)
+        with self._db.write() as run:
+            if claim is not None:
+                check_claim(run, claim)
+            store_commit(run, self._name, offsets)
+
+    def close(self) -> None:
+        """Twice is fine. It does not leave the group."""
+        self._db.close()
+        self._closed(self)
+
+    def _expire(self, run: Transaction, now_ms: int) -> dict[str, _Lease]:
+        """Remove members that ran out; returns the live ones."""
+        leases = stored_leases(run, self._name)
+        live = {lease.member_id: lease for lease in leases if lease.live(now_ms, self._boot)}
+        if len(live) < len(leases):
+            self._remove(run, [lease.member_id for lease in leases if lease.member_id not in live])
+        return live
+
+    def _remove(self, run: Transaction, members: list[str]) -> None:
+        run.executemany(
+            "DELETE FROM members WHERE group_name = ? AND member_id = ?", [(self._name, member) for member in members]
+        )
+        self._grow(run, len(members))
+
+    def _grow(self, run: Transaction, by: int) -> None:
+        run.execute(
+            "INSERT INTO groups (name, generation) VALUES (?1, ?2) "
+            "ON CONFLICT (name) DO UPDATE SET generation = generation + ?2",
+            (self._name, by),
+        )
+
+    def _generation(self, run: Transaction) -> int:
+        row = run.execute("SELECT generation FROM groups WHERE name = ?", (self._name,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+
+def stored_leases(run: Transaction, group: str) -> list[_Lease]:
+    """All members by id, also those whose lease has run out."""
+    rows = run.execute(
+        "SELECT member_id, metadata, boot_id, lease_ms, deadline_ms FROM members WHERE group_name = ? "
+        "ORDER BY member_id",
+        (group,),
+    ).fetchall()
+    return [_Lease._make(row) for row in rows]
+
+
+def check_claim(run: Transaction, claim: WriterClaim) -> None:
+    """Raise Fenced if a newer writer was opened for the id; within the transaction that this is about."""
+    transactional_id, epoch = claim
+    row = find_writer(run, transactional_id)
+    if row is None or row[1] != epoch:
+        owner, newest = row if row is not None else ("nobody", "none")
+        raise Fenced(
+            f"writer of {transactional_id!r} with epoch {epoch} was fenced by epoch {newest} of {owner!r}: "
+            "nothing was written, give up the task"
+        )
+
+
+def find_writer(run: Transaction, transactional_id: str) -> tuple[str, int] | None:
+    """Last owner and epoch of a transactional id. Raises Corruption for a row that is not as it was written."""
+    row = run.execute(
+        "SELECT transactional_id, group_name, owner, epoch, boot_id, seal FROM writers WHERE transactional_id = ?",
+        (transactional_id,),
+    ).fetchone()
+    if row is None:
+        return None
+    check_seal(f"writer {transactional_id!r}", row[-1], *row[:-1])
+    return row[2], row[3]
+
+
+def check_text(what: str, text: str) -> None:
+    """Raise InvalidRequest unless `text` is a non-empty text that can be stored."""
+    if not isinstance(text, str) or not text or len(text) > METADATA_BYTES_MAX or not _encodes(text):
+        raise InvalidRequest(f"{what} {text!r} is not usable: give 1 to {METADATA_BYTES_MAX} characters")
+
+
+def check_commit(group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
+    """Raise InvalidRequest for an offset or metadata that cannot be committed."""
+    check_text("group name", group)
+    for source, (offset, metadata) in offsets.items():
+        if not isinstance(offset, int) or not 0 <= offset < 1 << 62:
+            raise InvalidRequest(
+                f"group {group!r}, {TopicPartition(*source)}: {offset!r} is not an offset, use 0 or more"
+            )
+        _check_metadata(f"group {group!r}, {TopicPartition(*source)}: metadata", metadata)
+
+
+def store_commit(run: Transaction, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
+    """Write checked offsets within a transaction.
+
+    Whether the partitions exist is not asked: under the user's own loop the source may be another log.
+    """
+    for source, (offset, metadata) in offsets.items():
+        columns = (group, *source, offset, metadata)
+        run.execute(
+            "INSERT INTO committed (group_name, topic, partition, position, metadata, seal) "
+            "VALUES (?1, ?2, ?3, ?4, ?5, ?6) "
+            "ON CONFLICT (group_name, topic, partition) DO UPDATE SET position = ?4, metadata = ?5, seal = ?6",
+            (*columns, seal(*columns)),
+        )
+
+
+def _check_metadata(what: str, metadata: str) -> None:
+    if not isinstance(metadata, str) or not _encodes(metadata):
+        raise InvalidRequest(f"{what} is {type(metadata).__name__} {metadata!r:.40}, give text")
+    size = len(metadata.encode())
+    if size > METADATA_BYTES_MAX:
+        raise InvalidRequest(f"{what} has {size} bytes, the limit is {METADATA_BYTES_MAX}: shorten it")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _view(generation: int, leases: Mapping[str, _Lease]) -> GroupView:
+    members = tuple(Member(lease.member_id, lease.metadata) for _, lease in sorted(leases.items()))
+    return GroupView(generation, members[0].member_id if members else None, members)

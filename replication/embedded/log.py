@@ -1,0 +1,203 @@
+"""The embedded log: a partitioned, replayable log in one SQLite file, for any number of processes of one machine.
+
+    EmbeddedLog ── admin    embedded_topics.py       ── reader   embedded_reader.py
+                ── writer   embedded_writer.py       ── group    embedded_group.py
+                ── care     embedded_care.py         each part on its own connection, embedded_db.py
+
+Rules of this file: it opens and closes parts and decides nothing. Offsets are given out under the log's lock, so here
+they are contiguous until compaction or retention removes records. What is acknowledged survives power loss with
+`synchronous="full"`; with "normal" a power loss (not a kill) may take the latest writes back. Not fork-safe: open the
+log after forking.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from standfast.replication.embedded.care import Care, CareReport
+from standfast.replication.embedded.db import SYNCHRONOUS, Database
+from standfast.replication.embedded.group import EmbeddedGroup, check_text
+from standfast.replication.embedded.lock import STUCK_MS, holder_of
+from standfast.replication.embedded.look import LogWatch
+from standfast.replication.embedded.reader import EmbeddedReader
+from standfast.replication.embedded.rows import LEAST_TIMESTAMP_MS
+from standfast.replication.embedded.topics import EmbeddedAdmin
+from standfast.replication.embedded.writer import Began, EmbeddedWriter, open_epoch
+from standfast.replication.log import LockHolder, WriterClaim
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.store.clock import Clock, SystemClock, boot_id
+from standfast.store.errors import Closed, InvalidRequest, StandfastError
+
+DEFAULT_FILE = "log.sqlite"
+Part = TypeVar("Part")
+
+
+class EmbeddedLog:
+    """Log on SQLite. `path` is a file; for a folder (existing, or ending in "/") it is `log.sqlite` inside.
+
+    Writes wait for the log's lock as long as another process has it; unless `patient`, they are Unavailable once one
+    has had it for 1.5 seconds. Unless `create`, for a process that works for another one that has the log open, a file
+    that is not there is Corruption, and no new log is made in its place. Raises Corruption if the file is not a
+    database, InvalidRequest if it is another program's or a newer format's.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: str = "full",
+        clock: Clock | None = None,
+        patient: bool = True,
+        create: bool = True,
+    ) -> None:
+        if synchronous not in SYNCHRONOUS:
+            raise InvalidRequest(f"synchronous is {synchronous!r}, use {' or '.join(SYNCHRONOUS)}")
+        given = os.fspath(path)
+        where = Path(given) / DEFAULT_FILE if given.endswith("/") or Path(given).is_dir() else Path(given)
+        # Parts are opened later, perhaps from another working directory; links to one file must share one lock.
+        self._path = str(where.resolve())
+        self._synchronous = synchronous
+        self._patient = patient
+        self._clock = clock if clock is not None else SystemClock()
+        self._boot = boot_id()
+        self._mutex = threading.Lock()
+        self._parts: set[Any] = set()
+        self._closed = False
+        self._produced = Began()  # by all producers: one epoch, since the file stays open here
+        self._admin_db = Database(self._path, synchronous=synchronous, checked=True, patient=patient, create=create)
+        self._watch: LogWatch | None = None
+        self._care = Care(self._connect)
+        self._admin = EmbeddedAdmin(self._admin_db, self._care.purge, self._care.truncate)
+
+    @property
+    def address(self) -> str:
+        """Address that opens this log again."""
+        options = "" if self._synchronous == "full" else f"?synchronous={self._synchronous}"
+        return f"sqlite:///{quote(self._path)}{options}"
+
+    @property
+    def path(self) -> str:
+        """The file, absolute."""
+        return self._path
+
+    @property
+    def least_timestamp_ms(self) -> int:
+        """0."""
+        return LEAST_TIMESTAMP_MS
+
+    @property
+    def admin(self) -> EmbeddedAdmin:
+        """Topic care; may be used by several threads."""
+        self._check_open()
+        return self._admin
+
+    def reader(self) -> EmbeddedReader:
+        """A reader without assignment."""
+        return self._keep(lambda db: EmbeddedReader(db, self._clock, self._forget))
+
+    def writer(self, transactional_id: str, *, group: str, owner: str, if_free: bool = False) -> EmbeddedWriter:
+        """Open a writer and fence every older one of this id. See Log.writer; raises Held."""
+
+        def build(db: Database) -> EmbeddedWriter:
+            epoch = open_epoch(
+                db, transactional_id, group=group, owner=owner, if_free=if_free, clock=self._clock, boot=self._boot
+            )
+            return EmbeddedWriter(db, self._clock, self._forget, Began(), WriterClaim(transactional_id, epoch))
+
+        return self._keep(build)
+
+    def prepare(self, transactional_ids: Iterable[str]) -> None:
+        """A writer has no connection that takes time."""
+        self._check_open()
+
+    def producer(self) -> EmbeddedWriter:
+        """A writer without fencing; its epoch is 0."""
+        return self._keep(lambda db: EmbeddedWriter(db, self._clock, self._forget, self._produced))
+
+    def group(self, name: str) -> EmbeddedGroup:
+        """A group by name; it need not exist yet."""
+        check_text("group name", name)
+        return self._keep(lambda db: EmbeddedGroup(db, name, self._clock, self._boot, self._forget))
+
+    def close(self) -> None:
+        """Close the log and all its parts. Twice is fine."""
+        with self._mutex:
+            self._closed = True
+            parts = list(self._parts)
+            watch, self._watch = self._watch, None
+        for part in parts:
+            part.close()
+        if watch is not None:
+            watch.close()
+        self._care.close()
+        self._admin_db.close()
+
+    # -- what only this log can do ------------------------------------------------------------------------------------
+
+    def truncate(self, partition: TopicPartition, before: int) -> Bounds:
+        """Remove all records below offset `before`; returns the bounds then."""
+        self._check_open()
+        return self._care.truncate(partition, before)
+
+    def compact(self, topic: str, now_ms: int) -> int:
+        """Compact a topic now, whatever its dirty ratio; returns how many records were removed."""
+        self._check_open()
+        return self._care.compact(topic, now_ms)
+
+    def apply_retention(self, now_ms: int) -> int:
+        """Remove records past their topic's `retention_ms` by timestamp; returns how many."""
+        self._check_open()
+        return self._care.apply_retention(now_ms)
+
+    def lock_holder(self) -> LockHolder | None:
+        """See Log."""
+        holder = holder_of(self._path)
+        return holder if holder is not None and holder.held_ms >= STUCK_MS else None
+
+    def trouble(self) -> StandfastError | None:
+        """See Log."""
+        self._check_open()
+        with self._mutex:
+            if self._watch is None:
+                self._watch = LogWatch(self._path, self._connect)
+            watch = self._watch
+        return watch.look()
+
+    def care(self, now_ms: int) -> CareReport:
+        """One round of retention, compaction and giving space back. Call it every minute or so, from any process."""
+        self._check_open()
+        return self._care.run(now_ms)
+
+    def integrity_check(self) -> list[str]:
+        """Everything found wrong with the file, in sentences; empty if all is well."""
+        self._check_open()
+        return self._care.integrity_check()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"log {self._path} was closed: open a new one")
+
+    def _connect(self) -> Database:
+        self._check_open()
+        return Database(self._path, synchronous=self._synchronous, patient=self._patient, beside=self._admin_db)
+
+    def _keep(self, build: Callable[[Database], Part]) -> Part:
+        """Build a part on a new connection and remember to close it with the log."""
+        db = self._connect()
+        try:
+            part = build(db)
+        except BaseException:
+            db.close()
+            raise
+        with self._mutex:
+            self._parts.add(part)
+        return part
+
+    def _forget(self, part: object) -> None:
+        with self._mutex:
+            self._parts.discard(part)

@@ -1,0 +1,101 @@
+"""Whether the embedded log can be read and written now, looked at from time to time by who watches over it.
+
+    our lock, held for long ─┐
+    SQLite's, by a program ──┼──> Unavailable, which names the process       the file ──> Corruption
+
+Rules of this file: it uses a connection of its own and writes nothing. It waits for no lock but when it opens the
+connection, and then for as long as any write would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from standfast.replication.embedded.db import Database
+from standfast.replication.embedded.lock import SOON_MS, STUCK_MS, holders_of, stuck
+from standfast.replication.embedded.watch import held_by_program
+from standfast.store.clock import SystemClock
+from standfast.store.errors import Closed, Corruption, StandfastError, Unavailable
+
+LOOK_MS = 100
+CHECK_MS = 1_000  # how often the file is looked at
+SHARE = 20  # of the time, at most one part of so many goes into that
+
+_clock = SystemClock()
+
+
+def locked_now(path: str) -> Unavailable | None:
+    """Who keeps everybody from writing to the log at `path`; waits two seconds at most to be sure of it."""
+    watch = LogWatch(path, None)
+    deadline_ms = _clock.monotonic_ms() + SOON_MS + LOOK_MS
+    while True:
+        locked = watch.locked()
+        seen = watch.is_in_doubt()
+        if locked is not None or not seen or _clock.monotonic_ms() >= deadline_ms:
+            return locked
+        _clock.sleep_ms(LOOK_MS)
+
+
+class LogWatch:
+    """Looks of one watcher; by one thread at a time."""
+
+    def __init__(self, path: str, connect: Callable[[], Database] | None) -> None:
+        """Without `connect` it only looks at locks."""
+        self._path = path
+        self._connect = connect
+        self._db: Database | None = None
+        self._writer: tuple[int, int] | None = None  # who had SQLite's lock in the last looks, and since when
+        self._wrong: StandfastError | None = None  # with the file, when it was looked at last
+        self._check_ms = 0  # when it is looked at again
+        self._held = False
+        self._nameless_ms: int | None = None  # since when whoever had our lock in the last looks did not say who it is
+
+    def look(self) -> StandfastError | None:
+        """Why the log cannot be written, or read; None if nothing is in the way."""
+        locked = self.locked()
+        began_ms = _clock.monotonic_ms()
+        if began_ms >= self._check_ms:
+            self._wrong = self._check(locked)
+            # What it waited for a lock is no work, and the lock may be free with the next look.
+            took_ms = 0 if isinstance(self._wrong, Unavailable) else _clock.monotonic_ms() - began_ms
+            self._check_ms = began_ms + max(CHECK_MS, took_ms * SHARE)
+        return self._wrong or locked
+
+    def _check(self, locked: Unavailable | None) -> StandfastError | None:
+        try:
+            if self._db is None and locked is None and self._connect is not None:
+                self._db = self._connect()
+            if self._db is not None:
+                self._db.check_file()
+        except (Corruption, Unavailable) as error:
+            return error
+        except Closed:
+            pass  # with the log
+        return None
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._db is not None:
+            self._db.close()
+
+    def is_in_doubt(self) -> bool:
+        """Whether somebody had a lock in the last look, so that another one may tell more."""
+        return self._held or self._writer is not None
+
+    def locked(self) -> Unavailable | None:
+        """Who has had a lock for long."""
+        holder, writer, sure = holders_of(self._path)
+        self._held = holder is not None
+        now_ms = _clock.monotonic_ms()
+        if holder is None or holder.pid:
+            self._nameless_ms = None
+        else:  # stopped before it could say so, or a program that locks the file for itself
+            self._nameless_ms = now_ms if self._nameless_ms is None else self._nameless_ms
+            holder = holder._replace(held_ms=now_ms - self._nameless_ms)
+        if self._writer is not None and self._writer[0] != writer:
+            self._writer = None
+        if self._writer is None and writer is not None and sure:
+            self._writer = writer, now_ms
+        if self._writer is not None and now_ms - self._writer[1] >= STUCK_MS:
+            return held_by_program(self._path, self._writer[0], now_ms - self._writer[1])
+        return stuck(self._path, holder) if holder is not None and holder.held_ms >= SOON_MS else None

@@ -1,0 +1,189 @@
+"""What keeps the file of the embedded log from being written or read, seen from outside of it.
+
+    place        the file and its lock are those that were opened     a removed log would take commits into nothing
+    header       the first bytes are those of a database              SQLite looks at them only when it opens the file
+    WAL          no commits in it behind damage                       SQLite would drop them, and overwrite them
+    writer       who has SQLite's own lock for writing                of a program that does not know our lock
+
+Rules of this file: no SQL, and nothing here waits for a lock. The database file is read by a descriptor that is never
+closed: closing one drops SQLite's POSIX locks of the whole process, and so one is kept for each file, for good. That
+of the WAL's index, which goes with the last connection, is kept until the file is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from standfast.replication.embedded.wal import INDEX_BYTES, LostCommits, lost_commits
+from standfast.store.errors import Corruption, Unavailable
+
+WRITE_LOCK_BYTE = 120  # of the -shm file: WAL_WRITE_LOCK in SQLite's file format
+HEADER_BYTES = 100
+KERNEL_LOCKS = Path("/proc/locks")
+_MAGIC = b"SQLite format 3\x00"
+_GONE = (
+    "what is written now would be lost with it. Put the file back (it is still open here), or end every process "
+    "that uses the log, restore a copy, and start them again"
+)
+_ACCEPT = "python3 -c 'import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute(\"PRAGMA wal_checkpoint(TRUNCATE)\")'"
+
+_readers: dict[tuple[int, int], int] = {}  # descriptors by device and file, never closed
+_indexes: dict[tuple[int, int], int] = {}  # the same of -shm files
+_mutex = threading.Lock()
+
+
+class Place(NamedTuple):
+    """Which files a connection has open: (device, number) of the database, its lock, and the two of its WAL.
+
+    SQLite removes those of the WAL with the last connection only, so that they stay while one is open.
+    """
+
+    file: tuple[int, int]
+    lock: tuple[int, int]
+    wal: tuple[int, int]
+    shm: tuple[int, int]
+
+
+def place_of(path: str) -> Place:
+    """The files that are at this path now. Raises OSError."""
+    return Place(_number(path), _number(f"{path}.lock"), _number(f"{path}-wal"), _number(f"{path}-shm"))
+
+
+def in_place(path: str, lock: str, opened: Place) -> bool:
+    """Whether database and lock are in their places, as far as a quick look tells; before each write."""
+    try:
+        file, held = os.stat(path), os.stat(lock)  # noqa: PTH116  a Path costs as much again
+    except OSError:
+        return False
+    return (file.st_ino, held.st_ino) == (opened.file[1], opened.lock[1])
+
+
+def _number(path: str) -> tuple[int, int]:
+    found = Path(path).stat()
+    return found.st_dev, found.st_ino
+
+
+def check_place(path: str, opened: Place) -> None:
+    """Raise Corruption if other files, or none, are where the log was opened; Unavailable if that cannot be seen."""
+    try:
+        if place_of(path) == opened:
+            return
+        what = "was replaced by another file"
+    except FileNotFoundError as error:
+        other = Path(str(error.filename)).name
+        what = "was removed" if other == Path(path).name else f"lost its file {other}, which was removed"
+    except OSError as error:
+        raise Unavailable(f"log {path} cannot be looked at ({error}): check path and modes, then retry") from error
+    gone = damaged(path, f"{what} while it was open: {_GONE}")
+    gone.unwritten = True  # by who looks first
+    raise gone
+
+
+def check_header(path: str, opened: Place) -> None:
+    """Raise Corruption if the file does not begin as a log does: no process could open it any more."""
+    try:
+        header = os.pread(_reader(path, opened.file), HEADER_BYTES, 0)
+    except OSError as error:
+        raise Unavailable(f"log {path} cannot be read ({error}): check the disk, then retry") from error
+    # No more than this: the rest of the first page may be newer in the write-ahead log.
+    if len(header) < HEADER_BYTES or not header.startswith(_MAGIC):
+        raise damaged(
+            path,
+            "is damaged: its first bytes are not those of a log (cut off or written over), and no other process can "
+            "open it. End every process that uses it, restore a copy, and check the disk",
+        )
+
+
+def _reader(path: str, number: tuple[int, int]) -> int:
+    with _mutex:
+        fd = _readers.get(number)
+        if fd is None:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            found = os.fstat(fd)
+            # Replaced just now: this one is kept as well, and `check_place` says so with the next look.
+            _readers[found.st_dev, found.st_ino] = fd
+        return fd
+
+
+def check_wal(path: str, page_bytes: int, *, synced: bool) -> LostCommits | None:
+    """Raise Corruption if SQLite, which must have looked at its WAL by now, would drop acknowledged commits of it.
+
+    Unless every commit is `synced`, it may be what a power loss left, and is returned. Raises OSError.
+    """
+    try:
+        fd = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        size, index = os.fstat(fd).st_size, _index(path)
+        lost = lost_commits(lambda at, count: os.pread(fd, count, at), size, page_bytes, index) if size else None
+        if lost is not None and _index(path) != index:  # a program that does not know our lock writes meanwhile
+            lost = None
+    finally:
+        os.close(fd)
+    if lost is None or not synced:
+        return lost
+    where = f"frame {lost.frame}, at byte {lost.offset}" if lost.frame else "its header"
+    wal = Path(f"{path}-wal").name
+    raise damaged(
+        path,
+        f"is damaged: {wal} is not as it was written ({where}), and {lost.commits} commits lie there and behind it, "
+        f"which SQLite would drop. Nothing was changed. With every process that uses the log ended, keep a copy of "
+        f"the file and of {wal}, and restore a copy of the log; or go on without those commits with "
+        f"{_ACCEPT} {shlex.quote(path)} and look with standfast doctor. Check the disk",
+    )
+
+
+def _index(path: str) -> bytes:
+    with _mutex:
+        for number, fd in list(_indexes.items()):
+            if not os.fstat(fd).st_nlink:
+                del _indexes[number]
+                os.close(fd)
+        try:
+            number = _number(f"{path}-shm")
+            if number not in _indexes:
+                _indexes[number] = os.open(f"{path}-shm", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return b""
+        return os.pread(_indexes[number], INDEX_BYTES, 0)
+
+
+def sqlite_writer(path: str) -> int | None:
+    """Id of the process that has SQLite's lock for writing, from the kernel's list; None: nobody, or not to be seen."""
+    try:
+        number = Path(f"{path}-shm").stat().st_ino
+        lines = KERNEL_LOCKS.read_text("ascii", "replace").splitlines()
+    except OSError:
+        return None  # no such list on this system
+    # "12: POSIX  ADVISORY  WRITE 4711 08:01:131234 120 120"
+    for words in map(str.split, lines):
+        if len(words) != 8 or words[1] != "POSIX" or words[3] != "WRITE" or not words[5].endswith(f":{number}"):
+            continue
+        first, last = int(words[6]), words[7]
+        if first <= WRITE_LOCK_BYTE and (last == "EOF" or int(last) >= WRITE_LOCK_BYTE):
+            return max(int(words[4]), 0)
+    return None
+
+
+def held_by_program(path: str, pid: int | None, held_ms: int | None = None) -> Unavailable:
+    """The error of a write while a program that does not know our lock writes to the file."""
+    who = f"process {pid}" if pid else "it"
+    since = "" if held_ms is None else f" for {held_ms / 1_000:.1f} s"
+    error = Unavailable(
+        f"log {path} is locked by another program: {who} has had a transaction open on it{since}, and nothing can be "
+        "written. End that transaction or the program (sqlite3, a backup, a file browser), then retry"
+    )
+    error.unwritten = True
+    return error
+
+
+def damaged(path: str, how: str) -> Corruption:
+    """The error of a log that must not be used as it is."""
+    error = Corruption(f"log {path} {how}")
+    error.of_log = True
+    return error

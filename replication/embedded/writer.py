@@ -1,0 +1,183 @@
+"""Writers of the embedded log: one SQLite transaction per call, fenced by the epoch of the transactional id.
+
+Rules of this file: whatever can be checked is checked before the lock is taken; the epoch is checked inside the
+transaction, so no record of a fenced writer can slip in. It must not know of leases beyond asking who is live.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+from standfast.replication.embedded.blocks import append_blocks
+from standfast.replication.embedded.db import Database, Transaction
+from standfast.replication.embedded.group import (
+    check_claim,
+    check_commit,
+    check_text,
+    find_writer,
+    store_commit,
+    stored_leases,
+)
+from standfast.replication.embedded.rows import OFFSET_MAX, Prepared, first_id, insert, prepare
+from standfast.replication.embedded.sums import seal
+from standfast.replication.embedded.topics import PartitionRow, partition_by_name, store_partition
+from standfast.replication.log import Batches, GroupCommit, WriterClaim
+from standfast.replication.offsets import TopicPartition
+from standfast.store.clock import Clock
+from standfast.store.errors import Held, InvalidRequest
+
+# How finely a compacted partition remembers when its records were appended (see embedded_care.py).
+AGE_STEP_MS = 600_000
+
+
+class Began:
+    """Partitions to which one writer, or the producers of one opened log, have written: there an epoch of it began.
+
+    An epoch's tag is random, and its first append in a partition begins one. So when a file is put back to what it was
+    and written on, the records from there on belong to an epoch that the other history has not. Later appends go on in
+    whatever epoch the partition is, since the file was open here all the while: writers by turns need one each.
+    """
+
+    def __init__(self) -> None:
+        self.tag = uuid.uuid4().hex[:16]
+        self.partitions: set[int] = set()
+
+
+class EmbeddedWriter:
+    """LogWriter of the embedded log; a producer if it has no transactional id."""
+
+    def __init__(
+        self,
+        db: Database,
+        clock: Clock,
+        closed: Callable[[EmbeddedWriter], None],
+        began: Began,
+        fence: WriterClaim | None = None,
+    ) -> None:
+        self._db = db
+        self._began = began
+        self._clock = clock
+        self._closed = closed
+        self._fence = fence
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the transactional id when this writer was opened; 0 for a producer."""
+        return self._fence.epoch if self._fence else 0
+
+    @property
+    def claim(self) -> WriterClaim | None:
+        """The id and the epoch that every write is checked by; None for a producer."""
+        return self._fence
+
+    @property
+    def marks_transactions(self) -> bool:
+        """A transaction is one of the database."""
+        return False
+
+    def append(self, batches: Batches) -> dict[TopicPartition, int]:
+        """Write and wait for the acknowledgement. Returns next offset per partition; here all or nothing as well."""
+        return self._write(batches, None)
+
+    def transact(self, batches: Batches, commit: GroupCommit | None = None) -> dict[TopicPartition, int]:
+        """Write records and commit group offsets, all or nothing. Returns position after the last record.
+
+        Raises Fenced if a newer writer was opened, UnknownStore or InvalidRequest for a bad partition or record; in
+        each case nothing was written.
+        """
+        if commit is not None:
+            check_commit(commit.group, commit.offsets)
+        return self._write(batches, commit)
+
+    def close(self) -> None:
+        """Twice is fine. The transactional id keeps its owner."""
+        self._db.close()
+        self._closed(self)
+
+    def _write(self, batches: Batches, commit: GroupCommit | None) -> dict[TopicPartition, int]:
+        sources = [TopicPartition(*source) for source in batches]
+        prepared = [(source, prepare(source, batches[source])) for source in sources]
+        now_ms = self._clock.wall_ms()
+        with self._db.write() as run:
+            if self._fence:
+                check_claim(run, self._fence)
+            rows = {source: _append(run, source, batch, now_ms, self._began) for source, batch in prepared}
+            if commit is not None:
+                store_commit(run, commit.group, commit.offsets)
+        self._began.partitions |= {
+            row.id for (_, batch), row in zip(prepared, rows.values(), strict=True) if batch.records
+        }
+        return {source: row.end for source, row in rows.items()}
+
+
+def open_epoch(
+    db: Database, transactional_id: str, *, group: str, owner: str, if_free: bool, clock: Clock, boot: str
+) -> int:
+    """Take the transactional id over: one atomic step that fences every older writer of it. Returns the epoch.
+
+    Raises Held if `if_free` and its last owner is another live member of `group`.
+    """
+    check_text("transactional id", transactional_id)
+    check_text("group name", group)
+    check_text("owner", owner)
+    with db.write(patient=False) as run:
+        row = find_writer(run, transactional_id)
+        last_owner, last_epoch = row if row is not None else (owner, 0)
+        if if_free and last_owner != owner:
+            now_ms = clock.monotonic_ms()
+            for lease in stored_leases(run, group):
+                if lease.member_id == last_owner and lease.live(now_ms, boot):
+                    raise Held(
+                        f"{transactional_id!r} belongs to {last_owner!r}, a live member of group {group!r} with "
+                        f"{lease.deadline_ms - now_ms} ms of lease left: ask again when it has left or run out"
+                    )
+        columns = (transactional_id, group, owner, last_epoch + 1, boot)
+        run.execute(
+            "INSERT OR REPLACE INTO writers (transactional_id, group_name, owner, epoch, boot_id, seal) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            (*columns, seal(*columns)),
+        )
+    return int(last_epoch) + 1
+
+
+def _append(run: Transaction, source: TopicPartition, batch: Prepared, now_ms: int, began: Began) -> PartitionRow:
+    """Write one partition's batch; returns the partition after it."""
+    row = partition_by_name(run, source)
+    if not batch.records:
+        return row
+    if row.keyed and batch.keyless:
+        raise InvalidRequest(f"{source}: a record without a key cannot go into a compacted topic: give it a key")
+    end = row.end + batch.records
+    if end > OFFSET_MAX:
+        raise InvalidRequest(f"{source}: the partition is full at offset {row.end}: create a new topic")
+    insert(run.execute, first_id(row.id) + row.end, batch)
+    append_blocks(run, row, batch)
+    tag = row.tag
+    if row.id not in began.partitions:
+        tag = began.tag
+        run.execute(
+            "INSERT OR REPLACE INTO epochs (partition, begin_offset, tag) VALUES (?, ?, ?)", (row.id, row.end, tag)
+        )
+    after = row._replace(
+        end=end,
+        has_headers=max(row.has_headers, int(batch.width == 4)),
+        widest_bytes=max(row.widest_bytes, batch.widest_bytes),
+        appended_ms=max(now_ms, row.appended_ms),
+        aged_ms=_remember_age(run, row, now_ms),
+        tag=tag,
+    )
+    store_partition(run, after)
+    return after
+
+
+def _remember_age(run: Transaction, row: PartitionRow, now_ms: int) -> int:
+    """From time to time note what was there already: everything below its end was appended by `row.appended_ms`."""
+    if now_ms - row.aged_ms < AGE_STEP_MS:
+        return row.aged_ms
+    if row.end:
+        run.execute(
+            "INSERT OR REPLACE INTO ages (partition, end_offset, appended_ms) VALUES (?, ?, ?)",
+            (row.id, row.end, row.appended_ms),
+        )
+    return now_ms

@@ -1,0 +1,286 @@
+"""Topics of a Kafka log: create, describe, change, grow, delete, delete records. A policy is the topic's own settings.
+
+    cleanup                 cleanup.policy            min_compaction_lag_ms   min.compaction.lag.ms
+    retention_ms (-1)       retention.ms (-1)         extra                   whatever else was set on the topic
+    delete_retention_ms     delete.retention.ms       replication             -1 to create: the broker's default
+    (-1: for ever)          (the largest number)
+
+Rules of this file: what is created or deleted is waited for, because brokers learn of it one after the other. Kafka's
+own topics and the members topics of groups are not listed. May be used by several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka import admin as _admin
+
+from standfast.replication.kafka.cluster import Cluster
+from standfast.replication.kafka.errors import UNKNOWN_TOPIC, error_of
+from standfast.replication.kafka.members import MEMBERS_SUFFIX
+from standfast.replication.kafka.survey import FOR_EVER_MS, consumer_groups, consumers, survey, surveyed
+from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.permissions import GROUP, TOPIC, Need
+from standfast.replication.topics.settings import (
+    CLEANUP,
+    CLEANUPS,
+    DELETE_RETENTION,
+    MIN_LAG,
+    RETENTION,
+    changed,
+    listed,
+)
+from standfast.store.clock import SystemClock
+from standfast.store.errors import InvalidRequest, Unavailable
+from standfast.store.names import check_topic
+
+_api: Any = _admin  # its names are public by its manual, but not to type checkers
+PARTITIONS_MAX = 10_000
+POLL_MS = 20
+
+
+class KafkaAdmin:
+    """LogAdmin of a Kafka log."""
+
+    def __init__(self, cluster: Cluster, check_open: Callable[[], None]) -> None:
+        self._cluster = cluster
+        self._check_open = check_open
+        self._clock = SystemClock()
+
+    def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
+        """Create a topic; one that exists is described, unchanged. Raises InvalidRequest for a bad name or policy."""
+        self._check_open()
+        check_topic(name)
+        settings = _settings(name, partitions, policy)
+        existing = self.describe_topic(name)
+        if existing is not None:
+            return existing
+        new = _api.NewTopic(name, num_partitions=partitions, replication_factor=-1, config=settings)
+        what = f"creating topic {name!r}"
+        answer: dict[str, Future[None]] = self._cluster.run(
+            what, lambda: self._cluster.admin.create_topics([new], request_timeout=self._cluster.timeout_s)
+        )
+        try:
+            self._cluster.answer(answer[name])
+        except KafkaException as error:
+            if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:  # somebody else was first
+                raise self._cluster.translate(error, what, Need(TOPIC, name, "CREATE")) from error
+        self._until(lambda: self._ready(name, 1), f"topic {name!r} was created, but not all brokers know it")
+        made = self.describe_topic(name)
+        if made is None:
+            raise Unavailable(f"{self._cluster.where}: topic {name!r} was deleted as soon as it was made: try again")
+        return made
+
+    def describe_topic(self, name: str) -> TopicInfo | None:
+        """None if there is no such topic."""
+        self._check_open()
+        return next(iter(self._infos([name])), None)
+
+    def topics(self) -> list[TopicInfo]:
+        """All topics by name."""
+        self._check_open()
+        return self._infos(self.topic_names())
+
+    def topic_names(self) -> list[str]:
+        """Names of all topics but Kafka's own and those of our groups, in order."""
+        self._check_open()
+        return [name for name in self._cluster.names() if not name.endswith(MEMBERS_SUFFIX)]
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its records; the broker removes the offsets that groups committed for it."""
+        self._check_open()
+        check_topic(name)
+        if self._cluster.describe([name])[name] is None:
+            raise self._cluster.unknown(name)
+        what = f"deleting topic {name!r}"
+        answer: dict[str, Future[None]] = self._cluster.admin.delete_topics(
+            [name], request_timeout=self._cluster.timeout_s
+        )
+        try:
+            self._cluster.answer(answer[name])
+        except KafkaException as error:
+            if error_of(error).code() not in UNKNOWN_TOPIC:
+                raise self._cluster.translate(error, what, Need(TOPIC, name, "DELETE")) from error
+        self._until(
+            lambda: self._cluster.describe([name])[name] is None, f"topic {name!r} was deleted, but is still there"
+        )
+
+    def add_partitions(self, name: str, partitions: int) -> TopicInfo:
+        """Let a topic have that many partitions in all, and wait until each has a leader.
+
+        Raises UnknownStore, InvalidRequest for fewer than it has.
+        """
+        self._check_open()
+        check_topic(name)
+        _check_count(name, partitions)
+        found = self._existing(name)
+        if partitions < found.partitions:
+            raise InvalidRequest(
+                f"topic {name!r} has {found.partitions} partitions and cannot have {partitions}: they never go away"
+            )
+        if partitions > found.partitions:
+            what = f"adding partitions to topic {name!r}"
+            asked = [_api.NewPartitions(name, partitions)]
+            answer: dict[str, Future[None]] = self._cluster.run(
+                what, lambda: self._cluster.admin.create_partitions(asked, request_timeout=self._cluster.timeout_s)
+            )
+            try:
+                self._cluster.answer(answer[name])
+            except KafkaException as error:
+                if self._existing(name).partitions < partitions:  # else somebody else was first
+                    raise self._cluster.translate(error, what, Need(TOPIC, name, "ALTER")) from error
+        self._until(lambda: self._ready(name, partitions), f"topic {name!r} got partitions, but not all have a leader")
+        return self._existing(name)
+
+    def change_topic(self, name: str, settings: Mapping[str, str]) -> TopicInfo:
+        """Change settings by name, and wait until they are described so; the others stay.
+
+        Raises UnknownStore, InvalidRequest for what the broker refuses.
+        """
+        self._check_open()
+        check_topic(name)
+        before = self._existing(name).policy
+        wanted = changed(before, settings)
+        operations = [
+            _api.ConfigEntry(setting, value, incremental_operation=_api.AlterConfigOpType.SET)
+            for setting, value in settings.items()
+        ]
+        if operations:
+            resource = _api.ConfigResource(_api.ResourceType.TOPIC, name, incremental_configs=operations)
+            what = f"changing topic {name!r}"
+            answer: dict[Any, Future[None]] = self._cluster.run(
+                what,
+                lambda: self._cluster.admin.incremental_alter_configs(
+                    [resource], request_timeout=self._cluster.timeout_s
+                ),
+            )
+            for future in answer.values():
+                self._cluster.wait(what, future, Need(TOPIC, name, "ALTER_CONFIGS"))
+            # The controller has answered; the broker that is asked next learns of it a moment later.
+            self._until(lambda: wanted == before or self._existing(name).policy != before, f"{what} shows no effect")
+        return self._existing(name)
+
+    def survey(self, names: Iterable[str]) -> LogSurvey:
+        """Brokers, their settings, and topics with everything that is in force for them."""
+        self._check_open()
+        return survey(self._cluster, names)
+
+    def groups(self) -> list[str]:
+        """Names of the groups that committed offsets or have members."""
+        self._check_open()
+        named = [name.removesuffix(MEMBERS_SUFFIX) for name in self._cluster.names() if name.endswith(MEMBERS_SUFFIX)]
+        return sorted({*consumer_groups(self._cluster), *named})
+
+    def consumers(self, group: str) -> tuple[str, ...]:
+        """Live consumers of the group: members by Kafka's own protocol."""
+        self._check_open()
+        return consumers(self._cluster, group)
+
+    def delete_group(self, name: str) -> None:
+        """Delete a group with its offsets; an absent one is fine. Raises InvalidRequest while it has consumers."""
+        self._check_open()
+        what = f"deleting group {name!r}"
+        answer: dict[str, Future[None]] = self._cluster.run(
+            what, lambda: self._cluster.admin.delete_consumer_groups([name], request_timeout=self._cluster.timeout_s)
+        )
+        try:
+            self._cluster.answer(answer[name])
+        except KafkaException as error:
+            code = error_of(error).code()
+            if code == KafkaError.NON_EMPTY_GROUP:
+                raise InvalidRequest(
+                    f"{self._cluster.where}: group {name!r} has live consumers: stop them first"
+                ) from error
+            if code != KafkaError.GROUP_ID_NOT_FOUND:
+                raise self._cluster.translate(error, what, Need(GROUP, name, "DELETE")) from error
+
+    def first_offsets(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """First offset at or after a timestamp, the end if there is none. Raises UnknownStore."""
+        self._check_open()
+        self._cluster.check(times_ms)
+        return {source: self._cluster.first_offset(source, max(time_ms, 0)) for source, time_ms in times_ms.items()}
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
+        """Remove what lies below these offsets. Raises InvalidRequest for one past the end, or a compacted topic."""
+        self._check_open()
+        wanted = {TopicPartition(*source): offset for source, offset in before.items()}
+        self._cluster.check(wanted)
+        if not wanted:
+            return
+        bounds = self._cluster.bounds(wanted, committed=False)
+        for source, offset in wanted.items():
+            if not isinstance(offset, int) or not 0 <= offset <= bounds[source].end:
+                raise InvalidRequest(
+                    f"{source} cannot be truncated before {offset!r}: it holds {bounds[source].begin} to "
+                    f"{bounds[source].end}"
+                )
+        asked = [KafkaPartition(*source, offset) for source, offset in wanted.items()]
+        answer: dict[Any, Future[Any]] = self._cluster.run(
+            "deleting records",
+            lambda: self._cluster.admin.delete_records(asked, request_timeout=self._cluster.timeout_s),
+        )
+        for at, future in answer.items():
+            what = f"deleting records of {at.topic}-{at.partition} before {at.offset}"
+            self._cluster.wait(what, future, Need(TOPIC, at.topic, "DELETE"))
+
+    def lacking(self, needs: Iterable[Need]) -> list[str]:
+        """See LogAdmin."""
+        self._check_open()
+        return self._cluster.lacking(needs)
+
+    def _existing(self, name: str) -> TopicInfo:
+        found = self.describe_topic(name)
+        if found is None:
+            raise self._cluster.unknown(name)
+        return found
+
+    def _ready(self, name: str, partitions: int) -> bool:
+        description = self._cluster.describe([name])[name]
+        if description is None:
+            return False
+        led = [one for one in description.partitions if one.leader is not None and one.leader.id >= 0]
+        return len(led) == len(description.partitions) >= partitions
+
+    def _until(self, reached: Callable[[], bool], otherwise: str) -> None:
+        deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms
+        while not reached():
+            if self._clock.monotonic_ms() >= deadline_ms:
+                raise Unavailable(f"{self._cluster.where}: {otherwise} after {self._cluster.timeout_ms} ms: try again")
+            self._clock.sleep_ms(POLL_MS)
+
+    def _infos(self, names: Iterable[str]) -> list[TopicInfo]:
+        return [one.info for one in surveyed(self._cluster, names).values()]
+
+
+def _check_count(name: str, partitions: int) -> None:
+    if not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidRequest(f"topic {name!r} cannot have {partitions!r} partitions: use 1 to {PARTITIONS_MAX}")
+
+
+def _settings(name: str, partitions: int, policy: TopicPolicy) -> dict[str, str]:
+    """The topic's settings; raises InvalidRequest for a policy that means nothing."""
+    _check_count(name, partitions)
+    if not policy.cleanup or not policy.cleanup <= CLEANUPS:
+        raise InvalidRequest(f"topic {name!r}: cleanup is {sorted(policy.cleanup)}, use compact, delete or both")
+    times = {
+        "retention_ms": policy.retention_ms,
+        "delete_retention_ms": policy.delete_retention_ms,
+        "min_compaction_lag_ms": policy.min_compaction_lag_ms,
+    }
+    for setting, value in times.items():
+        least = 0 if setting == "min_compaction_lag_ms" else -1
+        if not isinstance(value, int) or value < least:
+            raise InvalidRequest(f"topic {name!r}: {setting} is {value!r}, use milliseconds, {least} or more")
+    kept_ms = policy.delete_retention_ms if policy.delete_retention_ms >= 0 else FOR_EVER_MS
+    return {
+        **policy.extra,
+        CLEANUP: listed(policy.cleanup),
+        RETENTION: str(policy.retention_ms),
+        DELETE_RETENTION: str(kept_ms),
+        MIN_LAG: str(policy.min_compaction_lag_ms),
+    }

@@ -1,0 +1,485 @@
+"""What all parts of a Kafka log share: clients made of the log's settings, topics as they are now, bounds.
+
+    KafkaAddress ── consumer()   read committed, from explicit positions, never joins a group
+                 ── producer()   acks from all replicas, idempotent
+                 ── admin        one for the log; used by several threads
+
+Rules of this file: every wait has a bound (`timeout.ms` of the address) and ends as Unavailable that names the
+address and the client's last complaint; a refused login is BadConfig. Clients complain through callbacks that are
+kept here, so that nothing is printed. It must not know of records.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    libversion,
+)
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka import admin as _admin
+from confluent_kafka.admin import AdminClient
+
+from standfast.replication.kafka.address import KafkaAddress, options_of
+from standfast.replication.kafka.errors import (
+    AUTHENTICATION,
+    PASSING,
+    PERMISSION,
+    UNKNOWN_TOPIC,
+    VAGUE,
+    bad_setting,
+    denied,
+    error_of,
+    translated,
+)
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.permissions import CLUSTER, TOPIC, Need, lack
+from standfast.store.clock import SystemClock
+from standfast.store.errors import BadConfig, StandfastError, Unavailable, UnknownStore
+from standfast.store.log import logger
+
+Result = TypeVar("Result")
+_Asked: TypeAlias = dict[KafkaPartition, Future[Any]]
+_api: Any = _admin  # its names are public by its manual, but not to type checkers
+
+RETRY_MS = 20
+FIRST_ANSWER_S = 3.0  # how long the first client is waited for that describes a topic, before a new one is asked
+ANSWER_EXTRA_S = 5.0  # the client ends its requests by itself; a starved machine may have it late
+GROWING_MS = 200
+INTERNAL = "__"  # Kafka's own topics
+_NAMED_MAX = 8
+_NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})
+
+# Measured: the default back-off of a full queue stalls a fast reader for a second at a time.
+_CONSUMER = {
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",
+    "enable.auto.commit": "false",
+    "enable.auto.offset.store": "false",
+    "enable.partition.eof": "true",
+    "allow.auto.create.topics": "false",
+    "fetch.queue.backoff.ms": "1",
+    "fetch.wait.max.ms": "10",
+    "fetch.error.backoff.ms": "100",
+    # Fetched ahead: no more than keeps a reader busy. Measured: with 2,000,000 records the client read all it could
+    # while processors were needed for what had come: a tenth slower, and a restore took 390 MiB instead of 155.
+    "queued.max.messages.kbytes": "65536",
+    "queued.min.messages": "100000",
+    "fetch.max.bytes": "52428800",
+    "max.partition.fetch.bytes": "2097152",  # measured: the first record of a long log comes after 10 ms; 8 MiB took 40
+}
+# Whoever writes flushes, which sends what is there at once. Until then records are collected: measured, 1,000 of them
+# took 3 ms and a third of the processor time instead of 10, when each was sent as soon as it was given to the client.
+LINGER_MS = 20
+_PRODUCER = {
+    "enable.idempotence": "true",
+    "acks": "all",
+    "linger.ms": str(LINGER_MS),
+    "queue.buffering.max.messages": "1000000",
+    "message.max.bytes": str(64 << 20),  # the topic's own limit decides
+}
+# A committed transaction ends in the background; until then the next one is put off by `retry.backoff.ms`.
+_COMMON = {
+    "retry.backoff.ms": "2",
+    # A new client puts its second connection, the one that it works with, off by half of the first back-off. Measured:
+    # with the default of 100 ms a writer opened in 55 ms, so in 17.
+    "reconnect.backoff.ms": "20",
+    "reconnect.backoff.max.ms": "1000",  # a broker that is back is found again within a second
+    "enable.metrics.push": "false",
+    "client.id": "standfast",
+    "log_level": "2",  # each refused connection is a line else; what matters comes by callback, into our errors
+}
+# Measured with librdkafka 2.16: a transactional producer that began anew from the bootstrap servers, because no broker
+# had answered for long, blocks in begin_transaction for ever; ours are made anew after a failure anyhow. Admin clients
+# and consumers must begin anew: told of no live broker at all, as by one that stood still, they would ask nobody again.
+_NO_REBOOTSTRAP = {"metadata.recovery.strategy": "none"} if libversion()[1] >= 0x020A0000 else {}
+
+
+class Cluster:
+    """Makes clients, and answers what exists. May be used by several threads."""
+
+    def __init__(self, address: KafkaAddress) -> None:
+        """Connect. Raises BadConfig for settings or a login that are refused, Unavailable if nothing answers."""
+        self.where = str(KafkaAddress(address.servers))
+        self._address = address
+        self.timeout_s = address.timeout_ms / 1_000
+        self.timeout_ms = address.timeout_ms
+        self._options = {**_COMMON, **address.options}
+        self._options |= {"bootstrap.servers": address.servers, **address.read_secrets()}
+        self._transaction_ms = _whole(self._options.get("transaction.timeout.ms", "10000"), self.where)
+        # No longer than a transaction may last: the client insists on it.
+        self._options.setdefault("socket.timeout.ms", str(min(max(address.timeout_ms, 1_000), self._transaction_ms)))
+        self._options.setdefault("socket.connection.setup.timeout.ms", str(max(address.timeout_ms, 1_000)))
+        self._clock = SystemClock()  # for waiting
+        self._mutex = threading.Lock()
+        self._complaint: KafkaError | None = None
+        self.admin: AdminClient
+        self._renew()
+        self._check_settings()
+        self.run("connecting", lambda: self.admin.list_topics(topic=INTERNAL, timeout=self.timeout_s))
+
+    # -- clients ------------------------------------------------------------------------------------------------------
+
+    def consumer(self, group: str | None = None, **settings: str) -> Consumer:
+        """A consumer that never joins; `settings` are given with _ for the dots."""
+        options = _CONSUMER | options_of(self._options, consumer=True)
+        if group is not None:
+            options["group.id"] = group
+        options.setdefault("group.id", "standfast")
+        return self._make(Consumer, options | _dotted(settings))
+
+    def producer(self, **settings: str) -> Producer:
+        """A producer; `settings` are given with _ for the dots."""
+        options = _PRODUCER | _NO_REBOOTSTRAP | options_of(self._options, producer=True)
+        if "delivery.timeout.ms" not in options:
+            options.setdefault("message.timeout.ms", str(min(self.timeout_ms, self._transaction_ms)))
+        return self._make(Producer, options | _dotted(settings))
+
+    def transactional(self, transactional_id: str) -> Producer:
+        """A producer for transactions, which begins to connect."""
+        return self.producer(transactional_id=transactional_id, transaction_timeout_ms=str(self.transaction_ms))
+
+    def connected(self, producer: Producer) -> Producer:
+        """The same once its connections stand. Raises Unavailable.
+
+        Measured: a producer with no connection yet asks for its id in vain, and again only after half a second. After
+        two answers, in 60 ms, it has one.
+        """
+        for _ in range(2):
+            self.run("connecting", lambda: producer.list_topics(INTERNAL, self.timeout_s))
+        return producer
+
+    def learn_leaders(self, consumer: Consumer, topics: Iterable[str]) -> None:
+        """Have a consumer ask for topics before they are assigned.
+
+        Measured: it may otherwise learn of a second topic's leaders a second late.
+        """
+        for topic in topics:
+            what = f"describing topic {topic!r}"
+            self.run(what, partial(consumer.list_topics, topic, self.timeout_s))
+
+    def _make(self, kind: Callable[..., Result], options: Mapping[str, str]) -> Result:
+        try:
+            return kind({**options, "error_cb": self._note, "logger": logger})
+        except (KafkaException, TypeError, ValueError) as error:
+            raise bad_setting(error, self.where) from error
+
+    def _check_settings(self) -> None:
+        # A setting that only one kind of client knows would else be refused in the middle of the work.
+        consumer = self.consumer()
+        consumer.close()
+        producer = self.transactional("standfast")
+        del producer
+
+    @property
+    def transaction_ms(self) -> int:
+        """How long the broker lets a transaction of a killed writer hold readers back."""
+        return self._transaction_ms
+
+    def _note(self, error: KafkaError) -> None:
+        with self._mutex:
+            if self._complaint is None or self._complaint.code() not in AUTHENTICATION:
+                self._complaint = error
+
+    # -- waiting and errors -------------------------------------------------------------------------------------------
+
+    def run(self, what: str, call: Callable[[], Result], *needs: Need) -> Result:
+        """Call the client and turn its errors into the port's; `what` says what was tried, `needs` what it takes."""
+        try:
+            return call()
+        except KafkaException as error:
+            raise self.translate(error, what, *needs) from error
+
+    def patiently(self, what: str, call: Callable[[], Result], *needs: Need) -> Result:
+        """The same for a call that a broker which is taking over refuses for a moment."""
+        deadline_ms = self._clock.monotonic_ms() + self.timeout_ms
+        while True:
+            try:
+                return call()
+            except KafkaException as error:
+                if error_of(error).code() not in PASSING or self._clock.monotonic_ms() > deadline_ms:
+                    raise self.translate(error, what, *needs) from error
+            self._clock.sleep_ms(RETRY_MS)
+
+    def wait(self, what: str, future: Future[Result], *needs: Need) -> Result:
+        """The result of an answer that is under way."""
+        return self.run(what, lambda: self.answer(future), *needs)
+
+    def answer(self, future: Future[Result]) -> Result:
+        """The same with the client's own errors. One that never comes, not even as a time-out, is a time-out, too.
+
+        After a time-out the next question is asked by a new client: measured, one that met a broker which stood still
+        may wait for its controller for ever.
+        """
+        try:
+            return future.result(self.timeout_s + ANSWER_EXTRA_S)
+        except TimeoutError as error:
+            self._renew()
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error
+        except KafkaException as error:
+            if error_of(error).code() == KafkaError._TIMED_OUT:
+                self._renew()
+            raise
+
+    def _renew(self) -> None:
+        self.admin = self._make(AdminClient, options_of(self._options))
+
+    def translate(self, error: KafkaException | KafkaError, what: str, *needs: Need) -> StandfastError:
+        """The port's error, with the client's last complaint where nothing answered.
+
+        `needs` are the permissions that the call takes; those that are missing are named.
+        """
+        found = error_of(error)
+        missing = self._missing(found, needs) if found.code() in PERMISSION else ()
+        if missing:
+            return denied(found, f"{self.where}: {what}", missing, self._address)
+        if found.code() not in _NO_ANSWER:
+            return translated(error, f"{self.where}: {what}")
+        self.admin.poll(0)  # complaints come by callback
+        with self._mutex:
+            complaint, self._complaint = self._complaint, None
+        if complaint is not None and complaint.code() in AUTHENTICATION:
+            return translated(complaint, f"{self.where}: {what}")
+        said = f" ({complaint.str()})" if complaint is not None else ""
+        return Unavailable(f"{self.where}: {what}: no answer within {self.timeout_ms} ms{said}: try again")
+
+    def flush(self, producer: Producer, timeout_s: float) -> None:
+        """Wait until a producer sent everything. Raises KafkaException with the reason if it gave up for good."""
+        self._served(lambda: producer.flush(timeout_s))
+
+    def reason(self, producer: Producer, error: KafkaException | KafkaError, *, transactional: bool) -> KafkaError:
+        """Why a producer gave up, where its error only says that it did; else that error.
+
+        Measured with librdkafka 2.16: one refused permission fails every record of a transaction as "purged", and a
+        fatal error fails `produce` as "fatal". The reason comes by callback, or with the next step of a transaction;
+        beginning one is the step that changes nothing if it is allowed after all.
+        """
+        found = error_of(error)
+        if found.code() not in VAGUE:
+            return found
+        try:
+            self._served(lambda: producer.poll(0))
+            if transactional:
+                producer.begin_transaction()
+        except KafkaException as why:
+            if error_of(why).code() not in VAGUE:
+                return error_of(why)
+        return found
+
+    def _served(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except SystemError as error:
+            # A fatal error of the client, raised while it was calling the callbacks.
+            raise (error.__cause__ if isinstance(error.__cause__, KafkaException) else error) from None
+
+    # -- permissions --------------------------------------------------------------------------------------------------
+
+    def lacking(self, needs: Iterable[Need]) -> list[str]:
+        """What this user may not do of these operations on topics; a topic that does not exist is left out."""
+        missing = self._refused(list(needs))
+        return [f"{self.where}: {lack(need, self._address.principal, self._address.servers)}" for need in missing]
+
+    def _missing(self, error: KafkaError, needs: Sequence[Need]) -> Sequence[Need]:
+        """Which of several permissions it was: the broker's error names the kind of resource only."""
+        kind = PERMISSION[error.code()]
+        asked = [need for need in needs if need.resource == kind]
+        topics = [need for need in needs if need.resource == TOPIC]
+        # Since Kafka 2.8 who may write to any topic needs no IDEMPOTENT_WRITE: what lacks is WRITE on the topic.
+        candidates = topics if kind in (TOPIC, CLUSTER) else asked
+        if kind == CLUSTER or len(candidates) > 1:
+            try:
+                return self._refused(candidates) or asked
+            except (Unavailable, BadConfig):
+                pass  # as much as is known: one of these
+        return asked
+
+    def _refused(self, needs: Sequence[Need]) -> list[Need]:
+        allowed = self._allowed({need.name for need in needs if need.resource == TOPIC})
+        return [need for need in needs if (found := allowed.get(need.name)) is not None and need.operation not in found]
+
+    def _allowed(self, names: Iterable[str]) -> dict[str, frozenset[str] | None]:
+        """Operations that this user may do, by topic; None where it does not exist, or the broker does not say."""
+        wanted = sorted(set(names))
+        if not wanted:
+            return {}
+        answer: dict[str, Future[Any]] = self.admin.describe_topics(
+            TopicCollection(wanted), include_authorized_operations=True, request_timeout=self.timeout_s
+        )
+        found: dict[str, frozenset[str] | None] = {}
+        for name, future in answer.items():
+            try:
+                operations = self.answer(future).authorized_operations
+                found[name] = None if operations is None else frozenset(one.name for one in operations)
+            except KafkaException as error:
+                code = error_of(error).code()
+                if code not in UNKNOWN_TOPIC and code not in PERMISSION:
+                    raise self.translate(error, f"describing topic {name!r}") from error
+                found[name] = _NOT_IMPLYING if code in PERMISSION else None
+        return found
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    def describe(self, names: Iterable[str]) -> dict[str, Any | None]:
+        """Topics by name; None for one that does not exist."""
+        wanted = sorted(set(names))
+        first_s = min(FIRST_ANSWER_S, self.timeout_s / 2)
+        try:
+            return self._described(self.describe_later(wanted, first_s))
+        except Unavailable:
+            # Almost everything asks this first, so that a client which is stuck is found out here (see `answer`).
+            return self._described(self.describe_later(wanted, self.timeout_s - first_s))
+
+    def describe_later(self, names: Iterable[str], timeout_s: float | None = None) -> dict[str, Future[Any]]:
+        """The same without waiting: futures by name."""
+        wanted = sorted(set(names))
+        if not wanted:
+            return {}
+        answer: dict[str, Future[Any]] = self.admin.describe_topics(
+            TopicCollection(wanted), request_timeout=timeout_s or self.timeout_s
+        )
+        return answer
+
+    def _described(self, futures: Mapping[str, Future[Any]]) -> dict[str, Any | None]:
+        found: dict[str, Any | None] = {}
+        for name, future in futures.items():
+            try:
+                found[name] = self.answer(future)
+            except KafkaException as error:
+                if error_of(error).code() not in UNKNOWN_TOPIC:
+                    raise self.translate(error, f"describing topic {name!r}", Need(TOPIC, name, "DESCRIBE")) from error
+                found[name] = None
+        return found
+
+    def names(self) -> list[str]:
+        """All topics but Kafka's own."""
+        found = self.run("listing topics", lambda: self.admin.list_topics(timeout=self.timeout_s))
+        return sorted(name for name in found.topics if not name.startswith(INTERNAL))
+
+    def partitions(self) -> list[TopicPartition]:
+        """All partitions of all topics but Kafka's own."""
+        found = self.run("listing topics", lambda: self.admin.list_topics(timeout=self.timeout_s))
+        names = sorted(name for name in found.topics if not name.startswith(INTERNAL))
+        return [TopicPartition(name, number) for name in names for number in sorted(found.topics[name].partitions)]
+
+    def check(self, partitions: Iterable[TopicPartition]) -> dict[str, Any]:
+        """The topics of these partitions. Raises UnknownStore naming what exists."""
+        wanted = [TopicPartition(*source) for source in partitions]
+        topics = {source.topic for source in wanted}
+        described = self.describe(topics)
+        if any(number >= _count(described[topic]) for topic, number in wanted):
+            # Brokers learn of an added partition one after the other: another one may have been asked before.
+            self._clock.sleep_ms(GROWING_MS)
+            described = self.describe(topics)
+        found: dict[str, Any] = {}
+        for topic, number in wanted:
+            description = described[topic]
+            if description is None:
+                raise self.unknown(topic)
+            if not 0 <= number < len(description.partitions):
+                raise UnknownStore(
+                    f"topic {topic!r} has no partition {number}, only 0 to {len(description.partitions) - 1}"
+                )
+            found[topic] = description
+        return found
+
+    def unknown(self, topic: str) -> UnknownStore:
+        """The error for a topic that does not exist."""
+        names = self.names()
+        if not names:
+            return UnknownStore(f"there is no topic {topic!r}, {self.where} has no topics yet: create it first")
+        near = difflib.get_close_matches(str(topic), names, 1)
+        shown = ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if names[_NAMED_MAX:] else "")
+        hint = f", did you mean {near[0]!r}?" if near else "."
+        return UnknownStore(f"there is no topic {topic!r}{hint} {self.where} has: {shown}")
+
+    def bounds(self, partitions: Iterable[TopicPartition], *, committed: bool = True) -> dict[TopicPartition, Bounds]:
+        """Begin, and the last stable offset (`committed`) or the end of all that was written."""
+        wanted = [TopicPartition(*source) for source in partitions]
+        if not wanted:
+            return {}
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        self.check(wanted)
+        # Asked at once. If the head is deleted between the answers, the end is no less than the begin all the same.
+        begins, ends = self._offsets(wanted, level, _api.OffsetSpec.earliest(), _api.OffsetSpec.latest())
+        return {source: Bounds(begins[source], max(ends[source], begins[source])) for source in wanted}
+
+    def first_offset(self, source: TopicPartition, time_ms: int) -> int:
+        """First offset with this timestamp or a later one, the last stable offset if there is none."""
+        (offsets,) = self._offsets([source], IsolationLevel.READ_COMMITTED, _api.OffsetSpec.for_timestamp(time_ms))
+        found = offsets[source]
+        return found if found >= 0 else self.bounds([source])[source].end
+
+    def written_end(self, source: TopicPartition) -> int:
+        """End of all that was written to a partition, in one question. Raises UnknownStore."""
+        (ends,) = self._offsets([source], IsolationLevel.READ_UNCOMMITTED, _api.OffsetSpec.latest())
+        return ends[source]
+
+    def _offsets(
+        self, wanted: Sequence[TopicPartition], level: IsolationLevel, *specs: Any
+    ) -> list[dict[TopicPartition, int]]:
+        """The offsets of each kind, all asked for before the first answer is waited for."""
+        asked = [(self._ask(wanted, spec, level), spec) for spec in specs]
+        return [self._answered(one, spec, level) for one, spec in asked]
+
+    def _ask(self, wanted: Iterable[TopicPartition], spec: Any, level: IsolationLevel) -> _Asked:
+        asked = {KafkaPartition(*source): spec for source in wanted}
+        answer: _Asked = self.admin.list_offsets(asked, isolation_level=level, request_timeout=self.timeout_s)
+        return answer
+
+    def _answered(self, asked: _Asked, spec: Any, level: IsolationLevel) -> dict[TopicPartition, int]:
+        """The answers; whom a broker refuses for a moment is asked about again."""
+        found: dict[TopicPartition, int] = {}
+        deadline_ms = self._clock.monotonic_ms() + self.timeout_ms
+        while asked:
+            refused = []
+            for at, future in asked.items():
+                source = TopicPartition(at.topic, at.partition)
+                try:
+                    found[source] = self.answer(future).offset
+                except KafkaException as error:
+                    if error_of(error).code() not in PASSING or self._clock.monotonic_ms() > deadline_ms:
+                        need = Need(TOPIC, source.topic, "DESCRIBE")
+                        raise self.translate(error, f"offsets of {source}", need) from error
+                    refused.append(source)
+            asked = {}
+            if refused:
+                self._learn_leaders({source.topic for source in refused})
+                self._clock.sleep_ms(RETRY_MS)
+                asked = self._ask(refused, spec, level)
+        return found
+
+    def _learn_leaders(self, topics: Iterable[str]) -> None:
+        """Measured: the admin client keeps asking by the leaders, and their epochs, of when it last looked."""
+        for topic in topics:
+            self.run(f"describing topic {topic!r}", partial(self.admin.list_topics, topic, self.timeout_s))
+
+
+# Who may not even describe a topic has none of the operations that imply it; of the others the broker says nothing.
+_NOT_IMPLYING = frozenset({"CREATE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"})
+
+
+def _whole(text: str, where: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise BadConfig([f"{where}: transaction.timeout.ms is {text!r}: give whole milliseconds, 1000 or more"])
+    return int(text)
+
+
+def _count(description: Any | None) -> int:
+    """Partitions of a topic; without end for one that is not there, which is another matter."""
+    return 1 << 31 if description is None else len(description.partitions)
+
+
+def _dotted(settings: Mapping[str, str]) -> dict[str, str]:
+    return {name.replace("_", "."): value for name, value in settings.items()}

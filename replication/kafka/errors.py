@@ -1,0 +1,118 @@
+"""Errors of the Kafka client as errors of the port, named by what the caller must do.
+
+    authentication, unknown setting, no permission  BadConfig        fix the settings, the permissions (ACLs)
+    record too large, null key                      InvalidRequest   fix the record, the topic
+    unknown topic or partition                      UnknownStore
+    a newer producer of the transactional id, a     Fenced
+    newer generation of the consumer group
+    position outside of the log                     StateLost
+    everything else: no answer, no leader, ...      Unavailable      retry
+
+Rules of this file: it maps, and does nothing else. Texts of the client hold no secrets (it is never given any in a
+name), and none of our own settings' values are put into a message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from confluent_kafka import KafkaError, KafkaException
+
+from standfast.replication.kafka.address import KafkaAddress, nearest_setting
+from standfast.replication.permissions import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Need, lack
+from standfast.store.errors import BadConfig, Fenced, InvalidRequest, StandfastError, Unavailable, UnknownStore
+
+_E = KafkaError
+AUTHENTICATION = frozenset(
+    {_E._AUTHENTICATION, _E.SASL_AUTHENTICATION_FAILED, _E.UNSUPPORTED_SASL_MECHANISM, _E.ILLEGAL_SASL_STATE, _E._SSL}
+)
+PERMISSION = {  # code -> the kind of resource that is meant
+    _E.TOPIC_AUTHORIZATION_FAILED: TOPIC,
+    _E.GROUP_AUTHORIZATION_FAILED: GROUP,
+    _E.CLUSTER_AUTHORIZATION_FAILED: CLUSTER,
+    _E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: TRANSACTIONAL_ID,
+}
+# The client gave up, and says elsewhere why.
+VAGUE = frozenset({_E._FATAL, _E._PURGE_QUEUE, _E._PURGE_INFLIGHT, _E._STATE})
+UNKNOWN_TOPIC = frozenset(
+    {
+        *(_E.UNKNOWN_TOPIC_OR_PART, _E.UNKNOWN_TOPIC_ID, _E.INCONSISTENT_TOPIC_ID),
+        *(_E._UNKNOWN_TOPIC, _E._UNKNOWN_PARTITION),
+    }
+)
+FENCED = frozenset({_E.PRODUCER_FENCED, _E.INVALID_PRODUCER_EPOCH, _E._FENCED})
+# The consumer that is named is no member of the group, or not in this generation: measured with Kafka 4, classic and
+# consumer protocol alike (STALE_MEMBER_EPOCH comes to a client as ILLEGAL_GENERATION).
+MEMBER_GONE = frozenset({_E.ILLEGAL_GENERATION, _E.UNKNOWN_MEMBER_ID, _E.FENCED_INSTANCE_ID, _E.STALE_MEMBER_EPOCH})
+TOO_LARGE = frozenset({_E.MSG_SIZE_TOO_LARGE, _E.RECORD_LIST_TOO_LARGE})
+REFUSED = frozenset(
+    {
+        *(_E.INVALID_CONFIG, _E.INVALID_PARTITIONS, _E.INVALID_REPLICATION_FACTOR, _E.POLICY_VIOLATION),
+        *(_E.INVALID_REQUEST, _E.TOPIC_EXCEPTION, _E.OFFSET_OUT_OF_RANGE, _E.OFFSET_METADATA_TOO_LARGE),
+        *(_E.TOPIC_DELETION_DISABLED, _E.INVALID_TIMESTAMP, _E.INVALID_TRANSACTION_TIMEOUT),
+        *(_E._INVALID_ARG, _E.UNSUPPORTED_VERSION, _E.INVALID_GROUP_ID),
+    }
+)
+# A broker that is taking over, or has not heard of a new topic yet: ask again.
+PASSING = frozenset(
+    {
+        *(_E.NOT_LEADER_FOR_PARTITION, _E.LEADER_NOT_AVAILABLE, _E.UNKNOWN_LEADER_EPOCH, _E.FENCED_LEADER_EPOCH),
+        *(_E.UNKNOWN_TOPIC_OR_PART, _E.UNKNOWN_TOPIC_ID, _E._UNKNOWN_PARTITION, _E.REPLICA_NOT_AVAILABLE),
+        *(_E.COORDINATOR_LOAD_IN_PROGRESS, _E.COORDINATOR_NOT_AVAILABLE, _E.NOT_COORDINATOR, _E.OFFSET_NOT_AVAILABLE),
+    }
+)
+_NO_SETTING = re.compile(r'No such configuration property: "([^"]+)"')
+
+
+def error_of(error: BaseException | KafkaError) -> KafkaError:
+    """The client's error inside an exception; one of its own making for anything else."""
+    if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
+        return error.args[0]
+    return error if isinstance(error, KafkaError) else KafkaError(KafkaError._FAIL, str(error))
+
+
+def translated(error: BaseException | KafkaError, what: str) -> StandfastError:
+    """The port's error for one of the client; `what` says what was tried and where."""
+    found = error_of(error)
+    code = found.code()
+    text = f"{what}: {found.str()} ({found.name()})"
+    if code in AUTHENTICATION:
+        return BadConfig([f"{text}: check security.protocol, sasl.mechanism, the user and the secret's file"])
+    if code in PERMISSION:
+        return BadConfig([f"{text}: give this user permission on it (an ACL), or use one that has it"])
+    if code in UNKNOWN_TOPIC:
+        return UnknownStore(f"{text}: create the topic first")
+    if code in FENCED:
+        return Fenced(f"{text}: a newer writer was opened, nothing was written, give up the task")
+    if code in MEMBER_GONE:
+        return Fenced(
+            f"{text}: the consumer group has moved on, and nothing was written: give up the task until the group gives "
+            "its partition again"
+        )
+    if code in TOO_LARGE:
+        return InvalidRequest(
+            f"{text}: a record is larger than the limit: raise max.message.bytes of the topic and message.max.bytes "
+            "of the log address, or write smaller values"
+        )
+    if code == KafkaError.INVALID_RECORD:
+        return InvalidRequest(f"{text}: a compacted topic takes no record without a key: give it a key")
+    if code in REFUSED:
+        return InvalidRequest(text)
+    return Unavailable(f"{text}: try again")
+
+
+def denied(error: KafkaError, what: str, needs: Iterable[Need], address: KafkaAddress) -> BadConfig:
+    """A refused permission: one problem for each of `needs`, those that are missing."""
+    return BadConfig(
+        [f"{what}: {lack(need, address.principal, address.servers)} ({error.name()})" for need in dict.fromkeys(needs)]
+    )
+
+
+def bad_setting(error: BaseException | KafkaError, where: str) -> BadConfig:
+    """Why a client could not be made of the settings, with the nearest name for an unknown one."""
+    found = error_of(error)
+    unknown = _NO_SETTING.search(found.str())
+    if unknown:
+        return BadConfig([f"{where}: Kafka has no setting {unknown[1]!r}{nearest_setting(unknown[1])}"])
+    return BadConfig([f"{where}: {found.str()}"])

@@ -1,0 +1,340 @@
+"""A group on Kafka: members and owners on its members topic, committed offsets as Kafka's own.
+
+    join, heartbeat, view, leave, owners ──> kafka_board.py
+    committed, commit                    ──> the group's offsets, where every Kafka tool sees them
+
+While the group has a consumer of its own that is a member (the application's loop), the broker refuses commits from
+outside of it. A transaction's commit is fenced by the transactional id instead and is taken all the same, so that is
+how they are then committed. With the generation and member id of the consumer that read the records the broker
+checks those too (`member_metadata`), and a consumer that lost its partition commits nothing more.
+
+Offsets are asked for by a consumer of the group that never joins, not by the admin client: librdkafka's admin call for
+them ends the process (SIGSEGV) when the broker that it asks is not the group's coordinator any more.
+
+Rules of this file: what is committed is checked first, all of it, so that a bad offset changes nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from standfast.replication.kafka.board import KNOWN_MS, Board
+from standfast.replication.kafka.cluster import Cluster
+from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, error_of
+from standfast.replication.log import Committed, ConsumerMember, GroupCommit, GroupView, WriterClaim
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.permissions import GROUP, Need, topic_needs
+from standfast.store.clock import SystemClock
+from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, Unavailable
+
+METADATA_BYTES_MAX = 4_096
+LEASE_MS_MAX = 24 * 3_600_000
+STABLE_EXTRA_S = 2.0  # how much longer than it may last a transaction holds a look at the offsets back
+_ALIVE = frozenset(
+    {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
+    | {KafkaError.NON_EMPTY_GROUP, KafkaError.STALE_MEMBER_EPOCH}
+)
+_NO_COORDINATOR = frozenset({KafkaError._TIMED_OUT, KafkaError._WAIT_COORD})
+FIRST_LOOK_S = 1.0
+EVENTS = 100
+_METADATA_MAGIC = b"CGMDv2:"
+_GENERATION = struct.Struct("=i")
+
+
+class KafkaGroup:
+    """Group of a Kafka log. May be used by several threads."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        board: Board,
+        transact: Callable[[GroupCommit], None],
+        closed: Callable[[KafkaGroup], None],
+    ) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._board = board
+        self._transact = transact
+        self._forget = closed
+        self._clock = SystemClock()
+        self._consumer: Consumer | None = None
+        self._asking = threading.Lock()
+        self._asker: Consumer | None = None
+        self._known: dict[TopicPartition, int] = {}
+        self._joined = False
+        self._closed = False
+
+    def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
+        """Become (or stay, with new metadata) a member until the lease runs out or leave() is called."""
+        self._check_open()
+        check_text("member id", member_id)
+        _check_metadata("member metadata", metadata)
+        if not isinstance(lease_ms, int) or not 1 <= lease_ms <= LEASE_MS_MAX:
+            raise InvalidRequest(f"lease of {lease_ms!r} ms for member {member_id!r}: use 1 to {LEASE_MS_MAX}")
+        self._joined = True
+        with self._asking:
+            self._ready_asker()  # a member asks for offsets soon: its client connects meanwhile
+        return self._board.join(member_id, metadata, lease_ms)
+
+    def heartbeat(self, member_id: str) -> GroupView:
+        """Renew the lease. Raises Fenced if the member was removed: join again."""
+        self._check_open()
+        return self._board.beat(member_id)
+
+    def view(self) -> GroupView:
+        """Live members now."""
+        self._check_open()
+        return self._board.view()
+
+    def leave(self, member_id: str) -> None:
+        """Stop being a member; one that is none is fine."""
+        self._check_open()
+        self._board.leave(member_id)
+
+    def owners(self) -> dict[str, str]:
+        """Transactional id -> member id that last opened a writer for it in this group's name."""
+        self._check_open()
+        return self._board.owners()
+
+    def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
+        """Committed offsets of these partitions (all of the group if None); absent where there is none.
+
+        Offsets of a transaction that is still open, or committed a moment ago, are waited for as long as it may last.
+        Raises Unavailable after that: those before them are no answer, who took them would process records twice.
+        """
+        self._check_open()
+        wanted = None if partitions is None else [TopicPartition(*source) for source in partitions]
+        if wanted is not None and not wanted:
+            return {}
+        # A member will commit as well, so it is told of what that takes, which allows looking, too.
+        need = Need(GROUP, self._name, "READ" if self._joined else "DESCRIBE")
+        needs = (need, *topic_needs((at.topic for at in wanted or ()), "DESCRIBE"))
+        return self._cluster.patiently(f"offsets of group {self._name!r}", lambda: self._offsets(wanted), *needs)
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, Committed],
+        member: ConsumerMember | None = None,
+        claim: WriterClaim | None = None,
+    ) -> None:
+        """Commit without a transaction of records; all of them or none. Raises UnknownStore for an absent partition.
+
+        With `member`, the broker refuses it (Fenced) if that is no member of that generation any more. The client can
+        say so in a transaction only, so it is one, of offsets alone. With a claim and no member, the members topic is
+        asked for the owner first, and a claim that is over by then is Fenced: what the broker takes does not say whose
+        it is, so an owner that stands still right after the question may still commit.
+        """
+        self._check_open()
+        check_commit(self._name, offsets)
+        if not offsets:
+            return
+        self._check_exist(offsets)
+        if member is not None:
+            self._transact(GroupCommit(self._name, offsets, member))
+            return
+        if claim is not None:
+            self._check_claim(claim)
+        if self._consumer is None:
+            self._consumer = self._cluster.consumer(self._name)
+        commit = GroupCommit(self._name, offsets)
+        what = f"committing offsets of group {self._name!r}"
+        if not self._cluster.patiently(what, lambda: self._commit(offsets), *commit_needs(commit)):
+            self._transact(commit)
+
+    def close(self) -> None:
+        """Twice is fine. It does not leave the group."""
+        with self._asking:
+            clients = () if self._closed else (self._asker, self._consumer)
+            self._closed = True
+        for client in clients:
+            if client is not None:
+                client.close()
+        self._forget(self)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"group {self._name!r} of {self._cluster.where} was closed: open a new one")
+
+    def _check_exist(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raise UnknownStore for a partition that is not there; one seen lately is believed to be."""
+        now_ms = self._clock.monotonic_ms()
+        wanted = [TopicPartition(*source) for source in partitions]
+        unsure = [source for source in wanted if now_ms - self._known.get(source, -KNOWN_MS) >= KNOWN_MS]
+        if unsure:
+            self._cluster.check(unsure)
+            self._known.update(dict.fromkeys(unsure, now_ms))
+
+    def _check_claim(self, claim: WriterClaim) -> None:
+        held = self._board.owner(claim.transactional_id)
+        if held is None or held.epoch != claim.epoch:
+            newer = "a newer writer" if held is None else f"epoch {held.epoch} of {held.member_id!r}"
+            raise Fenced(
+                f"writer of {claim.transactional_id!r} with epoch {claim.epoch} was fenced by {newer}: no offsets were "
+                "committed, give up the task"
+            )
+
+    def _commit(self, offsets: Mapping[TopicPartition, Committed]) -> bool:
+        """Commit from outside of the group; False if the group has members, so that the broker refuses it."""
+        if self._consumer is None:
+            self._consumer = self._cluster.consumer(self._name)
+        try:
+            answer = self._consumer.commit(offsets=kafka_offsets(offsets), asynchronous=False)
+            failed = next((one.error for one in answer or () if one.error is not None), None)
+        except KafkaException as error:
+            failed = _said(self._consumer, error)
+        if failed is not None and failed.code() not in _ALIVE:
+            raise KafkaException(failed)
+        return failed is None
+
+    def _ready_asker(self) -> Consumer:
+        """The client that offsets are asked of; call with `_asking` held."""
+        self._check_open()
+        if self._asker is None:
+            self._asker = self._cluster.consumer(self._name, isolation_level="read_committed")
+        return self._asker
+
+    def _ask(self, asked: list[KafkaPartition], timeout_s: float) -> list[KafkaPartition]:
+        """The committed offsets of these, from the brokers.
+
+        Measured with librdkafka 2.16: a client that may not find its coordinator says so as an event, and lets a
+        question wait until its time is over. So the first look at events comes soon.
+        """
+        with self._asking:
+            asker = self._ready_asker()
+            try:
+                return asker.committed(asked, min(timeout_s, FIRST_LOOK_S))
+            except KafkaException as error:
+                said = _said(asker, error)
+                if said.code() not in _NO_COORDINATOR:
+                    raise KafkaException(said) from error
+            try:
+                return asker.committed(asked, timeout_s)
+            except KafkaException as error:
+                said = _said(asker, error)
+                if said.code() == KafkaError._TIMED_OUT and self._answers(asked):
+                    raise self._hanging(timeout_s) from error
+                raise KafkaException(said) from error
+
+    def _answers(self, asked: list[KafkaPartition]) -> bool:
+        """Whether the brokers answer, if open transactions are left out of account."""
+        impatient = self._cluster.consumer(self._name, isolation_level="read_uncommitted")
+        try:
+            impatient.committed(asked, self._cluster.timeout_s)
+        except KafkaException:
+            return False
+        finally:
+            impatient.close()
+        return True
+
+    def _hanging(self, waited_s: float) -> Unavailable:
+        return Unavailable(
+            f"{self._cluster.where}: offsets of group {self._name!r} are in a transaction that is not over after "
+            f"{waited_s:.0f} s, so what is committed is not known yet: it is tried again. If this stays, another "
+            "client's transaction.timeout.ms is longer, or the brokers lost the end of a transaction, as Kafka may "
+            "where all replicas of a partition restart at once: kafka-transactions.sh finds it (find-hanging) and ends "
+            "it (abort); verify the stores after that"
+        )
+
+    def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:
+        sources = self._cluster.partitions() if wanted is None else wanted
+        asked = [KafkaPartition(*source) for source in sources]
+        # Not less: a broker that was killed writes the markers of what it had committed when it is back.
+        stable_s = self._cluster.transaction_ms / 1_000 + STABLE_EXTRA_S
+        answer = self._ask(asked, stable_s) if asked else []
+        found = {}
+        for at in answer:
+            if at.error is not None and at.error.code() not in UNKNOWN_TOPIC:
+                raise KafkaException(at.error)
+            if at.error is None and at.offset >= 0:
+                found[TopicPartition(at.topic, at.partition)] = Committed(at.offset, _text(at))
+        return dict(sorted(found.items()))
+
+
+def _said(consumer: Consumer, error: KafkaException) -> KafkaError:
+    """The refused permission that a consumer told of as an event, where a call only ran out of time; else the error."""
+    found = error_of(error)
+    if found.code() not in _NO_COORDINATOR:
+        return found
+    events = (message.error() for message in consumer.consume(EVENTS, 0))
+    return next((event for event in events if event is not None and event.code() in PERMISSION), found)
+
+
+def _text(at: KafkaPartition) -> str:
+    """Metadata of an offset, which another program may have committed."""
+    try:
+        return at.metadata or ""
+    except UnicodeDecodeError as error:
+        # The client does not end its copy of the text with a zero: bytes of its memory may follow.
+        raw: bytes = error.object
+        return raw[: error.start].decode()
+
+
+def member_metadata(of_group: Any, member: ConsumerMember) -> bytes:
+    """What a transaction tells the broker of a group, for a member of it that is a client in another process.
+
+        CGMDv2:  generation, 4 bytes of this machine's order  group 0  member 0  1 (no instance id)
+
+    The client gives these bytes for its own consumers only; `of_group` are those of one that never joined. The layout
+    is the client's own, so it is compared before it is used. Raises InternalError if the client has another one.
+    """
+    raw = of_group if isinstance(of_group, bytes) else b""
+    group = raw[len(_METADATA_MAGIC) + _GENERATION.size :].partition(b"\0")[0]
+    if raw != _metadata(group, -1, b""):
+        raise InternalError("this version of the Kafka client describes group members in another way: report it")
+    return _metadata(group, member.generation, member.member_id.encode())
+
+
+def _metadata(group: bytes, generation: int, member: bytes) -> bytes:
+    return _METADATA_MAGIC + _GENERATION.pack(generation) + group + b"\0" + member + b"\0\x01"
+
+
+def commit_needs(commit: GroupCommit) -> tuple[Need, ...]:
+    """Permissions that a commit of offsets takes."""
+    return (Need(GROUP, commit.group, "READ"), *topic_needs((at[0] for at in commit.offsets), "READ"))
+
+
+def kafka_offsets(offsets: Mapping[TopicPartition, Committed]) -> list[KafkaPartition]:
+    """Offsets with metadata as the client takes them."""
+    return [
+        KafkaPartition(topic, partition, offset, metadata) for (topic, partition), (offset, metadata) in offsets.items()
+    ]
+
+
+def check_text(what: str, text: str) -> None:
+    """Raise InvalidRequest unless `text` is a non-empty text that can be stored."""
+    if not isinstance(text, str) or not text or len(text) > METADATA_BYTES_MAX or not _encodes(text):
+        raise InvalidRequest(f"{what} {text!r} is not usable: give 1 to {METADATA_BYTES_MAX} characters")
+
+
+def check_commit(group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
+    """Raise InvalidRequest for an offset or metadata that cannot be committed."""
+    check_text("group name", group)
+    for source, (offset, metadata) in offsets.items():
+        if not isinstance(offset, int) or not 0 <= offset < 1 << 62:
+            raise InvalidRequest(
+                f"group {group!r}, {TopicPartition(*source)}: {offset!r} is not an offset, use 0 or more"
+            )
+        _check_metadata(f"group {group!r}, {TopicPartition(*source)}: metadata", metadata)
+
+
+def _check_metadata(what: str, metadata: str) -> None:
+    if not isinstance(metadata, str) or not _encodes(metadata):
+        raise InvalidRequest(f"{what} is {type(metadata).__name__} {metadata!r:.40}, give text")
+    size = len(metadata.encode())
+    if size > METADATA_BYTES_MAX:
+        raise InvalidRequest(f"{what} has {size} bytes, the limit is {METADATA_BYTES_MAX}: shorten it")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,508 @@
+"""The reader of a Kafka log: our own small buffer for each assigned partition, filled from the client's one queue.
+
+    client's queue ──> pull: columns, by partition ──> slots: pieces, end ──> serve: a fair share of each
+
+    at end      the client said so at this offset, or the last record stands just before the broker's end
+    lost        the broker has no such offset: its bounds decide between StateLost and going on
+    recreated   the topic's id is asked for about every second, because the client would read a topic of the same name
+                that was made anew as if it were the old one
+
+`fetch` waits a moment even with no timeout while a partition that is not at its end has not answered yet (it was just
+assigned, or its next batch is under way), so that a loop which ends at an empty fetch does not end early. A partition
+that lets it wait `PATIENCE_MS` is not waited for again before it answers.
+
+Rules of this file: a position moves only by what fetch returned. The client's own pause throws away what it has
+fetched, so a paused partition keeps its buffer, and the client is told only when more comes; a seek is an assignment
+anew, because the client's seek fails on a partition that was just assigned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from standfast.replication.kafka.cluster import Cluster
+from standfast.replication.kafka.errors import AUTHENTICATION, PERMISSION, UNKNOWN_TOPIC, error_of, translated
+from standfast.replication.kafka.records import keys_of, to_columns
+from standfast.replication.kafka.slot import ReaderSlot
+from standfast.replication.log import Fetched, Record
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.permissions import TOPIC, Need
+from standfast.replication.uncollected import uncollected
+from standfast.store.clock import SystemClock
+from standfast.store.errors import Closed, InvalidRequest, StandfastError, StateLost, Unavailable
+
+CHUNK = 1_000  # messages taken from the client at once; smaller batches stay in the processor's cache
+BUFFER_RECORDS = 10_000  # held here at most before the client is left alone, or as many as a fetch asks for
+BUFFER_BYTES = 32 << 20
+PATIENCE_MS = 1_000
+WAIT_MS = 50
+TOPIC_CHECK_MS = 1_000
+STUCK_MS = 5_000
+
+
+class KafkaReader:
+    """LogReader of a Kafka log."""
+
+    def __init__(self, cluster: Cluster, closed: Callable[[KafkaReader], None]) -> None:
+        self._cluster = cluster
+        self._forget = closed
+        self._clock = SystemClock()
+        self._slots: dict[TopicPartition, ReaderSlot] = {}
+        self._client: Consumer | None = None  # made with the first assignment: many readers only ask for bounds
+        self._asked: set[str] = set()  # topics of which the client knows the leaders
+        self._closed = False
+        self._turn = 0
+        self._checks: dict[str, Future[Any]] = {}
+        self._checked_ms = 0
+
+    # -- assignment ---------------------------------------------------------------------------------------------------
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Replace the assignment; every partition begins at its position, not paused. Raises UnknownStore.
+
+        One of nothing makes the client, which connects meanwhile.
+        """
+        slots = self._resolve(positions)
+        self.remove(list(self._slots))
+        self._consumer()
+        self._begin(slots)
+
+    def assignment(self) -> Mapping[TopicPartition, int]:
+        """Assigned partitions with their present positions."""
+        return {source: slot.position for source, slot in self._slots.items()}
+
+    def add(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Assign further partitions. One that is assigned already is InvalidRequest: use seek."""
+        twice = [str(TopicPartition(*source)) for source in positions if source in self._slots]
+        if twice:
+            raise InvalidRequest(f"{', '.join(twice)} already assigned to this reader: move it with seek")
+        self._begin(self._resolve(positions))
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Unassign; absent ones are fine."""
+        gone = [self._slots.pop(source) for source in dict.fromkeys(partitions) if source in self._slots]
+        if gone:
+            self._let_go(gone)
+            wanted = [KafkaPartition(*slot.source) for slot in gone]
+            self._cluster.run("unassigning", lambda: self._consumer().incremental_unassign(wanted))
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Move the position of an assigned partition."""
+        slot = self._slot(partition)
+        self._restart(slot, _checked(partition, offset))
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Fetch no more of these until resumed; the position stays."""
+        for slot in [self._slot(source) for source in partitions]:
+            slot.paused = True
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Fetch them again."""
+        for slot in [self._slot(source) for source in partitions]:
+            slot.paused = False
+            slot.late = False
+            slot.heard_ms = self._clock.monotonic_ms()
+            self._let_go([slot])
+
+    def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """Begin and last stable offset now."""
+        self._check_open()
+        return self._cluster.bounds(partitions)
+
+    def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """See LogReader: the high watermark."""
+        self._check_open()
+        return {source: bounds.end for source, bounds in self._cluster.bounds(partitions, committed=False).items()}
+
+    def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
+        """None: Kafka has leader epochs, which its client compares while it reads."""
+        return {}
+
+    def epoch_ends(self, tags: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
+        """None, as in `epoch_tags`."""
+        return {}
+
+    def close(self) -> None:
+        """Twice is fine."""
+        if not self._closed:
+            self._closed = True
+            if self._client is not None:
+                self._client.close()
+            self._client = None
+            self._forget(self)
+
+    # -- fetching -----------------------------------------------------------------------------------------------------
+
+    def fetch(self, max_records: int, timeout_ms: int = 0) -> list[Fetched]:
+        """See LogReader. Raises StateLost, also with reason "topic-recreated"; UnknownStore if the topic is gone."""
+        self._check_open()
+        if max_records < 1:
+            raise InvalidRequest(f"fetch needs max_records of 1 or more, got {max_records}")
+        began_ms = self._clock.monotonic_ms()
+        while True:
+            self._pull(max_records)
+            now_ms = self._clock.monotonic_ms()
+            self._look_after(now_ms)
+            waited_ms = now_ms - began_ms
+            silent = [slot for slot in self._slots.values() if not (slot.answered or slot.paused or slot.late)]
+            if not silent or waited_ms >= PATIENCE_MS:
+                _wait_no_more(silent)
+                found = self._serve(max_records)
+                if found:
+                    return found
+                silent = [slot for slot in self._slots.values() if slot.hungry and not slot.late]
+                if waited_ms >= PATIENCE_MS:
+                    _wait_no_more(silent)
+                    silent = []
+            limit_ms = max(timeout_ms, PATIENCE_MS) if silent else timeout_ms
+            if waited_ms >= limit_ms:
+                return []
+            self._ingest(self._consume(1, min(limit_ms - waited_ms, WAIT_MS)))
+
+    def fetch_ready(self, max_records: int) -> list[Fetched]:
+        """See LogReader. It asks the broker nothing, but begins to ask for topics' ids."""
+        self._check_open()
+        self._pull(max_records, buffered=0)
+        self._check_topics(self._clock.monotonic_ms())
+        if any(slot.event is not None or (slot.error is not None and not slot.paused) for slot in self._slots.values()):
+            return []
+        return self._serve(max_records)
+
+    def _pull(self, wanted: int, buffered: int = BUFFER_RECORDS) -> None:
+        """Take what the client has, until that many records are here, or enough bytes."""
+        if not self._slots:
+            return
+        held = sum(slot.count for slot in self._slots.values() if not slot.paused)
+        hungry = any(slot.hungry for slot in self._slots.values())
+        size = 0
+        while held < max(wanted, buffered) and size < BUFFER_BYTES and (hungry or held < wanted):
+            with uncollected():
+                messages = self._consume(CHUNK, 0)
+                count = len(messages)
+                size += self._ingest(messages)
+                del messages
+            if not count:
+                return
+            held += count
+            hungry = any(slot.hungry for slot in self._slots.values())
+
+    def _consume(self, count: int, timeout_ms: int) -> list[Message]:
+        if not self._slots:
+            self._clock.sleep_ms(timeout_ms)
+            return []
+        client = self._consumer()
+        return self._cluster.run("fetching", lambda: client.consume(count, timeout_ms / 1_000))
+
+    def _ingest(self, messages: list[Message]) -> int:
+        """Sort messages into their slots; bytes of keys and values taken."""
+        if not messages:
+            return 0
+        now_ms = self._clock.monotonic_ms()
+        keys = keys_of(messages)
+        if not all(keys) and any(map(Message.error, messages)):  # an event has no key
+            return self._ingest_events(messages, now_ms)
+        return self._sort(messages, now_ms, keys)
+
+    def _ingest_events(self, messages: list[Message], now_ms: int) -> int:
+        """The same with events among them. What comes after one that is trouble is kept: it will not come again."""
+        size = 0
+        run: list[Message] = []
+        trouble: StandfastError | None = None
+        for message in messages:
+            error = message.error()
+            if error is None:
+                run.append(message)
+                continue
+            size += self._sort(run, now_ms)
+            run = []
+            try:
+                self._note(message, error, now_ms)
+            except StandfastError as found:
+                trouble = trouble or found
+        size += self._sort(run, now_ms)
+        if trouble is not None:
+            raise trouble
+        return size
+
+    def _sort(self, messages: list[Message], now_ms: int, keys: list[bytes | None] | None = None) -> int:
+        if not messages:
+            return 0
+        source = _source_of(messages[0])
+        # With one partition assigned, another's can only come before: what was unassigned is let go by the client.
+        single = len(self._slots) == 1 and source in self._slots and source == _source_of(messages[-1])
+        if single or len(set(map(Message.partition, messages))) == len(set(map(Message.topic, messages))) == 1:
+            return self._keep(source, messages, now_ms, keys)
+        by_source: dict[Any, list[Message]] = {}
+        for message in messages:
+            by_source.setdefault((message.topic(), message.partition()), []).append(message)
+        return sum(self._keep(source, own, now_ms) for source, own in by_source.items())
+
+    def _keep(
+        self, source: TopicPartition, messages: list[Message], now_ms: int, keys: list[bytes | None] | None = None
+    ) -> int:
+        slot = self._slots.get(source)
+        if slot is None:
+            return 0  # unassigned meanwhile
+        if (messages[0].offset() or 0) < slot.frontier:  # of before a seek
+            messages = [message for message in messages if (message.offset() or 0) >= slot.frontier]
+            if not messages:
+                return 0
+            keys = None
+        piece = to_columns(messages, keys)
+        slot.pieces.append(piece)
+        slot.count += len(piece)
+        slot.frontier = piece.offsets[-1] + 1
+        slot.end = -1
+        slot.answered = True
+        slot.late = slot.kicked = False
+        slot.heard_ms = now_ms
+        if slot.paused and not slot.held:
+            slot.held = True
+            self._consumer().pause([KafkaPartition(*slot.source)])
+        return piece.payload_bytes
+
+    def _note(self, message: Message, error: KafkaError, now_ms: int) -> None:
+        """An event that is no record."""
+        code = error.code()
+        source = TopicPartition(message.topic() or "", message.partition() or 0)
+        slot = self._slots.get(source)
+        if slot is not None and code == KafkaError._PARTITION_EOF:
+            offset = message.offset() or 0
+            if offset >= slot.frontier:
+                slot.frontier = slot.end = offset
+                slot.answered = True
+                slot.late = slot.kicked = False
+                slot.heard_ms = now_ms
+        elif slot is not None and code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            slot.event = (error, message.offset())
+        elif code in UNKNOWN_TOPIC:
+            self._checked_ms = 0  # gone, or made anew: ask now
+        elif slot is not None and code in PERMISSION:
+            # Kept, because the client says it once, and the partition gives nothing from here on.
+            slot.error = self._cluster.translate(error, f"reading {source}", Need(TOPIC, source.topic, "READ"))
+        elif slot is not None or (code in AUTHENTICATION and code not in PERMISSION):
+            what = f"reading {source}" if slot is not None else "reading"
+            raise translated(error, f"{self._cluster.where}: {what}")
+
+    # -- handing out --------------------------------------------------------------------------------------------------
+
+    def _serve(self, max_records: int) -> list[Fetched]:
+        """A fair share of every buffer; what the caller learns nothing by is left out."""
+        turn = [slot for slot in self._slots.values() if not slot.paused]
+        if turn:
+            first = self._turn % len(turn)
+            turn = turn[first:] + turn[:first]
+            self._turn += 1
+        taken: dict[TopicPartition, int] = dict.fromkeys((slot.source for slot in turn), 0)
+        left, more = max_records, [slot for slot in turn if slot.count]
+        while more and left > 0:
+            share = max(1, left // len(more))
+            for slot in more:
+                count = min(share, left, slot.count - taken[slot.source])
+                taken[slot.source] += count
+                left -= count
+            more = [slot for slot in more if taken[slot.source] < slot.count]
+        found = (self._settle(slot, taken[slot.source]) for slot in turn)
+        return [one for one in found if one is not None]
+
+    def _settle(self, slot: ReaderSlot, count: int) -> Fetched | None:
+        """Hand out the first records of a slot; None if the caller learns nothing new."""
+        records: Sequence[Record] = []
+        position = slot.position
+        if count:
+            records = taken = slot.take(count)
+            position = taken.offsets[-1] + 1
+        if not slot.count:
+            if slot.end != slot.frontier and records and self._stands_at_end(slot):
+                slot.end = slot.frontier
+            position = slot.frontier
+        at_end = not slot.count and slot.end == slot.frontier
+        if position == slot.position and (slot.told_end or not at_end):
+            return None
+        slot.position = position
+        slot.told_end = at_end
+        return Fetched(slot.source, records, position, at_end)
+
+    def _stands_at_end(self, slot: ReaderSlot) -> bool:
+        """Whether the last record is the last of all, by what the last fetch said: no marker follows it."""
+        bounds = self._consumer().get_watermark_offsets(KafkaPartition(*slot.source), cached=True)
+        return bool(bounds) and bounds[1] == slot.frontier
+
+    # -- looking after ------------------------------------------------------------------------------------------------
+
+    def _look_after(self, now_ms: int) -> None:
+        """Raise what is wrong with a partition; ask for topics' ids, and for the bounds of those that give nothing."""
+        self._check_topics(now_ms)
+        for slot in self._slots.values():
+            if slot.event is not None:
+                self._judge(slot, *slot.event)
+            if slot.hungry and now_ms - slot.heard_ms >= STUCK_MS and slot.error is None:
+                self._unstick(slot, now_ms)
+            if slot.error is not None and not slot.paused:
+                slot.error.sources = (slot.source,)
+                raise slot.error
+
+    def _check_topics(self, now_ms: int) -> None:
+        if self._checks:
+            if not all(future.done() for future in self._checks.values()):
+                return
+            checks, self._checks = self._checks, {}
+            for topic, future in checks.items():
+                self._check_topic(topic, future)
+        elif now_ms - self._checked_ms >= TOPIC_CHECK_MS and self._slots:
+            self._checked_ms = now_ms
+            self._checks = self._cluster.describe_later({slot.source.topic for slot in self._slots.values()})
+
+    def _check_topic(self, topic: str, future: Future[Any]) -> None:
+        slots = [slot for slot in self._slots.values() if slot.source.topic == topic]
+        try:
+            topic_id = str(self._cluster.answer(future).topic_id)
+        except KafkaException as error:
+            if not slots:
+                return
+            if error_of(error).code() in UNKNOWN_TOPIC:
+                gone = self._cluster.unknown(topic)
+                gone.sources = tuple(slot.source for slot in slots)
+                raise gone from error
+            need = Need(TOPIC, topic, "DESCRIBE")
+            raise self._cluster.translate(error, f"describing topic {topic!r}", need) from error
+        for slot in slots:
+            if slot.topic_id != topic_id:
+                slot.error = _recreated(slot.source)
+
+    def _unstick(self, slot: ReaderSlot, now_ms: int) -> None:
+        """Nothing came for long, not even the end: ask the broker where it is."""
+        slot.heard_ms = now_ms
+        slot.error = self._lost(slot)
+        if slot.error is not None:
+            return
+        bounds = self._cluster.bounds([slot.source])[slot.source]
+        if slot.frontier >= bounds.end:  # at the end, or a transaction is still open before this position
+            slot.end = slot.frontier
+            slot.answered = True
+        elif not slot.kicked:
+            self._restart(slot, slot.frontier, keep=True)
+            slot.kicked = True
+        else:
+            stuck = Unavailable(
+                f"{self._cluster.where}: {slot.source} gave nothing for {2 * STUCK_MS} ms at position {slot.frontier}, "
+                f"though it holds {bounds.begin} to {bounds.end}: try again"
+            )
+            stuck.sources = (slot.source,)
+            raise stuck
+
+    def _judge(self, slot: ReaderSlot, error: KafkaError, offset: int | None) -> None:
+        """The broker refused this offset: the records are lost, differ now, or are there after all."""
+        slot.event = None
+        slot.error = self._lost(slot)
+        # The client compares leader epochs, and says so in words only. Or the log ended below us and grew again.
+        if slot.error is None and (offset == slot.frontier or "truncation detected" in error.str()):
+            slot.error = _diverged(slot, error)
+        elif slot.error is None:
+            self._restart(slot, slot.frontier, keep=True)
+
+    def _lost(self, slot: ReaderSlot) -> StateLost | None:
+        """Why the broker cannot have this position, or None; one over a transaction that is still open is fine."""
+        source = slot.source
+        if str(self._cluster.check([source])[source.topic].topic_id) != slot.topic_id:
+            return _recreated(source)
+        bounds = self._cluster.bounds([source])[source]
+        written = self._cluster.bounds([source], committed=False)[source]
+        if bounds.begin <= slot.frontier <= written.end:
+            return None
+        return StateLost(
+            f"{source}: position {slot.frontier} is outside of what the log holds, begin {bounds.begin} to end "
+            f"{bounds.end}: reinitialise from the beginning",
+            reason="offset-out-of-range",
+        )
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"reader of {self._cluster.where} was closed: open a new one")
+
+    def _consumer(self) -> Consumer:
+        self._check_open()
+        if self._client is None:
+            self._client = self._cluster.consumer()
+        return self._client
+
+    def _resolve(self, positions: Mapping[TopicPartition, int]) -> list[ReaderSlot]:
+        self._check_open()
+        topics = self._cluster.check(positions)
+        now_ms = self._clock.monotonic_ms()
+        return [
+            ReaderSlot(TopicPartition(*source), str(topics[source[0]].topic_id), _checked(source, position), now_ms)
+            for source, position in positions.items()
+        ]
+
+    def _begin(self, slots: list[ReaderSlot]) -> None:
+        if slots:
+            client = self._consumer()
+            new = {slot.source.topic for slot in slots} - self._asked
+            self._cluster.learn_leaders(client, new)
+            self._asked |= new
+            wanted = [KafkaPartition(*slot.source, slot.position) for slot in slots]
+            self._cluster.run("assigning", lambda: client.incremental_assign(wanted))
+            self._slots.update({slot.source: slot for slot in slots})
+
+    def _restart(self, slot: ReaderSlot, offset: int, *, keep: bool = False) -> None:
+        """Read on from an offset; `keep` what is buffered before it."""
+        client = self._consumer()
+        self._let_go([slot])
+        client.incremental_unassign([KafkaPartition(*slot.source)])
+        client.incremental_assign([KafkaPartition(*slot.source, offset)])
+        now_ms = self._clock.monotonic_ms()
+        if keep:
+            slot.heard_ms = now_ms
+            return
+        slot.error = slot.event = None
+        slot.start(offset, now_ms)
+
+    def _let_go(self, slots: Iterable[ReaderSlot]) -> None:
+        """Undo the client's pause, which would outlive an assignment."""
+        for slot in slots:
+            if slot.held:
+                slot.held = False
+                self._consumer().resume([KafkaPartition(*slot.source)])
+
+    def _slot(self, source: TopicPartition) -> ReaderSlot:
+        self._check_open()
+        slot = self._slots.get(source)
+        if slot is None:
+            held = ", ".join(map(str, self._slots)) or "nothing"
+            raise InvalidRequest(f"{TopicPartition(*source)} is not assigned to this reader, it has {held}")
+        return slot
+
+
+def _source_of(message: Message) -> TopicPartition:
+    return TopicPartition(message.topic() or "", message.partition() or 0)
+
+
+def _recreated(source: TopicPartition) -> StateLost:
+    return StateLost(
+        f"{source}: topic {source.topic!r} was deleted and made anew since this reader was assigned: "
+        "reinitialise from its beginning",
+        reason="topic-recreated",
+    )
+
+
+def _diverged(slot: ReaderSlot, error: KafkaError) -> StateLost:
+    return StateLost(f"{slot.source}: other records below {slot.frontier} now ({error.str()})", reason="diverged")
+
+
+def _wait_no_more(silent: Iterable[ReaderSlot]) -> None:
+    for slot in silent:
+        slot.late = True
+
+
+def _checked(source: TopicPartition, position: int) -> int:
+    if not isinstance(position, int) or position < 0:
+        raise InvalidRequest(f"{TopicPartition(*source)}: position {position!r} is not an offset, use 0 or more")
+    return position

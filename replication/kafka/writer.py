@@ -1,0 +1,378 @@
+"""Writers of a Kafka log: one transactional producer for each transactional id, and an idempotent one for appends.
+
+    transact   begin -> offsets -> records -> commit          aborted whole, or committed whole
+               time-out, refused record: abort; the producer is made anew before the next call
+               a newer producer of the id: Fenced, for ever; a transaction that took too long: as a time-out
+    append     acks from all replicas, every record's delivery waited for; no transaction, so the broker cannot fence
+               it: before each append the members topic is asked who holds the id
+
+Offsets go first because the broker refuses the next transaction's first step for the few milliseconds in which it
+still ends the last one, and that step is the one that the client repeats soonest.
+
+Rules of this file: whatever can be checked is checked before the first record is given to the client. The end of a
+commit that got no answer is unknown: it says so, and the next call settles it before it does anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from standfast.replication.kafka.board import Board
+from standfast.replication.kafka.cluster import RETRY_MS, Cluster
+from standfast.replication.kafka.errors import FENCED, VAGUE, error_of
+from standfast.replication.kafka.group import check_commit, commit_needs, kafka_offsets, member_metadata
+from standfast.replication.kafka.members import Owner
+from standfast.replication.kafka.records import checked
+from standfast.replication.log import Batches, GroupCommit, WriterClaim
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.permissions import TRANSACTIONAL_ID, Need, write_needs
+from standfast.store.clock import SystemClock
+from standfast.store.errors import Closed, CommitUnknown, Fenced, StandfastError, Unavailable
+
+Rows = Mapping[TopicPartition, Sequence[tuple[Any, ...]]]
+_KNOWN_MS = 1_000  # how long the writer believes that a partition exists
+
+
+class Fence:
+    """What makes a writer the only one of its transactional id. `board` is None for a producer."""
+
+    def __init__(self, transactional_id: str, epoch: int = 0, owner: str = "", board: Board | None = None) -> None:
+        self.transactional_id = transactional_id
+        self.epoch = epoch
+        self._owner = owner
+        self._board = board
+
+    def check(self) -> None:
+        """Raise Fenced if somebody claimed the id since."""
+        if self._board is None:
+            return
+        held = self._board.owner(self.transactional_id)
+        if held != (self._owner, self.epoch):
+            raise self._lost_to(held)
+
+    def refused(self, *, in_doubt: bool = False) -> Fenced | Unavailable:
+        """Why the broker takes nothing of this writer any more. `in_doubt`: it may have taken a commit before that.
+
+        It says the same of a writer that a newer one replaced and of one whose transaction took too long, and the
+        second still owns its task: only the members topic tells them apart.
+        """
+        what = f"the broker refuses the writer of {self.transactional_id!r} with epoch {self.epoch}"
+        if self._board is not None:
+            try:
+                held = self._board.owner(self.transactional_id)
+            except Unavailable as error:
+                return Unavailable(f"{what}, nothing was written, and whether a newer one has it is not known: {error}")
+            if held != (self._owner, self.epoch):
+                return self._lost_to(held, in_doubt=in_doubt)
+        return Unavailable(
+            f"{what} and nobody else has it: its transaction was not over within transaction.timeout.ms, or a request "
+            "of an earlier opening of the task reached the broker late. Nothing of it was written: open the task "
+            "again, and raise transaction.timeout.ms of the log address if this recurs"
+        )
+
+    def _lost_to(self, held: Owner | None, *, in_doubt: bool = False) -> Fenced:
+        newer = "a newer writer" if held is None else f"epoch {held.epoch} of {held.member_id!r}"
+        outcome = "whether its last commit was written is not known" if in_doubt else "nothing was written"
+        return Fenced(
+            f"writer of {self.transactional_id!r} with epoch {self.epoch} was fenced by {newer}: "
+            f"{outcome}, give up the task"
+        )
+
+
+class KafkaWriter:
+    """LogWriter of a Kafka log."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        fence: Fence,
+        metadata_of: Callable[[str], Any],
+        closed: Callable[[KafkaWriter], None],
+        prepared: Producer | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._fence = fence
+        self._metadata_of = metadata_of  # group name -> what the broker wants to know of the group
+        self._forget = closed
+        self._clock = SystemClock()
+        self._prepared = prepared  # for the first transaction, if it was made before
+        self._plain: Producer | None = None
+        self._transactional: Producer | None = None
+        self._fenced = False
+        self._closed = False
+        self._known: dict[TopicPartition, int] = {}
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the transactional id when this writer was opened; 0 for a producer."""
+        return self._fence.epoch
+
+    @property
+    def claim(self) -> WriterClaim | None:
+        """The id and the epoch of its claim on the members topic; None for a producer."""
+        return WriterClaim(self._fence.transactional_id, self._fence.epoch) if self._fence.epoch else None
+
+    @property
+    def marks_transactions(self) -> bool:
+        """Its end is written into each partition."""
+        return True
+
+    def open(self) -> None:
+        """Fence every older producer of the id at the broker."""
+        self._ready()
+        self._fence.check()
+
+    def append(self, batches: Batches) -> dict[TopicPartition, int]:
+        """Write and wait for the acknowledgement. Returns next offset per partition.
+
+        When it raises CommitUnknown, or an error that is `in_doubt`, some of the records may have been written.
+        """
+        self._check_open()
+        rows = self._checked(batches)
+        self._check_fenced()
+        self._fence.check()
+        self._check_exist(rows)
+        if self._plain is None:
+            self._plain = self._cluster.connected(self._cluster.producer())
+        others = self._ends_of_empty(rows)
+        try:
+            ends = self._deliver(self._plain, rows)
+        except BaseException as error:
+            producer, self._plain = self._plain, None  # its numbering of records may be off
+            what = f"writing to {', '.join(map(str, rows))}"
+            if isinstance(error, KafkaException):
+                why = self._cluster.reason(producer, error, transactional=False)
+                raise self._in_doubt(self._cluster.translate(why, what, *write_needs(rows)), what) from error
+            if isinstance(error, StandfastError):
+                raise self._in_doubt(error, what) from error
+            raise
+        return ends | others
+
+    def transact(self, batches: Batches, commit: GroupCommit | None = None) -> dict[TopicPartition, int]:
+        """Write records and commit group offsets, all or nothing. Returns position after the last record.
+
+        Raises Fenced if a newer writer was opened, UnknownStore or InvalidRequest for a bad partition or record: in
+        each case nothing was written. CommitUnknown if the end of the commit is not known.
+        """
+        self._check_open()
+        if commit is not None:
+            check_commit(commit.group, commit.offsets)
+        rows = self._checked(batches)
+        self._check_fenced()
+        offsets = commit.offsets if commit is not None else {}
+        self._check_exist(rows)
+        self._check_exist(offsets)
+        others = self._ends_of_empty(rows)  # before: what fails after the commit would tell that there is none
+        if not offsets and not any(rows.values()):
+            return others
+        producer = self._ready()
+        asked = False  # whether the broker was asked to commit
+        try:
+            producer.begin_transaction()
+            if commit is not None and offsets:
+                metadata = self._metadata_of(commit.group)
+                if commit.member is not None:
+                    metadata = member_metadata(metadata, commit.member)
+                producer.send_offsets_to_transaction(kafka_offsets(offsets), metadata, self._cluster.timeout_s)
+            ends = self._deliver(producer, rows)
+            asked = True
+            self._commit(producer)
+        except BaseException as error:
+            if not isinstance(error, KafkaException):
+                self._abort(producer)
+                raise
+            why = self._cluster.reason(producer, error, transactional=True)  # while the transaction is still there
+            in_doubt = not self._abort(producer) and asked
+            raise self._meaning(why, self._needs(rows, commit), in_doubt=in_doubt) from error
+        return ends | others
+
+    def close(self) -> None:
+        """Twice is fine. The transactional id keeps its owner."""
+        if not self._closed:
+            self._closed = True
+            self._prepared = self._plain = None
+            self._transactional = None
+            self._forget(self)
+
+    # -- one transaction ----------------------------------------------------------------------------------------------
+
+    def _ready(self) -> Producer:
+        """The transactional producer, made anew if the last one could not be trusted any more."""
+        if self._transactional is None:
+            if self._closed:
+                raise Closed(f"writer of {self._fence.transactional_id!r} was closed: open a new one")
+            made, self._prepared = self._prepared, None
+            if made is None:
+                made = self._cluster.transactional(self._fence.transactional_id)
+            producer = self._cluster.connected(made)
+            what = f"opening the writer of {self._fence.transactional_id!r}"
+            # Initialising fences whoever has the id: nobody may who lost it.
+            self._fence.check()
+            need = Need(TRANSACTIONAL_ID, self._fence.transactional_id, "WRITE")
+            try:
+                self._cluster.run(what, lambda: producer.init_transactions(self._cluster.timeout_s), need)
+            except Fenced as error:
+                self._fence.check()  # Fenced by a newer claim
+                raise Unavailable(
+                    f"{self._cluster.where}: {what}: another producer of this id was initialised at the same time, "
+                    "though nobody claimed it since: try again"
+                ) from error
+            self._transactional = producer
+        return self._transactional
+
+    def _commit(self, producer: Producer) -> None:
+        deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms
+        while True:
+            left_s = max(deadline_ms - self._clock.monotonic_ms(), 1) / 1_000
+            try:
+                producer.commit_transaction(left_s)
+                return
+            except KafkaException as error:
+                if not error_of(error).retriable() or self._clock.monotonic_ms() >= deadline_ms:
+                    raise
+
+    def _abort(self, producer: Producer) -> bool:
+        """End a transaction that failed; whether the broker said that it is aborted.
+
+        The producer is not used again: after a record that the broker refused, its numbering of records is off.
+        """
+        self._transactional = None
+        try:
+            producer.abort_transaction(self._cluster.timeout_s)
+        except KafkaException as error:
+            self._fenced = self._fenced or _says_fenced(error_of(error))
+            return False
+        return True
+
+    def _needs(self, rows: Rows, commit: GroupCommit | None) -> tuple[Need, ...]:
+        """Permissions that a transaction takes."""
+        written = [source for source, batch in rows.items() if batch]
+        own = Need(TRANSACTIONAL_ID, self._fence.transactional_id, "WRITE")
+        return (*write_needs(written), *(commit_needs(commit) if commit is not None else ()), own)
+
+    def _meaning(self, found: KafkaError, needs: tuple[Need, ...], *, in_doubt: bool) -> Exception:
+        """The port's error for one of a transaction; `in_doubt`: its commit was asked for, and not aborted for sure."""
+        what = f"transaction of {self._fence.transactional_id!r}"
+        if self._fenced or _says_fenced(found):
+            refused = self._fence.refused(in_doubt=in_doubt)
+            self._fenced = isinstance(refused, Fenced)
+            return refused
+        translated = self._cluster.translate(found, what, *needs)
+        return self._in_doubt(translated, f"{what} ({found.name()})") if in_doubt else translated
+
+    def _in_doubt(self, error: StandfastError, what: str) -> StandfastError:
+        """The same error for a write that the brokers may have taken, in whole or in part."""
+        if isinstance(error, Unavailable):
+            return CommitUnknown(
+                f"{self._cluster.where}: {what}: no answer to its end, so whether it was written is not known: open "
+                "the task again and go on from its source offsets"
+            )
+        error.in_doubt = not isinstance(error, Fenced)
+        return error
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def _ends_of_empty(self, rows: Rows) -> dict[TopicPartition, int]:
+        """Next offsets of the partitions that get no record."""
+        empty = [source for source, batch in rows.items() if not batch]
+        return {source: bounds.end for source, bounds in self._cluster.bounds(empty, committed=False).items()}
+
+    def _deliver(self, producer: Producer, rows: Rows) -> dict[TopicPartition, int]:
+        """Give everything to the client and wait for each record; the next offset of each partition."""
+        # A callback for each record that stays in C: the last message of a partition under None, errors by themselves.
+        outcomes: dict[TopicPartition, dict[Any, Message]] = {source: {} for source, batch in rows.items() if batch}
+        deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms + 1_000
+        for source, outcome in outcomes.items():
+            self._produce(producer, source, rows[source], outcome.__setitem__, deadline_ms)
+        self._cluster.flush(producer, max(deadline_ms - self._clock.monotonic_ms(), 1) / 1_000)
+        for source, outcome in outcomes.items():
+            for refused, message in outcome.items():
+                if refused is not None:
+                    self._known.pop(source, None)
+                    raise self._delivery_error(source, refused, message)
+            if None not in outcome:
+                raise Unavailable(
+                    f"{self._cluster.where}: {source}: no acknowledgement within {self._cluster.timeout_ms} ms: "
+                    "try again"
+                )
+        if len(producer):
+            raise Unavailable(
+                f"{self._cluster.where}: {len(producer)} records were not acknowledged within "
+                f"{self._cluster.timeout_ms} ms: try again"
+            )
+        return {source: (outcome[None].offset() or 0) + 1 for source, outcome in outcomes.items()}
+
+    def _produce(
+        self,
+        producer: Producer,
+        source: TopicPartition,
+        batch: Sequence[tuple[Any, ...]],
+        told: Callable[[Any, Message], None],
+        deadline_ms: int,
+    ) -> None:
+        topic, number = source
+        # By position (callback, its other name, timestamp, headers): names cost a third of the call.
+        produce: Any = producer.produce
+        for key, value, timestamp, headers in batch:
+            while True:
+                try:
+                    if headers:
+                        produce(topic, value, key, number, told, None, timestamp, headers)
+                    else:
+                        produce(topic, value, key, number, told, None, timestamp)
+                    break
+                except BufferError:
+                    # The client's queue is full: its oldest records must be acknowledged first.
+                    producer.poll(0.05)
+                    if self._clock.monotonic_ms() > deadline_ms:
+                        raise Unavailable(
+                            f"{self._cluster.where}: {source}: the client's queue stayed full: try again"
+                        ) from None
+                except KafkaException as error:
+                    found = error_of(error)
+                    if found.code() != KafkaError._UNKNOWN_PARTITION or self._clock.monotonic_ms() > deadline_ms:
+                        raise self._delivery_error(source, found, None) from error
+                    self._learn_partitions(producer, source)
+
+    def _learn_partitions(self, producer: Producer, source: TopicPartition) -> None:
+        """The partition is there, but was added after this client last asked."""
+        self._cluster.run(f"writing to {source}", lambda: producer.list_topics(source.topic, self._cluster.timeout_s))
+        self._clock.sleep_ms(RETRY_MS)
+
+    def _delivery_error(self, source: TopicPartition, error: KafkaError, message: Message | None) -> Exception:
+        if error.code() in FENCED or error.code() in VAGUE:
+            return KafkaException(error)
+        size = "" if message is None else f", a record of {len(message.key() or b'') + len(message)} bytes"
+        return self._cluster.translate(error, f"writing to {source}{size}", *write_needs([source]))
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"writer of {self._fence.transactional_id!r} was closed: open a new one")
+
+    def _check_fenced(self) -> None:
+        if self._fenced:
+            refused = self._fence.refused()
+            self._fenced = isinstance(refused, Fenced)
+            raise refused
+
+    def _checked(self, batches: Batches) -> Rows:
+        sources = [TopicPartition(*source) for source in batches]
+        return {source: checked(source, batches[source]) for source in sources}
+
+    def _check_exist(self, partitions: Mapping[TopicPartition, object]) -> None:
+        """Raise UnknownStore for a partition that is not there; one seen lately is believed to be."""
+        now_ms = self._clock.monotonic_ms()
+        wanted = [TopicPartition(*source) for source in partitions]
+        unsure = [source for source in wanted if now_ms - self._known.get(source, -_KNOWN_MS) >= _KNOWN_MS]
+        if unsure:
+            self._cluster.check(unsure)
+            self._known.update(dict.fromkeys(unsure, now_ms))
+
+
+def _says_fenced(error: KafkaError) -> bool:
+    return error.code() in FENCED or (error.fatal() and "fenced" in error.str().lower())

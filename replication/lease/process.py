@@ -1,0 +1,171 @@
+"""The parent's side of the lease process: started, told whom to renew, watched, and started again when it ends.
+
+    start ──> it connects while the session opens ──> renew(group, member) ──> poll: whether it renews
+    ended, or without an attempt for SILENT_MS ──> a new one, after a pause that doubles up to RESTART_MS_MAX
+
+Rules of this file: a pipe and a process. `start`, `poll` and `close` belong to one thread, which must live as long as
+the process shall: the kernel binds the two. `renew` may be called from another thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+
+from standfast.replication.lease.progress import LOST, RENEWED, STALLED, TRIES, LeaseProgress
+from standfast.store.clock import Clock
+from standfast.store.log import logger
+
+MODULE = "standfast.replication.lease.worker"
+READ_BYTES = 1 << 16
+RESTART_MS = 200
+RESTART_MS_MAX = 10_000
+WELL_MS = 30_000
+SILENT_MS = 30_000  # a log that does not answer is waited for by the client, at most so long
+END_S = 1.0
+
+
+class LeaseProcess:
+    """One lease process at a time."""
+
+    def __init__(self, address: str, progress: LeaseProgress, max_stall_ms: int, clock: Clock) -> None:
+        self._address = address
+        self._progress = progress
+        self._max_stall_ms = max_stall_ms
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._target = b""
+        self._heard = b""
+        self._renewed = self._renewed_ms = 0
+        self._tries = self._tried_ms = 0
+        self._start_ms = self._started_ms = 0
+        self._wait_ms = RESTART_MS
+        self._lost = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs now."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def start(self) -> None:
+        """Start it now; it connects to the log, and renews nothing yet."""
+        self._start(self._clock.monotonic_ms())
+
+    def renew(self, group: str, member: str, lease_ms: int) -> None:
+        """Renew this member's lease from now on."""
+        with self._lock:
+            self._target = _line({"group": group, "member": member, "lease_ms": lease_ms})
+            self._tell(self._target)
+
+    def poll(self, within_ms: int) -> bool:
+        """Look after it; whether it renewed the lease, or withheld it on purpose, in the last `within_ms`."""
+        now_ms, words = self._clock.monotonic_ms(), self._progress.words
+        if words[RENEWED] != self._renewed:
+            self._renewed, self._renewed_ms = words[RENEWED], now_ms
+        if words[TRIES] != self._tries:
+            self._tries, self._tried_ms = words[TRIES], now_ms
+        # After the words: this thread may have waited for the interpreter much longer than SILENT_MS.
+        self._look_after(now_ms)
+        well = words[STALLED] == 1 or (self._renewed_ms > 0 and now_ms - self._renewed_ms <= within_ms)
+        return self._process is not None and well
+
+    def lost(self) -> bool:
+        """Whether the log refused a renewal since the last call: the lease had run out."""
+        before, self._lost = self._lost, self._progress.words[LOST]
+        return before != self._lost
+
+    def close(self) -> None:
+        """End it: the end of its input ends it within milliseconds, unless it waits for the log."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def _look_after(self, now_ms: int) -> None:
+        process = self._process
+        if process is None:
+            if now_ms >= self._start_ms:
+                self._start(now_ms)
+            return
+        assert process.stdout is not None
+        silent = now_ms - max(self._tried_ms, self._started_ms) > SILENT_MS and bool(self._target)
+        ended = False
+        with contextlib.suppress(BlockingIOError):
+            while not ended:
+                piece = os.read(process.stdout.fileno(), READ_BYTES)
+                self._heard += piece
+                ended = not piece
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            logger.warning("the lease process: %s", line.decode(errors="replace"))
+        if ended or silent:
+            process.kill()
+            self.close()
+            code = process.returncode
+            self._later(now_ms, "it did not try for long" if silent else f"exit status {code}")
+
+    def _start(self, now_ms: int) -> None:
+        self._started_ms = now_ms
+        order = {
+            "log": self._address,
+            "parent": os.getpid(),
+            "max_stall_ms": self._max_stall_ms,
+            "words": self._progress.fd,
+        }
+        try:
+            # -P: a file of the working directory must not stand in for a module. A session of its own: Ctrl-C is for
+            # the parent, and Linux (autogroup) then shares the processor between it and a crowd of others, not
+            # between it and each of them.
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=(self._progress.fd,),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._later(now_ms, f"it could not be started: {error}")
+            return
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        with self._lock:
+            self._process, self._heard = process, b""
+            self._progress.words[STALLED] = 0
+            self._tell(_line(order) + self._target)
+
+    def _tell(self, line: bytes) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # it died: poll finds out
+                self._process.stdin.write(line)
+
+    def _later(self, now_ms: int, how: str) -> None:
+        if now_ms - self._started_ms >= WELL_MS:
+            self._wait_ms = RESTART_MS
+        logger.warning(
+            "the lease process ended (%s): started again in %d ms, a thread renews the lease meanwhile",
+            how,
+            self._wait_ms,
+        )
+        self._start_ms = now_ms + self._wait_ms
+        self._wait_ms = min(self._wait_ms * 2, RESTART_MS_MAX)
+
+
+def _line(order: Mapping[str, object]) -> bytes:
+    return json.dumps(order).encode() + b"\n"

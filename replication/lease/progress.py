@@ -1,0 +1,85 @@
+"""Counters that a process and its lease process share: steps of work one way, renewals the other way.
+
+    word      written by          meaning
+    WORK      this process        rounds of the background thread, tasks it opened
+    LOOP      this process        rounds of the application's loop, records it processed
+    ALLOWED   this process        milliseconds that a native call under way may take beyond `max_stall`
+    TRIES     the lease process   attempts to renew, whatever came of them
+    RENEWED   the lease process   renewals that the log took
+    LOST      the lease process   attempts that the log refused: the lease had run out
+    STALLED   the lease process   1 while it does not renew because this process makes no progress
+    STALLS    the lease process   how often it began to withhold renewals
+    GAP       the lease process   the longest time between two renewals so far, milliseconds
+
+Rules of this file: memory alone. Each word is written by one process, and reading it needs neither a lock nor the
+other one's interpreter.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from array import array
+from collections.abc import Iterator, MutableSequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from standfast.replication.lease.renewal import replay_allowance_ms
+
+WORK, LOOP, ALLOWED, TRIES, RENEWED, LOST, STALLED, STALLS, GAP = range(9)
+_WORDS, _WORD_BYTES = 9, 8
+
+
+class LeaseProgress:
+    """The words. `shared`: other processes can be given them, by their file descriptor."""
+
+    def __init__(self, *, shared: bool = False, fd: int = -1) -> None:
+        if shared and fd < 0:
+            fd = os.memfd_create("standfast-lease", os.MFD_CLOEXEC)
+            os.ftruncate(fd, _WORDS * _WORD_BYTES)
+        self.fd = fd
+        self._memory = None if fd < 0 else mmap.mmap(fd, _WORDS * _WORD_BYTES)
+        self.words: MutableSequence[int] = (
+            array("Q", bytes(_WORDS * _WORD_BYTES))
+            if self._memory is None
+            else cast("MutableSequence[int]", memoryview(self._memory).cast("Q"))
+        )
+
+    def step(self, part: int) -> None:
+        """A part did some work; from its first step on it is watched."""
+        self.words[part] += 1
+
+    def end(self, part: int) -> None:
+        """A part has nothing more to do, and is not watched any more."""
+        self.words[part] = 0
+
+    @contextmanager
+    def replaying(self, directory: Path) -> Iterator[None]:
+        """Opening this task's database may take as long as its WAL is large; the interpreter is held meanwhile."""
+        self.words[ALLOWED] = replay_allowance_ms(_wal_bytes(directory))
+        try:
+            yield
+        finally:
+            self.words[ALLOWED] = 0
+            self.step(WORK)
+
+    def counts(self) -> dict[str, int]:
+        """Steps of each part, by a name for people."""
+        return {"background work": self.words[WORK], "the application's loop": self.words[LOOP]}
+
+    def close(self) -> None:
+        """Release the descriptor; the words stay readable in this process."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _wal_bytes(directory: Path) -> int:
+    total = 0
+    for path in directory.rglob("*.log"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:
+            continue
+    return total

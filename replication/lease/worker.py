@@ -1,0 +1,162 @@
+"""The lease process: renews one member's lease, with an interpreter and a connection to the log of its own.
+
+    python -m standfast.replication.lease.worker      started by lease_process.py
+
+    stdin    {"log": ADDRESS, "parent": PID, "max_stall_ms": N, "words": FD}      connect
+             {"group": NAME, "member": ID, "lease_ms": N}                         renew from now on
+    stdout   one line of text for each new difficulty
+    words    see lease_progress.py
+
+It only renews. A lease that ran out is counted in LOST, and the parent decides to join again. It ends with its parent:
+the kernel kills it when the parent's thread ends, also by SIGKILL; the end of stdin says the same.
+
+Rules of this file: it renews only while the parent makes progress, so that a parent that is stopped or hangs does not
+keep its tasks. It must not import RocksDB, a session or user code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from typing import Any
+
+from standfast.replication.lease.progress import ALLOWED, GAP, LOST, RENEWED, STALLED, STALLS, TRIES, LeaseProgress
+from standfast.replication.lease.renewal import StallWatch, renewal_interval_ms
+from standfast.replication.log import Group, Log
+from standfast.replication.tail.open_log import open_log
+from standfast.store.clock import SystemClock
+from standfast.store.errors import Corruption, Fenced, StandfastError, Unavailable
+from standfast.store.parent_process import bind_to_parent
+
+READ_BYTES = 1 << 16
+RETRY_MS = 200
+
+
+class Orders:
+    """Lines of the standard input. Its end ends the process at once."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def next(self, wait_ms: int) -> dict[str, Any] | None:
+        """The next line, or None after `wait_ms` without one."""
+        clock = SystemClock()
+        until_ms = clock.monotonic_ms() + wait_ms
+        while b"\n" not in self._pending:
+            left_ms = until_ms - clock.monotonic_ms()
+            if left_ms <= 0 or not select.select([0], [], [], left_ms / 1_000)[0]:
+                return None
+            piece = os.read(0, READ_BYTES)
+            if not piece:
+                os._exit(0)  # the parent has ended, or does not want the lease any more; clients need no farewell
+            self._pending += piece
+        line, _, self._pending = self._pending.partition(b"\n")
+        order: dict[str, Any] = json.loads(line)
+        return order
+
+
+class Renewer:
+    """Renews, or says once why it cannot."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._address: str = order["log"]
+        self._progress = LeaseProgress(fd=order["words"])
+        self._watch = StallWatch(order["max_stall_ms"])
+        self._clock = SystemClock()
+        self._log: Log | None = None
+        self._group: Group | None = None
+        self._renewed_ms = -1
+        self._said = ""
+
+    def connect(self) -> bool:
+        """Open the log ahead of the first renewal; False if it cannot be reached yet."""
+        try:
+            self._log = self._log or open_log(self._address, create=False)
+        except (Unavailable, Corruption) as error:
+            self._say(str(error))
+        return self._log is not None
+
+    def renew(self, group: str, member: str) -> None:
+        """Renew once, unless the parent stands still."""
+        words = self._progress.words
+        still = self._watch.look(self._progress.counts(), words[ALLOWED], self._clock.monotonic_ms())
+        if still and not words[STALLED]:
+            words[STALLS] += 1
+        words[STALLED] = 1 if still else 0
+        if still or not self.connect():
+            words[TRIES] += 1
+            return
+        assert self._log is not None
+        try:
+            if self._group is None:
+                self._group = self._log.group(group)
+            self._group.heartbeat(member)
+        except Fenced:
+            words[LOST] += 1
+            self._renewed_ms = -1  # the gap of a lease that was lost is counted as lost
+        except (Unavailable, Corruption) as error:  # a log that is damaged, or gone, may be put back
+            self._say(str(error))
+        else:
+            now_ms = self._clock.monotonic_ms()
+            if self._renewed_ms >= 0:
+                words[GAP] = max(words[GAP], now_ms - self._renewed_ms)
+            self._renewed_ms = now_ms
+            self._said = ""
+            words[RENEWED] += 1
+        words[TRIES] += 1
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            say(text)
+
+
+def say(text: str) -> None:
+    """One line for the parent's log; without a parent that reads, the process ends."""
+    try:
+        os.write(1, " ".join(text.split()).encode(errors="replace") + b"\n")
+    except BrokenPipeError:
+        os._exit(0)
+
+
+def main() -> int:
+    """Serve until the standard input ends."""
+    # The parent's own end decides: a supervisor that signals all processes of a unit must not end the lease first.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    orders = Orders()
+    clock = SystemClock()
+    order = None
+    while order is None:
+        order = orders.next(RETRY_MS)
+    if not bind_to_parent(order["parent"]):
+        return 0
+    renewer = Renewer(order)
+    target: dict[str, Any] | None = None
+    renewer.connect()
+    while target is None:
+        target = orders.next(RETRY_MS)
+    interval_ms = renewal_interval_ms(target["lease_ms"])
+    next_ms = clock.monotonic_ms()
+    while True:
+        renewer.renew(target["group"], target["member"])
+        next_ms = max(next_ms + interval_ms, clock.monotonic_ms())
+        orders.next(max(next_ms - clock.monotonic_ms(), 1))
+
+
+def run() -> int:
+    """`main`, with the error that ends it said to the parent."""
+    try:
+        return main()
+    except StandfastError as error:
+        say(f"{type(error).__name__}: {error}")
+        return 1
+
+
+if __name__ == "__main__":
+    code = run()
+    sys.stdout.flush()
+    os._exit(code)  # threads of a client that hangs must not keep the process

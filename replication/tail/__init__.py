@@ -1,0 +1,1 @@
+"""Shells that move records from a log to the stores of tasks."""

@@ -1,0 +1,376 @@
+"""The fetch pipeline of a process: one fetch thread over all restoring, standby and source partitions.
+
+    log ──> FetchThread ──Handover──> whoever fetches next sorts ──> Credits ──> inboxes of the lanes ──> appliers
+            (one reader)  (one batch)   (one at a time)            (a queue and    restore │ standby │ source
+                 ^                                                  credits for each partition)
+                 └── add, remove, seek; pause and resume as the credits decide
+
+What holds:
+  * One lane waits for no other: what is fetched for a lane that is slow, paused or shut lies in its own queues, and
+    only its partitions are paused once these are full. Memory is bounded by the credits' limits and the batch in the
+    hand-over.
+  * Nothing is fetched until a lane has run dry: fetching ahead only fights with the appliers for the interpreter's
+    lock, and librdkafka fetches ahead without it. A lane first fetches what is at hand on its own thread
+    (`fetch_here`), for whichever lane it is, and asks the fetch thread (`want`) for what must be waited for.
+  * An error goes to the lanes whose partitions it names (`StandfastError.sources`), and those partitions are not read
+    until their lane has seen to it; the others are read on. One that names none, as when the log does not answer, goes
+    to every lane once.
+  * A partition is read for one lane at a time; a second one waits until the first gives it up.
+  * close() ends every wait, joins the fetch thread within its deadline, and the reader is closed.
+
+Nobody waits for a request to be carried out: each has a number, and a batch fetched before the number of its
+partition's last move is left out.
+
+Rules of this file: one condition guards all of it; no thread of its own besides the FetchThread. It is never held while
+waiting for the hand-over, nor by the fetch thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+from standfast.replication.columns import RecordColumns
+from standfast.replication.credits import Arrived, CreditLimits, Credits, CreditStatistics, Decision, Sent
+from standfast.replication.log import Fetched, Log, Record
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.tail.fetch_lane import Lane, Slot
+from standfast.replication.tail.fetch_thread import CLOSE_TIMEOUT_S, Batch, Failure, FetchThread, FetchThreadStatistics
+from standfast.store.errors import Closed, Unavailable
+
+FETCH_RECORDS = 10_000  # at least, since each fetch costs two switches of threads; shared among partitions
+FETCH_RECORDS_MAX = 50_000
+FETCH_TIMEOUT_MS = 20  # a request waits for at most one fetch
+LIMITS = CreditLimits(
+    floating_batches=8,
+    floating_per_partition_max=2,
+    hand_bytes_max=32 << 20,
+    queue_batches_high=4,
+    queue_batches_low=1,
+    queue_bytes_max=32 << 20,
+)
+RECORD_OVERHEAD_BYTES = 250  # of Python objects, beside key and value
+KEY_SAMPLE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatistics:
+    """Counters of the fetch thread and of the credits, and how many partitions wait for another lane."""
+
+    thread: FetchThreadStatistics
+    credits: CreditStatistics
+    waiting: int
+
+
+class FetchPipeline:
+    """Runs from its construction to close().
+
+    `wake` is called (by any thread) when something may be there for a lane while nobody waits for it.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        wake: Callable[[], None] | None = None,
+        limits: CreditLimits = LIMITS,
+        fetch_records_max: int = FETCH_RECORDS_MAX,
+        fetch_timeout_ms: int = FETCH_TIMEOUT_MS,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
+        name: str = "standfast-fetch",
+    ) -> None:
+        self.changed = threading.Condition(threading.Lock())  # guards all of this and the lanes
+        self.ended: Exception | None = None
+        self._log = log
+        self._wake = wake
+        self._close_timeout_s = close_timeout_s
+        self._fetch_records_max = fetch_records_max
+        self._credits: Credits[Fetched] = Credits(limits)
+        self._lanes: list[Lane] = []
+        self._owners: dict[TopicPartition, Lane] = {}
+        self._waiting: dict[TopicPartition, deque[Lane]] = {}
+        self._moves: dict[int, tuple[TopicPartition, ...]] = {}  # requests that could fail, until carried out
+        self._pumping = False
+        reader = log.reader()
+        reader.assign({})  # its client connects while there is nothing to read yet
+        self._thread = FetchThread(
+            reader,
+            name=name,
+            fetch_records_max=fetch_records_max,
+            fetch_timeout_ms=fetch_timeout_ms,
+            ready=self._ready,
+            on_demand=True,
+        )
+
+    def lane(self, name: str, arrived: Callable[[], None] | None = None, look_ms: int = 0) -> Lane:
+        """A reader for one applier; `arrived` is called when another applier's fetch has brought it something.
+
+        A fetch that does not wait, by an applier with other work at hand, makes the fetch thread look into the log at
+        most every `look_ms`.
+        """
+        asker = self._log.reader()
+        with self.changed:
+            lane = Lane(self, name, asker, arrived or _nothing, look_ms)
+            self._lanes.append(lane)
+            return lane
+
+    def close(self) -> None:
+        """End every wait, stop and join the fetch thread; twice is fine.
+
+        Raises Unavailable if the log holds the thread for longer than `close_timeout_s` seconds, and an error that
+        ended the thread and that no lane has raised.
+        """
+        with self.changed:
+            self._end(Closed("the fetch thread was closed with its session: open a new one"))
+            lanes = list(self._lanes)
+        try:
+            self._thread.close(self._close_timeout_s)
+        finally:
+            for lane in lanes:
+                lane.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether the fetch thread is alive."""
+        return self._thread.statistics().alive
+
+    def statistics(self) -> PipelineStatistics:
+        """An immutable snapshot."""
+        with self.changed:
+            waiting = sum(map(len, self._waiting.values()))
+            return PipelineStatistics(self._thread.statistics(), self._credits.statistics(), waiting)
+
+    # -- for the lanes, which hold the condition -----------------------------------------------------------------------
+
+    def enter(self, lane: Lane, slots: Mapping[TopicPartition, Slot]) -> None:
+        """These partitions are the lane's now, as soon as no other lane has them."""
+        lane.slots.update(slots)
+        mine = {}
+        for source, slot in slots.items():
+            if source in self._owners:
+                self._waiting.setdefault(source, deque()).append(lane)
+            else:
+                self._owners[source] = lane
+                slot.owned = True
+                mine[source] = slot
+        self._read(mine)
+
+    def leave(self, lane: Lane, sources: Iterable[TopicPartition]) -> None:
+        """The lane gives these up; whoever waits for one has it then."""
+        gone = []
+        for source in sources:
+            slot = lane.slots.pop(source)
+            if not slot.owned:
+                self._waiting[source].remove(lane)
+                continue
+            del self._owners[source]
+            self._empty(source, slot)
+            gone.append(source)
+        if gone:
+            self._ask(lambda: self._thread.remove(gone))
+        for source in gone:
+            if self._waiting.get(source):
+                following = self._waiting[source].popleft()
+                self.enter(following, {source: following.slots[source]})
+
+    def move(self, source: TopicPartition, slot: Slot) -> None:
+        """Read from the slot's position, whatever was fetched or went wrong before."""
+        if not slot.owned:
+            return
+        was_reading, position = slot.reading, slot.position
+        paused = self._credits.paused(source)
+        self._empty(source, slot)
+        if not was_reading:
+            self._read({source: slot})
+            return
+        self._follow(self._credits.add(source))
+        slot.begin(self._asked((source,), lambda: self._thread.seek(source, position)))
+        if paused:
+            self._ask(lambda: self._thread.resume([source]))
+
+    def give_back(self, sent: list[Sent[Fetched]]) -> None:
+        """These batches are applied, or given up."""
+        if sent:
+            self._follow(self._credits.applied(*sent))
+
+    def pump(self, timeout_s: float) -> None:
+        """Take one item off the hand-over, or wait until somebody else has; without the condition meanwhile."""
+        if self._pumping:
+            if timeout_s > 0 and self.ended is None:
+                self.changed.wait(timeout_s)
+            return
+        if self.ended is not None:
+            return
+        try:
+            item = self._apart(lambda: self._thread.take(timeout_s))
+        except Exception as error:  # noqa: BLE001 - raised by the lanes
+            self._end(error)
+        else:
+            self._take_in(item)
+
+    def fetch_here(self, records: int) -> bool:
+        """Fetch what is at hand on this thread, without the condition meanwhile; whether anything came for any lane."""
+        if self._pumping or self.ended is not None:
+            return False
+        item = self._apart(lambda: self._thread.fetch_here(min(records, self._fetch_records_max)))
+        self._take_in(item)
+        return item is not None
+
+    def want(self, records: int) -> None:
+        """A lane has nothing left and asks for so many."""
+        self._thread.want(min(max(records, FETCH_RECORDS), self._fetch_records_max))
+
+    def forget(self, lane: Lane) -> None:
+        """The lane was closed."""
+        if lane in self._lanes:
+            self._lanes.remove(lane)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _apart(self, get: Callable[[], Batch | Failure | None]) -> Batch | Failure | None:
+        """Get an item without the condition; nobody else does meanwhile, so that they come in order."""
+        self._pumping = True
+        self.changed.release()
+        try:
+            return get()
+        finally:
+            self.changed.acquire()
+            self._pumping = False
+            self.changed.notify_all()
+
+    def _take_in(self, item: Batch | Failure | None) -> None:
+        if isinstance(item, Batch):
+            self._sort(item)
+        elif item is not None:
+            self._tell(item)
+
+    def _ready(self) -> None:
+        """On the fetch thread: somebody should come for what was handed over, unless somebody waits there."""
+        if not self._pumping and self._wake is not None:
+            self._wake()
+
+    def _read(self, slots: Mapping[TopicPartition, Slot]) -> None:
+        """Give partitions to the reader, from their positions."""
+        if not slots:
+            return
+        for source in slots:
+            self._follow(self._credits.add(source))
+        positions = {source: slot.position for source, slot in slots.items()}
+        number = self._asked(tuple(slots), lambda: self._thread.add(positions))
+        for slot in slots.values():
+            slot.begin(number)
+
+    def _empty(self, source: TopicPartition, slot: Slot) -> None:
+        """Let go what is here of a partition."""
+        decision = self._credits.remove(source)
+        inbox = list(slot.inbox)
+        slot.begin(0)
+        self._follow(decision)
+        self.give_back(inbox)
+
+    def _asked(self, sources: tuple[TopicPartition, ...], request: Callable[[], int]) -> int:
+        number = self._ask(request)
+        self._moves[number] = sources
+        return number
+
+    def _ask(self, request: Callable[[], int]) -> int:
+        try:
+            return request()
+        except Closed:
+            return 0  # the end is told by fetch
+
+    def _follow(self, decision: Decision[Fetched]) -> None:
+        """Hand out what was sent; the reader learns what to leave alone."""
+        lanes = dict.fromkeys(self._owners[sent.partition] for sent in decision.send)
+        for sent in decision.send:
+            self._owners[sent.partition].slots[sent.partition].inbox.append(sent)
+        for lane in lanes:
+            lane.arrived()
+        pause, resume = self._being_read(decision.pause), self._being_read(decision.resume)
+        if pause:
+            self._ask(lambda: self._thread.pause(pause))
+        if resume:
+            self._ask(lambda: self._thread.resume(resume))
+
+    def _being_read(self, sources: Iterable[TopicPartition]) -> list[TopicPartition]:
+        return [source for source in sources if (slot := self._slot(source)) is not None and slot.reading]
+
+    def _slot(self, source: TopicPartition) -> Slot | None:
+        lane = self._owners.get(source)
+        return None if lane is None else lane.slots[source]
+
+    def _sort(self, batch: Batch) -> None:
+        """What one fetch gave goes to the queues of its partitions; what a move made out of date goes nowhere."""
+        self._carried(batch.carried)
+        arrived = []
+        for one in batch.fetched:
+            slot = self._slot(one.source)
+            if slot is not None and slot.reading and slot.since <= batch.carried:
+                arrived.append(Arrived(one.source, one, held_bytes(one.records)))
+        for lane in self._lanes:
+            if isinstance(lane.trouble, Unavailable):
+                lane.trouble = None  # the log answers again
+        if arrived:
+            self._follow(self._credits.fetched(arrived))
+
+    def _tell(self, failure: Failure) -> None:
+        """An error goes to the lanes of the partitions that it is about; these are not read until they saw to it."""
+        error = failure.error
+        if failure.of_fetch:
+            self._carried(failure.carried)
+            named = tuple(TopicPartition(*source) for source in getattr(error, "sources", ()))
+        else:
+            named = self._moves.pop(failure.carried, ())
+            if not named:
+                return  # a pause or resume of a partition whose own trouble is on its way
+        hit = {at: slot for at in named if (slot := self._slot(at)) is not None and slot.reading}
+        hit = {at: slot for at, slot in hit.items() if slot.since <= failure.carried}
+        if isinstance(error, Unavailable) or not named:
+            self._tell_all([self._owners[at] for at in hit] if named else self._lanes, error)
+            if not failure.of_fetch:
+                for slot in hit.values():
+                    slot.reading, slot.told = False, True  # read again with the lane's next fetch
+                self._ask(lambda: self._thread.remove(hit))
+            elif not isinstance(error, Unavailable):
+                self._ask(lambda: self._thread.resume(()))  # it waits for a request before it fetches on
+            return
+        # A request for several partitions fails for one of them: ask for each by itself.
+        single = failure.of_fetch or len(hit) == 1
+        for at, slot in hit.items():
+            slot.reading = False
+            slot.error = error if single else None
+            self._owners[at].arrived()
+        self._ask(lambda: self._thread.remove(hit))  # also to let fetching go on
+        if not single:
+            for at, slot in hit.items():
+                self.move(at, slot)
+
+    def _tell_all(self, lanes: Iterable[Lane], error: Exception) -> None:
+        for lane in dict.fromkeys(lanes):
+            lane.trouble = error
+            lane.arrived()
+
+    def _carried(self, number: int) -> None:
+        for done in [one for one in self._moves if one <= number]:
+            del self._moves[done]
+
+    def _end(self, error: Exception) -> None:
+        if self.ended is None:
+            self.ended = error
+        self.changed.notify_all()
+
+
+def held_bytes(records: Sequence[Record]) -> int:
+    """About what records hold in memory. It is paid for each record, so of objects only some keys are looked at."""
+    if isinstance(records, RecordColumns):
+        return records.payload_bytes + RECORD_OVERHEAD_BYTES * len(records)
+    values = sum(map(len, filter(None, map(itemgetter(3), records))))
+    keys = KEY_SAMPLE * sum(len(record.key or b"") for record in records[::KEY_SAMPLE])
+    return values + keys + RECORD_OVERHEAD_BYTES * len(records)
+
+
+def _nothing() -> None:
+    pass

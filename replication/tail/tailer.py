@@ -1,0 +1,315 @@
+"""Drives standbys: fetches their changelogs and applies what each standby's state machine allows.
+
+    LogReader ──> Standby.update ──> ChangelogApplier.stage ──> write      pause, resume and seek back to the reader
+
+A standby at its end or limit has what it was given written at once. One that is far behind collects a batch first: many
+of them share what is fetched, and a few hundred rows of each cost twice as much a row.
+
+Rules of this file: a shell; every decision is in `standfast.replication.standby`. One tailer serves all standby
+tasks of a process and is driven by one thread through `poll_once`. Standbys added before `allow()` (while an active
+task of the instance is still restoring) are not given a single record.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from standfast.replication.columns import payload_bytes
+from standfast.replication.listeners import Listener
+from standfast.replication.log import Fetched, Group, Log, LogReader
+from standfast.replication.offsets import Bounds, TaskId, TopicPartition
+from standfast.replication.standby import Standby, State, Step
+from standfast.replication.tail.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier, note_lost
+from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost, Unavailable, UnknownStore
+from standfast.store.failpoint import reach
+
+FETCH_RECORDS_MAX = 10_000
+STAGED_MS_MAX = 1_000  # how long rows wait while more of their task keeps coming
+CONFIRM_AFTER_MS = 3_600_000  # how old the time of a position at its end may get
+
+
+@dataclass(slots=True)
+class TailedChangelog:
+    """One changelog of one standby task, as the collector reads it."""
+
+    task: TaskId
+    store: str
+    machine: Standby
+    applier: ChangelogApplier
+    end: int = 0
+    records: int = 0
+    replayed_from: int = 0
+    caught_up_ms: int = -1
+    record_timestamp_ms: int = -1
+    paused: bool = False
+
+    @property
+    def lag(self) -> int:
+        """Records between position and what may be applied; an upper bound where the log has gaps."""
+        return max(self.reachable - self.machine.position, 0)
+
+    @property
+    def reachable(self) -> int:
+        """Where the standby may be by now: the end, or the limit below it."""
+        limit = self.machine.limit
+        return self.end if limit is None else min(self.end, limit)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What waits of one task to be written; `due` whether at once, records and their last timestamp by changelog."""
+
+    since_ms: int
+    rows: int = 0
+    payload_bytes: int = 0
+    due: bool = False
+    records: Counter[TopicPartition] = field(default_factory=Counter)
+    timestamps: dict[TopicPartition, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TailResult:
+    """What one round did: records read for standbys, tasks whose state no longer fits the log, tasks that failed."""
+
+    applied: int = 0
+    failed: dict[TaskId, StandfastError] = field(default_factory=dict)
+
+
+class Tailer:
+    """All standbys of one process."""
+
+    def __init__(self, log: Log, group: Group, listener: Listener, reader: LogReader | None = None) -> None:
+        """`reader` is a lane of the fetch pipeline; without one it reads by itself."""
+        self._reader: LogReader = reader if reader is not None else log.reader()
+        self._log = log
+        self._group = group
+        self._listener = listener
+        self._allowed = False
+        self._waiting: dict[TaskId, _Waiting] = {}
+        self.changelogs: dict[TopicPartition, TailedChangelog] = {}
+        self.applied_records: Counter[tuple[str, int]] = Counter()  # store, partition
+
+    def add(self, applier: ChangelogApplier, limited: frozenset[TopicPartition] = frozenset()) -> None:
+        """Begin to tail the changelogs of a task from their positions.
+
+        `limited` are source topics that serve as changelogs: their limit is the group's committed offset (0 while
+        there is none), read now, at every commit tick and at every resume.
+        """
+        bounds = self._reader.bounds(applier.store_of)
+        limits = self._committed(limited)
+        for changelog, store in applier.store_of.items():
+            stored = applier.position(changelog)
+            start = bounds[changelog].begin if stored is None else stored.offset
+            machine = Standby(start, limits.get(changelog, 0) if changelog in limited else None)
+            self.changelogs[changelog] = TailedChangelog(
+                applier.task, store, machine, applier, end=bounds[changelog].end, replayed_from=start
+            )
+            if self._allowed:
+                self._start(changelog)
+
+    def remove(self, task: TaskId, reason: str) -> None:
+        """Stop tailing a task; what it kept beyond a limit, or was to write, is forgotten: the log still has it."""
+        self._waiting.pop(task, None)
+        gone = [changelog for changelog, tailed in self.changelogs.items() if tailed.task == task]
+        for changelog in gone:
+            tailed = self.changelogs.pop(changelog)
+            tailed.machine.close()
+            tailed.applier.unstage()
+        self._reader.remove(gone)
+        if gone:
+            self._listener.on_standby_suspended(task, reason)
+
+    def allow(self, allowed: bool) -> None:
+        """Standbys run only while every active task of the instance is restored."""
+        if allowed == self._allowed:
+            return
+        if allowed:
+            begun = self._reader.assignment()  # by an attempt in which the log ceased to answer
+            for changelog in self.changelogs:
+                if changelog not in begun:
+                    self._start(changelog)
+        else:
+            self._reader.remove(list(self.changelogs))
+        self._allowed = allowed
+
+    def commit_tick(self, now_ms: int) -> None:
+        """Read the limits again, and try again what waits beyond them."""
+        if not self._allowed:
+            return
+        limited = {at: tailed for at, tailed in self.changelogs.items() if tailed.machine.limit is not None}
+        self._refresh_limits(limited)
+        for changelog, tailed in limited.items():
+            self._carry_out(changelog, tailed, tailed.machine.on_commit_tick(), now_ms)
+            self.write(tailed.task)
+
+    def write(self, task: TaskId) -> None:
+        """Write what waits of a task, in one batch with its positions. After an error the task takes no more writes."""
+        waiting = self._waiting.pop(task, None)
+        if waiting is None:
+            return
+        tailing = [(at, tailed) for at, tailed in self.changelogs.items() if tailed.task == task]
+        reach("standby.apply")
+        tailing[0][1].applier.write()
+        for changelog, tailed in tailing:
+            records = waiting.records[changelog]
+            if records:
+                tailed.records += records
+                self.applied_records[tailed.store, changelog.partition] += records
+                tailed.record_timestamp_ms = waiting.timestamps[changelog]
+                position = tailed.machine.position
+                self._listener.on_standby_batch(task, tailed.store, changelog, position, records, tailed.end)
+
+    def is_whole(self, task: TaskId) -> bool:
+        """Whether everything that a standby may hold is written to its stores."""
+        for changelog, tailed in self.changelogs.items():
+            stored = tailed.applier.position(changelog) if tailed.task == task else None
+            if tailed.task == task and (stored is None or stored.offset < tailed.reachable):
+                return False
+        return True
+
+    def poll_once(self, now_ms: int, timeout_ms: int = 0) -> TailResult:
+        """Fetch once, write what is due. A task that fails does not take the others with it: it is in the result."""
+        failed: dict[TaskId, StandfastError] = {}
+        if not self._allowed or not self.changelogs:
+            self._write_all(list(self._waiting), failed)
+            return TailResult(failed=failed)
+        try:
+            fetched = self._reader.fetch(FETCH_RECORDS_MAX, timeout_ms)
+        except (StateLost, UnknownStore) as error:
+            self._write_all(list(self._waiting), failed)
+            return TailResult(failed=failed | self._find_lost(error))
+        except Corruption as error:
+            self._write_all(list(self._waiting), failed)
+            damaged = {self.changelogs[at].task for at in self.changelogs.keys() & set(error.sources)}
+            if not damaged:
+                raise
+            return TailResult(failed=failed | dict.fromkeys(damaged, error))
+        taken = 0
+        growing = set()
+        for batch in fetched:
+            tailed = self._tailed(batch)
+            if tailed.task in failed:
+                continue
+            growing.add(tailed.task)
+            try:
+                taken += self._update(batch, tailed, now_ms)
+            except StandfastError as error:
+                failed[tailed.task] = error
+                self._waiting.pop(tailed.task, None)
+        self._write_all(self._due(growing, now_ms), failed)
+        return TailResult(taken, failed)
+
+    def _due(self, growing: Collection[TaskId], now_ms: int) -> list[TaskId]:
+        """Who is written now: who is at its end, gets no more or waited long; and one batch, or as much as is too much.
+
+        No more than that, since each write holds the session's lock.
+        """
+        due = [
+            task
+            for task, waiting in self._waiting.items()
+            if waiting.due or task not in growing or now_ms - waiting.since_ms >= STAGED_MS_MAX
+        ]
+        left = sorted(self._waiting.keys() - due, key=lambda task: self._waiting[task].rows, reverse=True)
+        size = sum(self._waiting[task].payload_bytes for task in left)
+        for task in left:
+            full = task is left[0] and self._waiting[task].rows >= BATCH_ROWS
+            if not full and size < STAGED_BYTES_MAX:
+                break
+            due.append(task)
+            size -= self._waiting[task].payload_bytes
+        return due
+
+    def _write_all(self, tasks: Collection[TaskId], failed: dict[TaskId, StandfastError]) -> None:
+        for task in tasks:
+            try:
+                self.write(task)
+            except StandfastError as error:
+                failed[task] = error
+
+    def refresh_ends(self, now_ms: int) -> None:
+        """Read the end offsets again, for lag; a position that stands at its end is known to be good now."""
+        for changelog, bounds in self._bounds().items():
+            tailed = self.changelogs[changelog]
+            tailed.end = bounds.end
+            stored = tailed.applier.position(changelog)
+            if stored is not None and stored.offset == bounds.end and now_ms - stored.at_ms > CONFIRM_AFTER_MS:
+                tailed.applier.apply(changelog, (), stored.offset)
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._reader.close()
+
+    def _start(self, changelog: TopicPartition) -> None:
+        tailed = self.changelogs[changelog]
+        self._reader.add({changelog: tailed.machine.position})
+        tailed.paused = tailed.machine.state is State.PAUSED
+        if tailed.paused:
+            self._reader.pause([changelog])
+        self._listener.on_standby_start(tailed.task, tailed.store, changelog, tailed.machine.position)
+
+    def _tailed(self, batch: Fetched) -> TailedChangelog:
+        try:
+            return self.changelogs[batch.source]
+        except KeyError:
+            raise InternalError(
+                f"records of {batch.source} arrived, but no standby here tails that partition"
+            ) from None
+
+    def _update(self, batch: Fetched, tailed: TailedChangelog, now_ms: int) -> int:
+        tailed.end = max(tailed.end, batch.next_offset)
+        step = tailed.machine.update(batch.records, batch.next_offset)
+        taken = self._carry_out(batch.source, tailed, step, now_ms)
+        if batch.at_end and tailed.machine.position >= tailed.reachable:
+            tailed.caught_up_ms = now_ms
+        return taken
+
+    def _carry_out(self, changelog: TopicPartition, tailed: TailedChangelog, step: Step, now_ms: int) -> int:
+        stored = tailed.applier.position(changelog)
+        if step.apply or stored is None or stored.offset != step.position:
+            waiting = self._waiting.setdefault(tailed.task, _Waiting(now_ms))
+            waiting.rows = tailed.applier.stage(changelog, step.apply, step.position)
+            waiting.payload_bytes += payload_bytes(step.apply)
+            waiting.records[changelog] += len(step.apply)
+            if step.apply:
+                waiting.timestamps[changelog] = step.apply[-1].timestamp
+            waiting.due = waiting.due or step.kept > 0 or step.position >= tailed.reachable
+        if step.pause:
+            self._reader.pause([changelog])
+            tailed.paused = True
+        if step.seek is not None:
+            self._reader.seek(changelog, step.seek)
+        if step.resume:
+            if tailed.machine.limit is not None:
+                self._refresh_limits([changelog])
+            self._reader.resume([changelog])
+            tailed.paused = False
+        if step.position >= tailed.reachable:
+            tailed.caught_up_ms = now_ms
+        return len(step.apply)
+
+    def _refresh_limits(self, limited: Collection[TopicPartition]) -> None:
+        committed = self._committed(limited)
+        for changelog in limited:
+            self.changelogs[changelog].machine.set_limit(committed.get(changelog, 0))
+
+    def _committed(self, limited: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        if not limited:
+            return {}
+        return {at: found.offset for at, found in self._group.committed(limited).items()}
+
+    def _find_lost(self, cause: StandfastError) -> dict[TaskId, StandfastError]:
+        # The reader's error speaks of one partition; ask the log which of ours no longer fit.
+        lost: dict[TaskId, StandfastError] = {}
+        for changelog, tailed in self.changelogs.items():
+            reason = tailed.applier.lost_reason(self._log, self._reader, changelog, tailed.machine.position, cause)
+            if reason is not None:
+                error = StateLost(f"standby {tailed.task}: {changelog}: {cause}", reason=reason)
+                note_lost(lost, tailed.task, changelog, error)
+        if not lost:
+            raise Unavailable(f"the log said this of a standby, and it does not hold any more: {cause}") from cause
+        return lost
+
+    def _bounds(self) -> dict[TopicPartition, Bounds]:
+        return self._reader.bounds(list(self.changelogs))

@@ -1,0 +1,177 @@
+"""Changelog topics: their names, their policy per store kind, and the check of what is there.
+
+    keyvalue          compact
+    window, session   compact,delete   retention.ms = store retention + 24 h
+    duplicates        delete           retention.ms = store retention + 24 h
+    versioned         compact          min.compaction.lag.ms = history retention + 24 h
+
+    a source topic that serves as changelog is checked only: it is there, has as many partitions as there are tasks,
+    and never deletes by age, because a restore would lack the rows that are older
+
+Rules of this file: pure but for what takes the admin of a log. What is wrong with a topic is said by
+`standfast.replication.topics.rules`, for the start of an application and for the doctor alike. Source of the table:
+Kafka Streams 4.3 (UnwindowedUnversioned-, Windowed- and VersionedChangelogTopicConfig).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from standfast.replication.log import LogAdmin, LogSurvey, TopicInfo, TopicPolicy
+from standfast.replication.topics.fixes import Fixes
+from standfast.replication.topics.rules import Changelog, policy_findings, replication, timestamps
+from standfast.replication.topics.settings import CLEANUP, OWN_TIMESTAMPS, changed, listed
+from standfast.store.errors import BadConfig
+from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+
+TIME_MAX_MS = 2**63 - 1
+# Which other number of partitions than that of the tasks is no problem: "more", because another instance saw the source
+# grow before us; "fewer", because the changelog is going to follow it.
+Other = Literal["none", "more", "fewer"]
+REFUSED = frozenset({"replication", "timestamp-type"})  # rules that a start refuses beside those of the policy
+SLACK_MS = 24 * 3_600_000  # windowstore.changelog.additional.retention.ms of Kafka Streams
+
+
+def changelog_policy(spec: StoreSpec) -> TopicPolicy:
+    """The policy a store's changelog is created with, its own overrides applied."""
+    if isinstance(spec, WindowStore):
+        cleanup = {"delete"} if spec.retain_duplicates else {"compact", "delete"}
+        policy = TopicPolicy(frozenset(cleanup), retention_ms=_with_slack(spec.retention_ms))
+    elif isinstance(spec, SessionStore):
+        policy = TopicPolicy(frozenset({"compact", "delete"}), retention_ms=_with_slack(spec.retention_ms))
+    elif isinstance(spec, VersionedStore):
+        policy = TopicPolicy(frozenset({"compact"}), min_compaction_lag_ms=spec.history_retention_ms + SLACK_MS)
+    else:
+        policy = TopicPolicy(frozenset({"compact"}))
+    return _with_overrides(replace(policy, extra=OWN_TIMESTAMPS), spec)
+
+
+def _with_slack(retention_ms: int) -> int:
+    # The store of an unlimited window keeps its rows for ever: its retention is the largest time there is.
+    return min(retention_ms + SLACK_MS, TIME_MAX_MS)
+
+
+def changelog_need(app: str, spec: StoreSpec, group: int | None = None) -> Changelog:
+    """What a store needs of its changelog."""
+    policy = TopicPolicy() if spec.from_source else changelog_policy(spec)
+    return Changelog(spec.changelog_of(app), spec.name, spec.kind, policy, spec.from_source, group)
+
+
+def policy_problems(
+    app: str, spec: StoreSpec, info: TopicInfo, partitions: int, fixes: Fixes, allow: Other = "none"
+) -> list[str]:
+    """What is wrong with an existing changelog, each with its fix; empty if nothing is."""
+    need = changelog_need(app, spec)
+    problems = []
+    if info.partitions != partitions and allow != ("more" if info.partitions > partitions else "fewer"):
+        problems.append(_count_problem(need, info, partitions, fixes))
+    return problems + [str(one) for one in policy_findings(need, info, fixes)]
+
+
+def ensure_changelogs(
+    admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int, fixes: Fixes, allow: Other = "none"
+) -> Mapping[str, TopicInfo]:
+    """Create missing changelogs and check the others; BadConfig lists every problem at once, before any is made.
+
+    A source topic that serves as changelog is never made here. The infos are those of the logged stores, by store.
+    """
+    logged = [spec for spec in specs if spec.logging]
+    found, problems = _look(admin, app, logged, partitions, fixes, allow)
+    if problems:
+        raise BadConfig(problems)
+    return {
+        spec.name: found[spec.name] or admin.create_topic(spec.changelog_of(app), partitions, changelog_policy(spec))
+        for spec in logged
+    }
+
+
+def changelog_problems(
+    admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int, fixes: Fixes, allow: Other = "none"
+) -> list[str]:
+    """Why the application must not start with these changelogs; empty if it may.
+
+    Beside what `ensure_changelogs` refuses: too few replicas to take a write, also of those that are still to be made,
+    and timestamps that are not ours.
+    """
+    logged = [spec for spec in specs if spec.logging]
+    found, problems = _look(admin, app, logged, partitions, fixes, allow)
+    survey = admin.survey(spec.changelog_of(app) for spec in logged)
+    for spec in logged:
+        need, topic = changelog_need(app, spec), survey.topics.get(spec.changelog_of(app))
+        if topic is not None:
+            rules = [*replication(need.where, topic, survey.brokers, fixes), *timestamps(need.where, topic, fixes)]
+            problems += [str(one) for one in rules if one.rule in REFUSED and not need.from_source]
+        elif found[spec.name] is None and not spec.from_source:
+            problems += default_problems(need, survey, partitions, fixes)
+    return problems
+
+
+def grow_changelogs(admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int) -> list[str]:
+    """Let changelogs that exist have as many partitions as there are tasks now; returns those that grew.
+
+    More partitions than tasks are left as they are, and so is a source topic that serves as changelog.
+    """
+    grown = []
+    for spec in specs:
+        if not spec.logging or spec.from_source:
+            continue
+        info = admin.describe_topic(spec.changelog_of(app))
+        if info is not None and info.partitions < partitions:
+            admin.add_partitions(info.name, partitions)
+            grown.append(info.name)
+    return grown
+
+
+def _look(
+    admin: LogAdmin, app: str, logged: Iterable[StoreSpec], partitions: int, fixes: Fixes, allow: Other
+) -> tuple[dict[str, TopicInfo | None], list[str]]:
+    found: dict[str, TopicInfo | None] = {}
+    problems: list[str] = []
+    for spec in logged:
+        info = found[spec.name] = admin.describe_topic(spec.changelog_of(app))
+        if info is not None:
+            problems += policy_problems(app, spec, info, partitions, fixes, allow)
+        elif spec.from_source:
+            problems.append(
+                f"source topic {spec.changelog_of(app)} of store {spec.name!r} does not exist: create it with "
+                f"{partitions} partitions: {fixes.create(spec.changelog_of(app), partitions)}"
+            )
+    return found, problems
+
+
+def _count_problem(need: Changelog, info: TopicInfo, partitions: int, fixes: Fixes) -> str:
+    if need.from_source:
+        return (
+            f"{need.where} has {info.partitions} partitions but its tasks are {partitions}: read it with as many "
+            "tasks as it has partitions, or give the store its own changelog (no source_topic)"
+        )
+    what = f"{need.where} has {info.partitions} partitions but the application has {partitions}: run it with "
+    if info.partitions < partitions:
+        return what + (
+            f"{info.partitions}; or, if a key stays in the partition in which it is, let the topic grow: "
+            f"{fixes.grow(info.name, partitions)}"
+        )
+    return what + f"{info.partitions}, or give the application a new name and rebuild its state"
+
+
+def default_problems(need: Changelog, survey: LogSurvey, partitions: int, fixes: Fixes) -> list[str]:
+    """Why a changelog that is still to be made, by the brokers' defaults, could never take a write."""
+    copies = int(survey.settings.get("default.replication.factor", 1))
+    needed = int(survey.settings.get("min.insync.replicas", 1))
+    if not survey.brokers or copies >= needed:
+        return []
+    cleanup = {CLEANUP: listed(need.policy.cleanup)}
+    return [
+        f"{need.where} would be made with {copies} replicas (default.replication.factor) but min.insync.replicas="
+        f"{needed}, and could never take a write: set default.replication.factor to {needed} or more on the brokers, "
+        f"or create it yourself: {fixes.create_replicated(need.topic, partitions, cleanup, needed)}"
+    ]
+
+
+def _with_overrides(policy: TopicPolicy, spec: StoreSpec) -> TopicPolicy:
+    try:
+        return changed(policy, spec.changelog)
+    except BadConfig as error:
+        raise BadConfig([f"store {spec.name!r}: changelog setting {one}" for one in error.problems]) from None
