@@ -3,6 +3,6 @@
 Rules of this file: nothing but the name that Spark looks for, since everybody who uses Spark here pays for it.
 """
 
-from standfast.restore.spark_data_source import StandfastSource as DefaultSource
+from standfast.restore.spark_table.source import StandfastSource as DefaultSource
 
 __all__ = ["DefaultSource"]

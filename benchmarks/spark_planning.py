@@ -28,13 +28,13 @@ from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import Bounds
 from standfast.replication.tail.open_log import open_log
 from standfast.restore.digest import Digest
-from standfast.restore.manifest import FILE_NAME
-from standfast.restore.preflight import preflight
-from standfast.restore.spark_folder import Folder
-from standfast.restore.spark_places import manifest_places
-from standfast.restore.spark_rebuild import FILE_BYTES, complete
-from standfast.restore.spark_verify import plan_verify, stored_stores
-from standfast.restore.split_plan import Place, numbered, parts_of, split_at
+from standfast.restore.files.manifest import FILE_NAME
+from standfast.restore.spark.folder import Folder
+from standfast.restore.spark.places import manifest_places
+from standfast.restore.spark.rebuild import FILE_BYTES, complete
+from standfast.restore.spark.split_plan import Place, numbered, parts_of, split_at
+from standfast.restore.spark.verify import plan_verify, stored_stores
+from standfast.restore.verify.preflight import preflight
 from standfast.store.clock import SystemClock
 
 APP, STORE = "large", "kv"

@@ -34,12 +34,12 @@ from standfast.ops.offline import find_tasks
 from standfast.ops.spark_java import spark_java
 from standfast.replication.log import Log
 from standfast.replication.tail.open_log import open_log
-from standfast.restore.preflight import preflight
-from standfast.restore.spark_folder import Folder
-from standfast.restore.spark_places import Place
-from standfast.restore.spark_rebuild import rebuild
-from standfast.restore.spark_session import SparkPlace, session
-from standfast.restore.spark_verify import plan_verify, stored_stores, verify_store
+from standfast.restore.spark.folder import Folder
+from standfast.restore.spark.places import Place
+from standfast.restore.spark.rebuild import rebuild
+from standfast.restore.spark.session import SparkPlace, session
+from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
+from standfast.restore.verify.preflight import preflight
 from standfast.store.clock import SystemClock
 from standfast.store.names import changelog_topic
 

@@ -10,7 +10,7 @@
 
 The same program runs by `python -m standfast pipeline`, and by spark-submit with the file `standfast/__main__.py`.
 
-Rules of this file: arguments, what is looked at, and tables; the work is in `standfast.restore.spark_pipeline`. What
+Rules of this file: arguments, what is looked at, and tables; the work is in `standfast.restore.spark.pipeline`. What
 cannot work is refused before Spark is started. Exit codes as of verify: 0 equal, 1 different, 3 inconclusive.
 """
 
@@ -41,8 +41,8 @@ from standfast.ops.spark_arguments import (
 if TYPE_CHECKING:
     from standfast.ops.output import Output
     from standfast.replication.log import Log
-    from standfast.restore.spark_folder import Folder
-    from standfast.restore.spark_pipeline import PipelineDone, Reader, Steps, StoreJob
+    from standfast.restore.spark.folder import Folder
+    from standfast.restore.spark.pipeline import PipelineDone, Reader, Steps, StoreJob
     from standfast.store.specs import StoreSpec
 
 OpenSession: TypeAlias = Callable[..., AbstractContextManager[Any]]
@@ -96,7 +96,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_pipeline_command(args: argparse.Namespace, out: Output, open_session: OpenSession = session_for) -> int:
     """pipeline; `open_session` gives the session to run on."""
     from standfast.ops.commands_verify_spark import opened_notes
-    from standfast.restore.spark_session import check_libraries
+    from standfast.restore.spark.session import check_libraries
     from standfast.store.errors import InvalidRequest
 
     check_libraries()
@@ -128,9 +128,9 @@ def _run(
     looked_at: str,
     open_session: OpenSession,
 ) -> tuple[PipelineDone, Json]:
-    from standfast.restore.spark_folder import Folder, shown_address
-    from standfast.restore.spark_pipeline import Reader, check_out
-    from standfast.restore.spark_settle import settled_jobs
+    from standfast.restore.spark.folder import Folder, shown_address
+    from standfast.restore.spark.pipeline import Reader, check_out
+    from standfast.restore.spark.settle import settled_jobs
 
     folder = Folder(args.out)
     check_out(folder)
@@ -159,8 +159,8 @@ def run_and_report(
 ) -> tuple[PipelineDone, Json]:
     """All steps, then the report in `folder`; what was found, and its document. `about`: looked_at, state, source."""
     from standfast.ops.pipeline_summary import summary_of
-    from standfast.restore.spark_pipeline import run_pipeline
-    from standfast.restore.spark_report import write_pipeline_report
+    from standfast.restore.spark.pipeline import run_pipeline
+    from standfast.restore.spark.report import write_pipeline_report
     from standfast.store.clock import SystemClock
 
     clock = SystemClock()
@@ -204,7 +204,7 @@ def _looked_at(args: argparse.Namespace) -> str:
 
 def _jobs(args: argparse.Namespace, log: Log, looked_at: str) -> list[StoreJob]:
     from standfast.ops.commands_verify_spark import places_of
-    from standfast.restore.spark_pipeline import jobs_of_log, jobs_of_state, only_partition, snapshot_places
+    from standfast.restore.spark.pipeline import jobs_of_log, jobs_of_state, only_partition, snapshot_places
     from standfast.store.errors import InvalidRequest
 
     if looked_at == "log":

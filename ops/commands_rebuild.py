@@ -3,7 +3,7 @@
     standfast rebuild --log ADDRESS --app NAME --store NAME:KIND[:OPTIONS] --out FOLDER [--plan] [--json]
     standfast gc FOLDER [--delete] [--older-than 3d]        lists files that no manifest names; deletes only if told to
 
-Rules of this file: arguments and tables; the work is in `standfast.restore.spark_rebuild`. What cannot work is refused
+Rules of this file: arguments and tables; the work is in `standfast.restore.spark.rebuild`. What cannot work is refused
 before Spark is started.
 """
 
@@ -18,8 +18,8 @@ from standfast.ops.spark_arguments import add_rebuilding, add_spark, add_splitti
 if TYPE_CHECKING:
     from standfast.ops.output import Output
     from standfast.replication.log import Log
-    from standfast.restore.preflight import Preflight
-    from standfast.restore.spark_rebuild import Rebuilt
+    from standfast.restore.spark.rebuild import Rebuilt
+    from standfast.restore.verify.preflight import Preflight
     from standfast.store.specs import StoreSpec
 
 SCHEMA = "standfast.rebuild/1"
@@ -72,7 +72,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_rebuild(args: argparse.Namespace, out: Output) -> int:
     """rebuild."""
     from standfast.ops.spark_arguments import connector_options, session_for, task_progress
-    from standfast.restore.preflight import preflight
+    from standfast.restore.verify.preflight import preflight
     from standfast.store.clock import SystemClock
     from standfast.store.errors import InvalidRequest
 
@@ -87,11 +87,11 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
         what = preflight(log, app, spec, partitions=args.partition, until=until, allow_truncated=args.allow_truncated)
         if args.plan:
             return _show_plan(what, out)
-        from standfast.restore.spark_session import check_libraries
+        from standfast.restore.spark.session import check_libraries
 
         check_libraries()
-        from standfast.restore.spark_folder import Folder
-        from standfast.restore.spark_rebuild import check_target, rebuild
+        from standfast.restore.spark.folder import Folder
+        from standfast.restore.spark.rebuild import check_target, rebuild
 
         folder = Folder(target)
         check_target(folder)
@@ -117,7 +117,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
 def run_gc(args: argparse.Namespace, out: Output) -> int:
     """gc."""
     from standfast.ops.config import parse_duration
-    from standfast.restore.spark_session import check_libraries
+    from standfast.restore.spark.session import check_libraries
     from standfast.store.clock import SystemClock
     from standfast.store.errors import InvalidRequest
 
@@ -128,8 +128,8 @@ def run_gc(args: argparse.Namespace, out: Output) -> int:
     except ValueError as error:
         raise InvalidRequest(f"--older-than: {error}, got {args.older_than!r}") from error
     check_libraries()
-    from standfast.restore.spark_folder import Folder
-    from standfast.restore.spark_rebuild import orphans
+    from standfast.restore.spark.folder import Folder
+    from standfast.restore.spark.rebuild import orphans
 
     folder = Folder(args.folder)
     if not folder.is_folder():
@@ -162,7 +162,7 @@ def declared(log: Log, app: str, text: str) -> StoreSpec:
     """A store as `--store` declares it, with times from its topic. Raises UnknownStore, BadConfig."""
     from standfast.ops.store_argument import parse_store, store_spec
     from standfast.ops.topic_records import check_kinds
-    from standfast.restore.preflight import topic_of
+    from standfast.restore.verify.preflight import topic_of
 
     argument = parse_store(text)
     info = topic_of(log, app, argument.name, argument.changelog_of(app))
@@ -206,7 +206,7 @@ def _show_plan(what: Preflight, out: Output) -> int:
 
 
 def _show(done: Rebuilt, out: Output) -> int:
-    from standfast.restore.report_parts import skipped_text
+    from standfast.restore.report.parts import skipped_text
 
     manifest = done.manifest
     partitions: list[dict[str, Any]] = [

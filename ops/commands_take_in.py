@@ -4,7 +4,8 @@
 
 One folder for each store of the application; stores without one are restored from the log when the instance starts.
 
-Rules of this file: arguments and a table; the work is in `standfast.restore.take_in`. Nothing that exists is touched.
+Rules of this file: arguments and a table; the work is in `standfast.restore.verify.take_in`. Nothing that exists is
+touched.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_restore(args: argparse.Namespace, out: Output) -> int:
     """restore."""
-    from standfast.restore.take_in import take_in
+    from standfast.restore.verify.take_in import take_in
     from standfast.store.errors import InvalidRequest
 
     settings = settings_of(args)
@@ -76,9 +77,9 @@ def _local(folder: str, stack: ExitStack) -> Path:
     """The folder itself, or a copy of one in object storage."""
     if "://" not in folder:
         return Path(folder)
-    from standfast.restore.spark_session import check_libraries
+    from standfast.restore.spark.session import check_libraries
 
     check_libraries()
-    from standfast.restore.spark_places import local_copy
+    from standfast.restore.spark.places import local_copy
 
     return stack.enter_context(local_copy(folder))

@@ -4,7 +4,7 @@
 
 With --spark (or --master) the same is done by Spark, for stores of any size: see `commands_verify_spark`.
 
-Rules of this file: arguments and tables; what is compared and how stands in `standfast.restore.verify`. It opens
+Rules of this file: arguments and tables; what is compared and how stands in `standfast.restore.verify.verify`. It opens
 files read-only and changes nothing, so a live owner may keep running: it is then the state of the moment at which the
 files were opened that is verified. In one process, one store after the other, each store's rows in memory.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from standfast.ops.output import Output
     from standfast.replication.log import Log
     from standfast.restore.row_side import RowSide
-    from standfast.restore.verify import RowDifference, StoreVerdict
+    from standfast.restore.verify.verify import RowDifference, StoreVerdict
     from standfast.store.task.task_stores import AnyStore
 
 Json: TypeAlias = dict[str, Any]
@@ -171,7 +171,7 @@ def show(verdicts: list[StoreVerdict], out: Output) -> None:
     for one in verdicts:
         if one.explanation:
             out.line(f"- {one.store}, partition {one.task.partition}: {one.explanation}")
-    from standfast.restore.report_parts import key_text, side_text, skipped_text
+    from standfast.restore.report.parts import key_text, side_text, skipped_text
 
     for one in verdicts:
         if one.skipped:
@@ -219,7 +219,7 @@ def _verify(
     opened: list[OfflineStores], args: argparse.Namespace, log: Log, out: Output
 ) -> tuple[list[StoreVerdict], list[str]]:
     from standfast.restore.row_side import VALUE_MAX_BYTES
-    from standfast.restore.verify import verify_task
+    from standfast.restore.verify.verify import verify_task
     from standfast.store.clock import SystemClock
 
     now_ms = SystemClock().wall_ms()
@@ -327,7 +327,7 @@ def store_document(one: StoreVerdict) -> Json:
 
 def _difference(kind: str, row: RowDifference) -> Json:
     from standfast.ops.text import bytes_text, hex_text
-    from standfast.restore.report_parts import key_text
+    from standfast.restore.report.parts import key_text
 
     def side(found: RowSide | None) -> Json | None:
         if found is None:

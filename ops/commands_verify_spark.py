@@ -8,7 +8,7 @@
                    or s3://bucket/path with <app>/<task> below it
     --snapshot     a folder with a manifest
 
-Rules of this file: arguments, what is looked at, and tables; the work is in `standfast.restore.spark_verify`. A
+Rules of this file: arguments, what is looked at, and tables; the work is in `standfast.restore.spark.verify`. A
 directory with a live owner is refused: its files would change under the tasks.
 """
 
@@ -32,8 +32,8 @@ from standfast.ops.spark_arguments import (
 if TYPE_CHECKING:
     from standfast.ops.output import Output
     from standfast.replication.log import Log
-    from standfast.restore.spark_places import Place
-    from standfast.restore.spark_verify import StoredAt, StorePlan, Verified
+    from standfast.restore.spark.places import Place
+    from standfast.restore.spark.verify import StoredAt, StorePlan, Verified
 
 OpenSession: TypeAlias = Callable[..., AbstractContextManager[Any]]
 
@@ -45,7 +45,7 @@ UNKNOWN = "unknown until run"  # of state in object storage: only its database k
 def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSession = session_for) -> int:
     """verify --spark; `open_session` gives the session to run on."""
     from standfast.restore.judgement import verdict_text
-    from standfast.restore.spark_session import check_libraries
+    from standfast.restore.spark.session import check_libraries
     from standfast.store.clock import SystemClock
     from standfast.store.errors import InvalidRequest
 
@@ -54,7 +54,7 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
         raise InvalidRequest(f"--sample is {args.sample}: give a share of the keys, above 0 and up to 1")
     for check in (split_bytes, stores_at_once):
         check(args)  # what is wrong is said before anything is opened
-    from standfast.restore.spark_verify import plan_verify, stored_stores
+    from standfast.restore.spark.verify import plan_verify, stored_stores
 
     clock = SystemClock()
     began_ms = clock.monotonic_ms()
@@ -86,8 +86,8 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
         "stores": [store_document(one) for one in verdicts],
     }
     if args.report is not None:
-        from standfast.restore.spark_folder import Folder
-        from standfast.restore.spark_report import write_report
+        from standfast.restore.spark.folder import Folder
+        from standfast.restore.spark.report import write_report
 
         rows = [row for one in done for row in one.found]
         write_report(Folder(args.report), summary, rows)
@@ -108,9 +108,9 @@ def _verify(
     now_ms: int,
     open_session: OpenSession,
 ) -> list[Verified]:
-    from standfast.restore.spark_settle import settled
-    from standfast.restore.spark_stores import Progress, StoreWork, each_store
-    from standfast.restore.spark_verify import verify_store
+    from standfast.restore.spark.settle import settled
+    from standfast.restore.spark.stores import Progress, StoreWork, each_store
+    from standfast.restore.spark.verify import verify_store
 
     options = connector_options(log.address) if args.source == "connector" else {}
     bound, at_once = split_bytes(args), stores_at_once(args)
@@ -156,7 +156,7 @@ def opened_notes(stored: Mapping[str, Mapping[int, StoredAt]]) -> list[str]:
 
 def places_of(args: argparse.Namespace) -> list[Place]:
     """What the flags name: a snapshot, or tasks at rest. Raises InvalidRequest for a live owner's."""
-    from standfast.restore.spark_places import Place, manifest_places, remote_places
+    from standfast.restore.spark.places import Place, manifest_places, remote_places
     from standfast.store.errors import InvalidRequest
 
     settings = settings_of(args)

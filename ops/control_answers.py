@@ -21,7 +21,7 @@ from standfast.ops.reasons import NOT_ASSIGNED, Refused, message_of, reason_of
 from standfast.ops.task_table import Table
 from standfast.replication.offsets import TaskId
 from standfast.replication.takeover import MemberPlan
-from standfast.restore.verify import committed_views, verify_task
+from standfast.restore.verify.verify import committed_views, verify_task
 from standfast.store.errors import StandfastError, UnknownStore
 from standfast.stream.task import Task
 

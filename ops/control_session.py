@@ -25,8 +25,8 @@ from standfast.ops.tail_worker_protocol import Open
 from standfast.ops.task_table import Table
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.restore.bulk import BulkStatistics
-from standfast.restore.bulk_plan import COLD_RECORDS
+from standfast.restore.replay.bulk import BulkStatistics
+from standfast.restore.replay.bulk_plan import COLD_RECORDS
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import (

@@ -28,7 +28,7 @@ from standfast.replication.listeners import Listener
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.digest import Digest
-from standfast.restore.verify import StoreVerdict, committed_views, verify_task
+from standfast.restore.verify.verify import StoreVerdict, committed_views, verify_task
 from standfast.store.clock import Clock
 from standfast.stream.groups import all_task_ids
 from standfast.stream.session import Session

@@ -23,7 +23,7 @@ from standfast.store.errors import BadConfig, Unavailable
 
 if TYPE_CHECKING:
     from standfast.ops.java import Java
-    from standfast.restore.spark_pipeline import StoreJob
+    from standfast.restore.spark.pipeline import StoreJob
 
 FOLDER = "spark"
 MASTER = "local[2]"
@@ -39,7 +39,7 @@ def run_spark(
     if find_spec("pyspark") is None:
         return None, INSTALL
     from standfast.ops.spark_java import spark_java
-    from standfast.restore.spark_session import check_libraries
+    from standfast.restore.spark.session import check_libraries
 
     try:
         check_libraries()
@@ -52,10 +52,10 @@ def run_spark(
 def _run(folder: Path, log: Log, settings: BoardSettings, display: Display, clock: Clock, java: Java) -> SparkRun:
     from standfast.ops.commands_pipeline import run_and_report
     from standfast.ops.offline import find_tasks
-    from standfast.restore.spark_folder import Folder
-    from standfast.restore.spark_pipeline import jobs_of_state
-    from standfast.restore.spark_places import Place
-    from standfast.restore.spark_session import SparkPlace, session
+    from standfast.restore.spark.folder import Folder
+    from standfast.restore.spark.pipeline import jobs_of_state
+    from standfast.restore.spark.places import Place
+    from standfast.restore.spark.session import SparkPlace, session
 
     state, began_ms = state_dir(folder, "b"), clock.monotonic_ms()
     places = [Place(one.app, one.task, str(one.path)) for one in find_tasks(state, settings.app)]
@@ -104,15 +104,15 @@ class _Steps:
         self._part, self._what = 0.0, ""
 
     def step(self, number: int, total: int, what: str) -> None:
-        """See `standfast.restore.spark_pipeline.Steps`."""
+        """See `standfast.restore.spark.pipeline.Steps`."""
         self._what = what
         self._display.spark(self._part, what, store=True)
 
     def at(self, part: float) -> None:
-        """See `standfast.restore.spark_pipeline.Steps`."""
+        """See `standfast.restore.spark.pipeline.Steps`."""
         self._part = part
         self._display.spark(part, self._what, store=False)
 
     def note(self, text: str) -> None:
-        """See `standfast.restore.spark_pipeline.Steps`."""
+        """See `standfast.restore.spark.pipeline.Steps`."""
         self._display.event(text)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from standfast.ops.commands_verify import COUNTS, store_document
 
 if TYPE_CHECKING:
-    from standfast.restore.spark_inspect import Inspected
-    from standfast.restore.spark_pipeline import PipelineDone, StoreDone
+    from standfast.restore.spark.inspect import Inspected
+    from standfast.restore.spark.pipeline import PipelineDone, StoreDone
 
 Json: TypeAlias = dict[str, Any]
 SCHEMA = "standfast.pipeline/1"

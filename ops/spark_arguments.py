@@ -23,7 +23,7 @@ from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from standfast.ops.output import Output
-    from standfast.restore.spark_session import SparkPlace
+    from standfast.restore.spark.session import SparkPlace
 
 PACKAGES = "STANDFAST_SPARK_PACKAGES"
 FILE_MB_DEFAULT = 64
@@ -104,7 +104,7 @@ def file_bytes(args: argparse.Namespace) -> int:
 def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:
     """Where and how to run: Java found or fetched, jars named. Raises InvalidRequest, Unavailable."""
     from standfast.ops.spark_java import spark_java
-    from standfast.restore.spark_session import SparkPlace, remote_address, submitted
+    from standfast.restore.spark.session import SparkPlace, remote_address, submitted
 
     remote = remote_address(args.master) is not None
     java = None if submitted() or remote else spark_java(out.note)  # spark-submit has started one, so has the server
@@ -116,7 +116,7 @@ def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:
         raise InvalidRequest("--kafka-jars does not go with Spark Connect: start the server with the connector")
     if args.source == "connector" and not remote:
         from standfast.ops.jars import ensure_jars, load_jar_set
-        from standfast.restore.spark_connector import EXCLUDES, default_package
+        from standfast.restore.spark.connector import EXCLUDES, default_package
 
         pinned = load_jar_set("spark-kafka")
         if args.kafka_jars:
@@ -137,7 +137,7 @@ def place_of(args: argparse.Namespace, out: Output) -> SparkPlace:
 def connector_options(address: str) -> dict[str, str]:
     """Settings of the connector for a log's address. Raises InvalidRequest for a log that is not Kafka."""
     from standfast.replication.tail.open_log import SqliteAddress, parse_address
-    from standfast.restore.spark_connector import java_settings
+    from standfast.restore.spark.connector import java_settings
 
     where = parse_address(address)
     if isinstance(where, SqliteAddress):
@@ -148,7 +148,7 @@ def connector_options(address: str) -> dict[str, str]:
 @contextmanager
 def session_for(args: argparse.Namespace, out: Output, name: str) -> Iterator[Any]:
     """A session with executors that can do the work."""
-    from standfast.restore.spark_session import check_executors, check_libraries, session
+    from standfast.restore.spark.session import check_executors, check_libraries, session
 
     check_libraries()
     place = place_of(args, out)

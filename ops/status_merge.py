@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from standfast.replication.log import LockHolder
-from standfast.restore.bulk import BulkStatistics
+from standfast.restore.replay.bulk import BulkStatistics
 from standfast.store.disk import DiskState, Space
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.statistics import (

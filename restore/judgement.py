@@ -52,7 +52,7 @@ REASONS = {
     "digest-only": "the digests differ, but records below the position were compacted or later ones follow, so that "
     "this proves nothing: verify row by row",
     "serdes-unknown": "rows differ, but {topic} is the application's own topic, and what its serdes make of it is not "
-    "known here: verify with the application's definitions (standfast.restore.verify)",
+    "known here: verify with the application's definitions (standfast.restore.verify.verify)",
 }
 
 

@@ -19,11 +19,11 @@ from standfast.replication.log import Committed, EnteredView, Group, GroupView, 
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.tailer import Tailer, TailResult
 from standfast.replication.takeover import MemberPlan
-from standfast.restore.bulk_plan import BulkSettings
 from standfast.restore.gate import Gate
 from standfast.restore.gate import Policy as GatePolicy
 from standfast.restore.plan import CORRUPT, DIVERGED, RESUME
-from standfast.restore.restorer import Restorer, RestoreRound
+from standfast.restore.replay.bulk_plan import BulkSettings
+from standfast.restore.replay.restorer import Restorer, RestoreRound
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import (

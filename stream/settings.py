@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
-from standfast.restore.bulk_plan import COLD_RECORDS, WARM_RECORDS, BulkSettings
 from standfast.restore.gate import Policy as GatePolicy
+from standfast.restore.replay.bulk_plan import COLD_RECORDS, WARM_RECORDS, BulkSettings
 from standfast.store.arguments import INT64_MAX, flag_problems, is_whole, list_problems, name_problems, refuse
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_name

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from standfast.replication.log import LockHolder
-from standfast.restore.bulk import BulkStatistics
+from standfast.restore.replay.bulk import BulkStatistics
 from standfast.store.disk import DiskState
 from standfast.store.errors import Fenced, StateLost, Unavailable
 from standfast.store.histogram import READ_BUCKETS_S, Histogram, Histograms

@@ -41,7 +41,7 @@ from typing import Any
 import standfast as sf
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.restore import restorer
+from standfast.restore.replay import restorer
 from standfast.stream import loop
 
 APP = "crashapp"

@@ -38,8 +38,8 @@ from crash_stores import COUNTS, carry_out, event_time, of_names, operations
 
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.restore import restorer
-from standfast.restore.bulk_plan import BulkSettings
+from standfast.restore.replay import restorer
+from standfast.restore.replay.bulk_plan import BulkSettings
 from standfast.store import serde
 from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, NotReady, StateLost, Unavailable
 from standfast.store.rocks.engine import RocksShared

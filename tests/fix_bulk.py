@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.restore.bulk import BulkLoader
-from standfast.restore.bulk_plan import BulkSettings
 from standfast.restore.digest import Digest, digest_rows
+from standfast.restore.replay.bulk import BulkLoader
+from standfast.restore.replay.bulk_plan import BulkSettings
 
 PATIENCE_S = 60.0
 BULK: dict[str, Any] = {"restore_workers": 2, "bulk_restore_records": 1}

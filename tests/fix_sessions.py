@@ -136,7 +136,7 @@ class Bench:
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A restore takes several rounds, so that a test can look in between."""
-    monkeypatch.setattr("standfast.restore.restorer.BATCH_RECORDS_MAX", 500)
+    monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_RECORDS_MAX", 500)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def spark_session() -> Iterator[Any]:
     """A session on local[2], with the Kafka connector."""
     from standfast.ops.jars import ensure_jars, load_jar_set
     from standfast.ops.java import ensure_java
-    from standfast.restore.spark_session import SparkPlace, close_session, open_session
+    from standfast.restore.spark.session import SparkPlace, close_session, open_session
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of libraries that Spark imports

@@ -14,7 +14,7 @@ from fix_sessions import Bench
 import standfast as sf
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.restore.verify import StoreVerdict, committed_views, verify_task
+from standfast.restore.verify.verify import StoreVerdict, committed_views, verify_task
 from standfast.stream.statistics import StoreStatistics
 from standfast.stream.task import Task
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from standfast.replication.log import Record
 from standfast.restore.digest import row_hash
-from standfast.restore.spark_batches import TICKET, StoreShape, prepare, record_batch
-from standfast.restore.spark_rows import HASH
+from standfast.restore.spark.batches import TICKET, StoreShape, prepare, record_batch
+from standfast.restore.spark.rows import HASH
 
 
 def sorted_batches(

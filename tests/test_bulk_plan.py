@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.restore.bulk_plan import (
+from standfast.restore.files.manifest import Made, Manifest, ManifestFile, ManifestPartition
+from standfast.restore.replay.bulk_plan import (
     BulkSettings,
     Tail,
     choose,
@@ -17,8 +18,7 @@ from standfast.restore.bulk_plan import (
     skip_before_ms,
     split,
 )
-from standfast.restore.manifest import Made, Manifest, ManifestFile, ManifestPartition
-from standfast.restore.worker_protocol import (
+from standfast.restore.replay.worker_protocol import (
     Done,
     Event,
     Failed,

@@ -19,8 +19,8 @@ import standfast as sf
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.restore.bulk import BulkLoader
-from standfast.restore.bulk_plan import LEVEL0_FILES_MAX
+from standfast.restore.replay.bulk import BulkLoader
+from standfast.restore.replay.bulk_plan import LEVEL0_FILES_MAX
 from standfast.store import window_key
 from standfast.store.errors import Corruption
 from standfast.store.rocks.engine import RocksEngine
@@ -214,7 +214,7 @@ def test_session_may_be_closed_while_files_are_put_in_shape(
         real(self, family)
 
     monkeypatch.setattr(RocksEngine, "compact", slow)
-    monkeypatch.setattr("standfast.restore.bulk_plan.LEVEL0_FILES_MAX", -1)
+    monkeypatch.setattr("standfast.restore.replay.bulk_plan.LEVEL0_FILES_MAX", -1)
     session = bench.session("bulk", stores=all_kinds(), **BULK)
     session.assign(active=[0])
     deadline = time.monotonic() + 60
@@ -332,7 +332,7 @@ def test_worker_that_cannot_start_is_done_without(
     expected = digests(first)
     first.close()
     for module in ("standfast.absent", "standfast.store.names"):  # fails at once; ends at once
-        monkeypatch.setattr("standfast.restore.worker_pool.MODULE", module)
+        monkeypatch.setattr("standfast.restore.replay.worker_pool.MODULE", module)
         session = restored(bench, module, **BULK)
         assert digests(session) == expected
         session.close()

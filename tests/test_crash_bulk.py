@@ -15,7 +15,7 @@ import pytest
 from crash_run import PATIENCE_S, Crash
 from crash_stories import BULK_STRIKES, GUARANTEES, run
 
-from standfast.restore.worker_pool import MODULE
+from standfast.restore.replay.worker_pool import MODULE
 from standfast.store.task.state_dir import BULK_FOLDER
 
 RUNS = int(os.environ.get("STANDFAST_CRASH_BULK_RUNS", "1"))

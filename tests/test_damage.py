@@ -10,7 +10,7 @@ from fix_sessions import Bench
 
 import standfast as sf
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.restore.restorer import SHAPE_LATER_RECORDS_MIN
+from standfast.restore.replay.restorer import SHAPE_LATER_RECORDS_MIN
 
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 ROWS = 4_000

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fix_stores import keyvalue, window
 
-from standfast.restore import at_rest
+from standfast.restore.verify import at_rest
 from standfast.store.task.definitions_file import STORES_FILE, dump, parse
 from standfast.store.task.task_stores import TaskStores
 

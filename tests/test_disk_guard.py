@@ -21,8 +21,8 @@ from standfast.ops.reasons import COMMIT_UNKNOWN, DISK_FULL, UNAVAILABLE, messag
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
-from standfast.restore.worker import Worker
-from standfast.restore.worker_protocol import Event, Job, Progress, Run
+from standfast.restore.replay.worker import Worker
+from standfast.restore.replay.worker_protocol import Event, Job, Progress, Run
 from standfast.store.buffer import WriteBuffer
 from standfast.store.clock import ManualClock
 from standfast.store.disk import AMPLIFICATION, CREDIT_BYTES, DiskGuard

@@ -258,7 +258,7 @@ def test_restore_goes_on_where_it_was_and_lacks_nothing(
             first.task(0).store("kv").put(f"{number:>200}", number)
             if number % 2_000 == 1_999:
                 first.task(0).commit()
-    monkeypatch.setattr("standfast.restore.restorer.BATCH_RECORDS_MAX", 500)
+    monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_RECORDS_MAX", 500)
     # The client fetches far ahead; this one hardly.
     lean = f"{address}&queued.min.messages=500&queued.max.messages.kbytes=100&max.partition.fetch.bytes=50000"
     lean += "&fetch.message.max.bytes=50000&fetch.max.bytes=70000&message.max.bytes=60000"

@@ -29,7 +29,7 @@ import standfast as sf
 from standfast.ops.broker import Broker
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TaskId
-from standfast.restore.verify import committed_views, verify_task
+from standfast.restore.verify.verify import committed_views, verify_task
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -16,7 +16,7 @@ from standfast.ops.control_stores import shape_of, spec_of
 from standfast.ops.store_argument import parse_store, store_spec
 from standfast.replication.log import Record, TopicPolicy
 from standfast.restore.fold import fold_for
-from standfast.restore.spark_data_log import split_keys
+from standfast.restore.spark_table.log import split_keys
 from standfast.store import session_key, window_key
 from standfast.store.results import Windowed
 from standfast.store.types.segments import versioned_segment_interval_ms

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from standfast.restore.digest import Digest
-from standfast.restore.manifest import (
+from standfast.restore.files.manifest import (
     FILE_NAME,
     FORMAT,
     Made,
@@ -24,7 +24,7 @@ from standfast.restore.manifest import (
     dump_manifest,
     parse_manifest,
 )
-from standfast.restore.manifest_files import check_files, read_manifest, write_manifest
+from standfast.restore.files.manifest_files import check_files, read_manifest, write_manifest
 from standfast.store.errors import Corruption, InvalidRequest
 
 CONTENT = b"not really an SST file"

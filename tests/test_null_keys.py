@@ -28,12 +28,12 @@ from standfast.replication.columns import RecordColumns
 from standfast.replication.log import Outgoing, Record
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import Digest, digest_rows
+from standfast.restore.files.manifest import Made, Manifest, ManifestPartition, dump_manifest, parse_manifest
 from standfast.restore.fold import fold_for
-from standfast.restore.manifest import Made, Manifest, ManifestPartition, dump_manifest, parse_manifest
-from standfast.restore.run_builder import RunBuilder
-from standfast.restore.spark_rebuild import RebuildJob, write_partition
-from standfast.restore.spark_rows import partitions_of
-from standfast.restore.verify import committed_views, verify_task
+from standfast.restore.replay.run_builder import RunBuilder
+from standfast.restore.spark.rebuild import RebuildJob, write_partition
+from standfast.restore.spark.rows import partitions_of
+from standfast.restore.verify.verify import committed_views, verify_task
 from standfast.store.specs import StoreSpec
 from standfast.store.task.task_stores import TaskStores
 

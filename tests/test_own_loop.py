@@ -249,7 +249,7 @@ def test_restore_longer_than_the_session_costs_no_membership_and_nothing_is_read
     until(group, group.all_counted, "the state is there")
     first.stop()
     group.members.remove(first)
-    monkeypatch.setattr("standfast.restore.restorer.BATCH_RECORDS_MAX", 60)
+    monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_RECORDS_MAX", 60)
     slow = Slow()
     before = time.monotonic()
     cold = group.member("b", listeners=[slow], consumer={"max.poll.interval.ms": 5_000})

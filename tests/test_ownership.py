@@ -118,7 +118,7 @@ def test_task_that_is_lost_while_it_is_restored_is_restored_no_further(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.fill(KV, 2, 2_000)
-    monkeypatch.setattr("standfast.restore.restorer.BATCH_RECORDS_MAX", 100)
+    monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_RECORDS_MAX", 100)
     first = bench.session("a", stores=KV, restore_workers=0)
     first.assign(active=(0, 1))
     first.poll_once()

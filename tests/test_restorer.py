@@ -32,8 +32,8 @@ class Batches(sf.Listener):
 @pytest.fixture
 def written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Changelogs of several tasks, read 100 records of each at a time."""
-    monkeypatch.setattr("standfast.restore.restorer.BATCH_ROWS", BATCH)
-    monkeypatch.setattr("standfast.restore.restorer.PIECE_RECORDS", 100 * TASKS)
+    monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_ROWS", BATCH)
+    monkeypatch.setattr("standfast.restore.replay.restorer.PIECE_RECORDS", 100 * TASKS)
     bench.fill(STORES, TASKS, RECORDS)
     return bench
 
@@ -66,7 +66,7 @@ def test_tasks_that_restore_together_write_batches_of_full_size(written: Bench) 
 
 
 def test_what_waits_of_all_tasks_together_is_bounded(written: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("standfast.restore.restorer.STAGED_BYTES_MAX", 1)
+    monkeypatch.setattr("standfast.restore.replay.restorer.STAGED_BYTES_MAX", 1)
     batches = Batches()
     session = cold(written, batches)
     session.assign(active=range(TASKS))

@@ -12,8 +12,8 @@ import pytest
 
 from standfast.replication.columns import payload_bytes
 from standfast.replication.log import Record
-from standfast.restore.manifest import ManifestPartition
-from standfast.restore.run_builder import RunBuilder
+from standfast.restore.files.manifest import ManifestPartition
+from standfast.restore.replay.run_builder import RunBuilder
 from standfast.store import serde, window_key
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, InvalidRequest

@@ -39,7 +39,7 @@ LIMITS = CreditLimits(floating_batches=2, queue_batches_high=3, queue_batches_lo
 def small_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     small = partial(FetchPipeline, fetch_records_max=100, limits=LIMITS)
     monkeypatch.setattr("standfast.stream.session.FetchPipeline", small)
-    monkeypatch.setattr("standfast.restore.restorer.BATCH_RECORDS_MAX", 100)
+    monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_RECORDS_MAX", 100)
 
 
 def filled(bench: Bench, records: int = RECORDS) -> None:

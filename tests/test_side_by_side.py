@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from standfast.restore.side_by_side import Work, side_by_side
+from standfast.restore.spark.side_by_side import Work, side_by_side
 from standfast.store.errors import StateLost, Unavailable
 
 WAIT_S = 60

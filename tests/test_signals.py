@@ -128,7 +128,7 @@ def test_round_of_restoring_that_is_broken_off_passes_over_no_record(
     """What was read from the log by then, and not applied, is read again."""
     kv = [sf.KeyValueStore("kv", TEXT, TEXT)]
     bench.fill(kv, 2, 2_000)
-    monkeypatch.setattr("standfast.restore.restorer.BATCH_RECORDS_MAX", 100)
+    monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_RECORDS_MAX", 100)
     session = bench.session("b", stores=kv, restore_workers=0, take_over=False)
     session.assign(**{role: [0]})
     real, count = getattr(ChangelogApplier, step), 0

@@ -19,7 +19,7 @@ import standfast as sf
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.restore.verify import committed_views, verify_task
+from standfast.restore.verify.verify import committed_views, verify_task
 from standfast.stream.statistics import StoreStatistics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

@@ -19,8 +19,8 @@ import pytest
 from fix_connect import connect_server
 from fix_sessions import START_MS, Bench, four_stores
 
-from standfast.restore.manifest_files import read_manifest
-from standfast.restore.spark_session import remote_address
+from standfast.restore.files.manifest_files import read_manifest
+from standfast.restore.spark.session import remote_address
 from standfast.store.errors import BadConfig
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]

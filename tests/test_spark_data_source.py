@@ -24,11 +24,11 @@ import standfast as sf
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import Digest, digest_rows
-from standfast.restore.preflight import preflight
-from standfast.restore.spark_data_options import parse
-from standfast.restore.spark_data_source import StandfastSource
-from standfast.restore.spark_folder import Folder
-from standfast.restore.spark_rebuild import rebuild
+from standfast.restore.spark.folder import Folder
+from standfast.restore.spark.rebuild import rebuild
+from standfast.restore.spark_table.options import parse
+from standfast.restore.spark_table.source import StandfastSource
+from standfast.restore.verify.preflight import preflight
 from standfast.store.clock import ManualClock
 from standfast.store.errors import BadConfig, Corruption, StandfastError
 

@@ -21,8 +21,8 @@ import standfast as sf
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.restore.manifest_files import read_manifest
-from standfast.restore.take_in import take_in
+from standfast.restore.files.manifest_files import read_manifest
+from standfast.restore.verify.take_in import take_in
 from standfast.store.specs import KeyValueStore
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -27,13 +27,13 @@ from test_spark_rebuild import live_digests
 import standfast as sf
 from standfast.ops.cli import main
 from standfast.restore.digest import Digest, digest_rows
-from standfast.restore.manifest_files import read_manifest
-from standfast.restore.spark_data_encode import Encoded
-from standfast.restore.spark_data_runs import VersionsBuilder, builder_of, merged
-from standfast.restore.spark_data_source import StandfastSource
-from standfast.restore.spark_folder import Folder
-from standfast.restore.spark_rebuild import orphans
-from standfast.restore.take_in import take_in
+from standfast.restore.files.manifest_files import read_manifest
+from standfast.restore.spark.folder import Folder
+from standfast.restore.spark.rebuild import orphans
+from standfast.restore.spark_table.encode import Encoded
+from standfast.restore.spark_table.runs import VersionsBuilder, builder_of, merged
+from standfast.restore.spark_table.source import StandfastSource
+from standfast.restore.verify.take_in import take_in
 from standfast.store.errors import InvalidRequest, StandfastError
 from standfast.stream.sinks import partition_of
 

@@ -14,9 +14,9 @@ from fix_stores import keyvalue, versioned
 from test_spark_fold import applied
 
 from standfast.replication.log import Record
-from standfast.restore.at_rest import StoreAtRest, view
-from standfast.restore.spark_data_options import Filters
-from standfast.restore.spark_data_stores import CHUNK_BYTES, STEP_ROWS, read_rows
+from standfast.restore.spark_table.options import Filters
+from standfast.restore.spark_table.stores import CHUNK_BYTES, STEP_ROWS, read_rows
+from standfast.restore.verify.at_rest import StoreAtRest, view
 from standfast.store.memory import MemoryEngine
 from standfast.store.results import VALID_TO_UNDEFINED
 from standfast.store.task.cut import StoreTimes

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from standfast.restore.spark_frames import job_error
-from standfast.restore.spark_session import library_problems
+from standfast.restore.spark.frames import job_error
+from standfast.restore.spark.session import library_problems
 from standfast.store.errors import Unavailable
 
 STACK = """org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times

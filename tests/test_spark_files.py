@@ -16,11 +16,11 @@ from fix_s3 import Bucket, serving
 from fix_sessions import START_MS, Bench, four_stores
 
 from standfast.replication.offsets import TaskId
-from standfast.restore.at_rest import StoreAtRest
-from standfast.restore.spark_files import files_of, remove
-from standfast.restore.spark_folder import Folder
-from standfast.restore.spark_places import Place, open_place, read_database, stores_in
-from standfast.restore.spark_task_files import wal_is_whole
+from standfast.restore.spark.files import files_of, remove
+from standfast.restore.spark.folder import Folder
+from standfast.restore.spark.places import Place, open_place, read_database, stores_in
+from standfast.restore.spark.task_files import wal_is_whole
+from standfast.restore.verify.at_rest import StoreAtRest
 from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.wal import HEADER_BYTES, records, wal_files
@@ -140,7 +140,7 @@ def test_a_run_fetches_a_file_once_whoever_asks(bucket: Bucket, task: Place) -> 
 def test_workers_of_one_machine_share_what_one_of_them_fetches(bucket: Bucket, task: Place) -> None:
     child = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[2]; "
-        "from standfast.replication.offsets import TaskId; from standfast.restore.spark_places import *; "
+        "from standfast.replication.offsets import TaskId; from standfast.restore.spark.places import *; "
         "place = Place('app', TaskId(0, 0), sys.argv[1], run='r2')\n"
         "with open_place(place, 'kv') as one: print(len(list(one.store.logical_rows())))"
     )

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from spark_folds import sorted_batches
 
 from standfast.replication.log import Record
-from standfast.restore.at_rest import view
 from standfast.restore.digest import Digest, digest_rows
+from standfast.restore.files.manifest import ManifestFile
 from standfast.restore.judgement import KeyFacts
-from standfast.restore.manifest import ManifestFile
 from standfast.restore.row_side import RowSide
-from standfast.restore.spark_batches import StoreShape
-from standfast.restore.spark_merge import Outcome, Settings, merge_partition
-from standfast.restore.spark_rebuild import RebuildJob, write_partition
-from standfast.restore.spark_rows import partitions_of
-from standfast.restore.take_in import link_files
+from standfast.restore.spark.batches import StoreShape
+from standfast.restore.spark.merge import Outcome, Settings, merge_partition
+from standfast.restore.spark.rebuild import RebuildJob, write_partition
+from standfast.restore.spark.rows import partitions_of
+from standfast.restore.verify.at_rest import view
+from standfast.restore.verify.take_in import link_files
 from standfast.store import session_key, window_key
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import StoreSpec

@@ -18,10 +18,10 @@ from spark_folds import sorted_batches
 from test_spark_fold import SPECS, applied, logical, made, shape_of
 
 from standfast.replication.log import Record
-from standfast.restore.at_rest import view
 from standfast.restore.judgement import KeyFacts
-from standfast.restore.spark_merge import Outcome, Settings, merge_partition
-from standfast.restore.spark_rows import partitions_of
+from standfast.restore.spark.merge import Outcome, Settings, merge_partition
+from standfast.restore.spark.rows import partitions_of
+from standfast.restore.verify.at_rest import view
 from standfast.store.specs import StoreSpec
 from standfast.store.task.cut import StoreTimes
 from standfast.store.task.task_stores import TaskStores

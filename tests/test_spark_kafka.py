@@ -26,13 +26,13 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import Digest, digest_rows
-from standfast.restore.preflight import preflight
-from standfast.restore.spark_folder import Folder
-from standfast.restore.spark_places import manifest_places
-from standfast.restore.spark_rebuild import Rebuilt, rebuild
-from standfast.restore.spark_source import SourceName
-from standfast.restore.spark_verify import plan_verify, stored_stores, verify_store
-from standfast.restore.take_in import take_in
+from standfast.restore.spark.folder import Folder
+from standfast.restore.spark.places import manifest_places
+from standfast.restore.spark.rebuild import Rebuilt, rebuild
+from standfast.restore.spark.source import SourceName
+from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
+from standfast.restore.verify.preflight import preflight
+from standfast.restore.verify.take_in import take_in
 from standfast.store.clock import SystemClock
 from standfast.store.errors import BadConfig, StateLost
 from standfast.store.specs import KeyValueStore, StoreSpec

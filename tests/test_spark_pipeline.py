@@ -31,12 +31,12 @@ from standfast.ops.output import Output
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import Digest, digest_rows
-from standfast.restore.manifest import FILE_NAME
-from standfast.restore.manifest_files import read_manifest
-from standfast.restore.preflight import preflight
-from standfast.restore.spark_folder import Folder, below
-from standfast.restore.spark_inspect import inspect
-from standfast.restore.spark_pipeline import jobs_of_state, run_pipeline
+from standfast.restore.files.manifest import FILE_NAME
+from standfast.restore.files.manifest_files import read_manifest
+from standfast.restore.spark.folder import Folder, below
+from standfast.restore.spark.inspect import inspect
+from standfast.restore.spark.pipeline import jobs_of_state, run_pipeline
+from standfast.restore.verify.preflight import preflight
 from standfast.store.errors import InvalidRequest
 from standfast.stream.task import Task
 

@@ -18,11 +18,11 @@ from standfast.replication.log import Log, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.restore.digest import Digest
-from standfast.restore.manifest import FILE_NAME, Made, Manifest, ManifestFile, ManifestPartition, dump_manifest
-from standfast.restore.preflight import preflight
-from standfast.restore.spark_places import Place, manifest_places
-from standfast.restore.spark_session import BATCH_BYTES, BATCH_ROWS, batch_rows
-from standfast.restore.spark_verify import plan_verify, stored_stores
+from standfast.restore.files.manifest import FILE_NAME, Made, Manifest, ManifestFile, ManifestPartition, dump_manifest
+from standfast.restore.spark.places import Place, manifest_places
+from standfast.restore.spark.session import BATCH_BYTES, BATCH_ROWS, batch_rows
+from standfast.restore.spark.verify import plan_verify, stored_stores
+from standfast.restore.verify.preflight import preflight
 
 PARTITIONS, FILES = 1_000, 16
 PLAN_S = 5

@@ -26,15 +26,15 @@ from standfast.ops.offline import find_tasks
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import Digest, digest_rows, key_hash, row_hash
-from standfast.restore.manifest import FILE_NAME
-from standfast.restore.manifest_files import read_manifest
-from standfast.restore.preflight import preflight
-from standfast.restore.spark_data_source import StandfastSource
-from standfast.restore.spark_folder import Folder
-from standfast.restore.spark_places import Place
-from standfast.restore.spark_rebuild import Rebuilt, orphans, rebuild
-from standfast.restore.spark_verify import plan_verify, stored_stores, verify_store
-from standfast.restore.take_in import take_in
+from standfast.restore.files.manifest import FILE_NAME
+from standfast.restore.files.manifest_files import read_manifest
+from standfast.restore.spark.folder import Folder
+from standfast.restore.spark.places import Place
+from standfast.restore.spark.rebuild import Rebuilt, orphans, rebuild
+from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
+from standfast.restore.spark_table.source import StandfastSource
+from standfast.restore.verify.preflight import preflight
+from standfast.restore.verify.take_in import take_in
 from standfast.store.errors import Corruption, InvalidRequest, StateLost, Unavailable, UnknownStore
 from standfast.stream.task import Task
 

@@ -23,10 +23,10 @@ import standfast as sf
 from standfast.ops.cli import main
 from standfast.ops.commands_verify_spark import run_verify_spark
 from standfast.ops.output import Output
-from standfast.restore.spark_pipeline import jobs_of_state
-from standfast.restore.spark_places import remote_places
-from standfast.restore.spark_settle import settled_jobs
-from standfast.restore.spark_verify import stored_stores
+from standfast.restore.spark.pipeline import jobs_of_state
+from standfast.restore.spark.places import remote_places
+from standfast.restore.spark.settle import settled_jobs
+from standfast.restore.spark.verify import stored_stores
 from standfast.store.errors import InvalidRequest
 from standfast.store.task.definitions_file import dump, parse
 

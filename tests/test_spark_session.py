@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from standfast.restore.spark_session import (
+from standfast.restore.spark.session import (
     SparkPlace,
     batch_rows,
     check_executors,

@@ -22,14 +22,14 @@ from test_spark_verify import damage, places_of, plant_everywhere
 
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
-from standfast.restore.preflight import preflight
-from standfast.restore.spark_batches import StoreShape
-from standfast.restore.spark_folder import Folder
-from standfast.restore.spark_frames import Reading, run_partitions
-from standfast.restore.spark_pipeline import PipelineDone, Reader, jobs_of_log, jobs_of_state, run_pipeline
-from standfast.restore.spark_rebuild import Rebuilt, rebuild
-from standfast.restore.spark_session import BATCH_BYTES
-from standfast.restore.spark_verify import Verified, plan_verify, stored_stores, verify_store
+from standfast.restore.spark.batches import StoreShape
+from standfast.restore.spark.folder import Folder
+from standfast.restore.spark.frames import Reading, run_partitions
+from standfast.restore.spark.pipeline import PipelineDone, Reader, jobs_of_log, jobs_of_state, run_pipeline
+from standfast.restore.spark.rebuild import Rebuilt, rebuild
+from standfast.restore.spark.session import BATCH_BYTES
+from standfast.restore.spark.verify import Verified, plan_verify, stored_stores, verify_store
+from standfast.restore.verify.preflight import preflight
 from standfast.store.errors import InvalidRequest
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]

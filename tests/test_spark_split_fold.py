@@ -19,15 +19,15 @@ from spark_folds import sorted_buckets
 from test_spark_fold import DRAWS, KIND, SHARED, SPECS, applied, made
 
 from standfast.replication.log import Record
+from standfast.restore.files.manifest import ManifestFile
 from standfast.restore.judgement import KeyFacts
-from standfast.restore.manifest import ManifestFile
-from standfast.restore.spark_batches import StoreShape
-from standfast.restore.spark_merge import Outcome, Settings, merge_partition
-from standfast.restore.spark_rebuild import PartitionWriter, RebuildJob, Seen, buckets_added_up, ingest_files
-from standfast.restore.spark_rows import partitions_of
-from standfast.restore.spark_verify_rows import added_up
-from standfast.restore.split_plan import Place, Split, numbered, parts_of, spark_hash, split_at, tickets_of
-from standfast.restore.take_in import link_files
+from standfast.restore.spark.batches import StoreShape
+from standfast.restore.spark.merge import Outcome, Settings, merge_partition
+from standfast.restore.spark.rebuild import PartitionWriter, RebuildJob, Seen, buckets_added_up, ingest_files
+from standfast.restore.spark.rows import partitions_of
+from standfast.restore.spark.split_plan import Place, Split, numbered, parts_of, spark_hash, split_at, tickets_of
+from standfast.restore.spark.verify_rows import added_up
+from standfast.restore.verify.take_in import link_files
 from standfast.store.rocks.engine import RocksEngine
 from standfast.store.specs import StoreSpec
 

@@ -24,13 +24,13 @@ from standfast.ops.offline import find_tasks, open_tasks
 from standfast.ops.output import Output
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
-from standfast.restore.preflight import preflight
-from standfast.restore.spark_folder import Folder
-from standfast.restore.spark_places import Place, manifest_places, remote_places
-from standfast.restore.spark_rebuild import rebuild
-from standfast.restore.spark_report import DIFFERENCES, PAGE, SUMMARY, write_report
-from standfast.restore.spark_verify import Verified, plan_verify, stored_stores, verify_store
-from standfast.restore.verify import StoreVerdict, verify_task
+from standfast.restore.spark.folder import Folder
+from standfast.restore.spark.places import Place, manifest_places, remote_places
+from standfast.restore.spark.rebuild import rebuild
+from standfast.restore.spark.report import DIFFERENCES, PAGE, SUMMARY, write_report
+from standfast.restore.spark.verify import Verified, plan_verify, stored_stores, verify_store
+from standfast.restore.verify.preflight import preflight
+from standfast.restore.verify.verify import StoreVerdict, verify_task
 from standfast.store import window_key
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.types.kinds import open_store

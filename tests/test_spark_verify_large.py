@@ -25,7 +25,7 @@ from standfast.ops.exit_codes import guard
 from standfast.ops.output import Output
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
-from standfast.restore.spark_verify import Verified
+from standfast.restore.spark.verify import Verified
 from standfast.store.clock import ManualClock
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 

@@ -17,17 +17,17 @@ from spark_folds import sorted_batches
 from test_spark_fold import shape_of
 
 from standfast.replication.log import Record
-from standfast.restore.at_rest import view
 from standfast.restore.digest import row_hash
 from standfast.restore.judgement import KeyFacts
-from standfast.restore.report_html import partitions
-from standfast.restore.report_parts import COUNTS, SHOWN_BYTES, key_text, shown, side_text
+from standfast.restore.report.page import partitions
+from standfast.restore.report.parts import COUNTS, SHOWN_BYTES, key_text, shown, side_text
 from standfast.restore.row_side import row_side
-from standfast.restore.spark_folder import Folder
-from standfast.restore.spark_merge import FOUND_OVERHEAD_BYTES, Found, Outcome, Settings, merge_partition
-from standfast.restore.spark_report import PAGE, differences_table, write_report
-from standfast.restore.spark_rows import partitions_of
-from standfast.restore.spark_verify_rows import OUT, found_batch, load_found, load_summary, summary_batch
+from standfast.restore.spark.folder import Folder
+from standfast.restore.spark.merge import FOUND_OVERHEAD_BYTES, Found, Outcome, Settings, merge_partition
+from standfast.restore.spark.report import PAGE, differences_table, write_report
+from standfast.restore.spark.rows import partitions_of
+from standfast.restore.spark.verify_rows import OUT, found_batch, load_found, load_summary, summary_batch
+from standfast.restore.verify.at_rest import view
 from standfast.store import session_key, window_key
 from standfast.store.engine import Engine
 from standfast.store.memory import MemoryEngine

@@ -20,7 +20,7 @@ from standfast.ops.cli import main
 from standfast.ops.offline import find_tasks, open_tasks
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.digest import row_hash
-from standfast.restore.verify import StoreVerdict, committed_views, verify_task
+from standfast.restore.verify.verify import StoreVerdict, committed_views, verify_task
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.types.kinds import open_store
 from standfast.store.value_timestamp import TIMESTAMP

@@ -23,8 +23,8 @@ import standfast as sf
 from standfast.ops.cli import main
 from standfast.ops.config import load_config
 from standfast.ops.config_show import document
-from standfast.restore.manifest_files import read_manifest
-from standfast.restore.take_in import take_in
+from standfast.restore.files.manifest_files import read_manifest
+from standfast.restore.verify.take_in import take_in
 
 EXPECTED: dict[str, Any] = json.loads(gzip.decompress((yesterday.FIXTURES / "expected.json.gz").read_bytes()))
 SESSION: dict[str, Any] = EXPECTED["session"]

@@ -1,0 +1,1 @@
+"""Sorted files with a position, described by a manifest."""

@@ -1,0 +1,81 @@
+"""Manifests on disk: written last, read with every file's sha256 checked before anything is ingested.
+
+Rules of this file: local folders only; what a manifest means and which one is refused is decided in
+`standfast.restore.files.manifest`. Nothing is removed here. RocksDB checks no block checksum when it ingests a file, so
+that a damaged one would be found by a reader much later: `check_files` is what stands before every ingest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from standfast.restore.files.manifest import FILE_NAME, Manifest, ManifestFile, dump_manifest, parse_manifest
+from standfast.store.errors import Corruption, InvalidRequest, Unavailable
+from standfast.store.task.state_dir import write_atomically
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder. Raises InvalidRequest if there is none or it is newer, Corruption if damaged."""
+    path = folder / FILE_NAME
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise InvalidRequest(
+            f"{folder} has no {FILE_NAME}: it is no such folder, or its making was cut short; make it again"
+        ) from None
+    except OSError as error:
+        raise Unavailable(f"reading {path}: {error}: check that this user may read it") from error
+    return parse_manifest(content, str(path))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Path:
+    """Write the manifest so that a crash leaves all of it or nothing. Its files must be complete before."""
+    path = folder / FILE_NAME
+    write_atomically(path, dump_manifest(manifest))
+    return path
+
+
+def check_files(folder: Path, files: Iterable[ManifestFile]) -> list[Path]:
+    """Paths of these files, each compared with its size and sha256. Raises Corruption for the first that differs."""
+    paths = []
+    root = folder.resolve()
+    for file in files:
+        path = folder / file.name
+        # The name cannot leave the folder; a link in the folder could.
+        if not path.resolve().is_relative_to(root):
+            raise InvalidRequest(f"{path} leads out of {folder}: put the file itself there")
+        try:
+            size, found = path.stat().st_size, None
+            if size == file.bytes:
+                found = sha256_of(path)
+        except FileNotFoundError:
+            raise Corruption(
+                f"{path} is missing, though its manifest names it: copy or make the folder again"
+            ) from None
+        except OSError as error:
+            raise Unavailable(f"reading {path}: {error}: check that this user may read it") from error
+        if found != file.sha256:
+            what = f"has {size} bytes instead of {file.bytes}" if found is None else f"has sha256 {found}"
+            raise Corruption(
+                f"{path} is damaged: it {what}, its manifest says {file.sha256}; copy or make the folder again"
+            )
+        paths.append(path)
+    return paths
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

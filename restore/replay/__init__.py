@@ -1,0 +1,1 @@
+"""Carries restore plans out: batches, and bulk loads by worker processes."""

@@ -1,0 +1,379 @@
+"""Restores active tasks: replays their changelogs in batches until every position reaches its end.
+
+    plan (pure) ──> reader.add(position) ──> fetch ──> ChangelogApplier.apply ──> position >= end: done
+              └───> bulk.add(position)   ──> sorted files of workers, taken in ──────────┘
+
+Rules of this file: a shell driven by one thread through `poll_once`. A restore ends by position, never by the
+offset of the last record, because the last offsets may hold no record (markers, compaction). The end is read once,
+after the previous owner was fenced; nothing at or beyond it is applied, since a source topic that serves as changelog
+goes on with records that are not processed yet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from standfast.replication.columns import payload_bytes
+from standfast.replication.listeners import Listener
+from standfast.replication.log import Fetched, Log, LogReader
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.applier import BATCH_ROWS, STAGED_BYTES_MAX, ChangelogApplier, note_lost
+from standfast.restore.progress import ProgressMeter, RestoreProgress
+from standfast.restore.replay.bulk import BulkLoader, BulkStatistics
+from standfast.restore.replay.bulk_plan import BulkSettings
+from standfast.store.clock import measured_ns
+from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost, Unavailable, UnknownStore
+from standfast.store.failpoint import reach
+from standfast.store.log import logger
+
+# Where several records fold to one row, a batch takes more of them for as many rows. It is read and folded piece by
+# piece, while a piece is in the processor's cache.
+BATCH_RECORDS_MAX = 4 * BATCH_ROWS
+PIECE_RECORDS = 10_000
+# From so many records on, files are put in shape after the restore. To say so to RocksDB and to take it back takes 2 ms
+# a family each time, which whoever takes over with a short tail would wait for.
+SHAPE_LATER_RECORDS_MIN = 10_000
+
+
+@dataclass(slots=True)
+class RestoringChangelog:
+    """One changelog on its way to the end."""
+
+    store: str
+    position: int
+    end: int
+    reason: str
+    meter: ProgressMeter
+    records: int = 0
+    payload_bytes: int = 0
+    in_bulk: bool = False  # loaded by workers; until that is done, its files may be out of shape
+
+    @property
+    def done(self) -> bool:
+        """Whether the position has reached the end."""
+        return self.position >= self.end and not self.in_bulk
+
+
+@dataclass(slots=True)
+class RestoringTask:
+    """One task with the changelogs that are not whole yet."""
+
+    applier: ChangelogApplier
+    changelogs: dict[TopicPartition, RestoringChangelog]
+
+    @property
+    def done(self) -> bool:
+        """Whether every store is whole."""
+        return all(changelog.done for changelog in self.changelogs.values())
+
+
+@dataclass(slots=True)
+class _Staged:
+    """What was staged of one changelog, and is not written yet."""
+
+    next_offset: int
+    records: int = 0
+    payload_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What waits of one task: rows, the records that they were made of, and whether a changelog is read to its end."""
+
+    rows: int = 0
+    records: int = 0
+    at_end: bool = False
+    changelogs: dict[TopicPartition, _Staged] = field(default_factory=dict)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is a batch."""
+        return self.at_end or self.rows >= BATCH_ROWS or self.records >= BATCH_RECORDS_MAX
+
+    @property
+    def payload_bytes(self) -> int:
+        """Keys and values of the records."""
+        return sum(one.payload_bytes for one in self.changelogs.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRound:
+    """What one round did: records read or written, tasks now whole, tasks that failed and why."""
+
+    records: int = 0
+    restored: tuple[TaskId, ...] = ()
+    failed: dict[TaskId, StandfastError] = field(default_factory=dict)
+
+
+class Restorer:
+    """All restoring tasks of one process."""
+
+    def __init__(
+        self, log: Log, listener: Listener, reader: LogReader | None = None, bulk: BulkSettings | None = None
+    ) -> None:
+        """`reader` is a lane of the fetch pipeline; without one it reads by itself. Without `bulk` all is batches."""
+        self.bulk = BulkLoader(log, bulk) if bulk is not None else None
+        self._log = log
+        self._reader: LogReader = reader if reader is not None else log.reader()
+        self._listener = listener
+        self.tasks: dict[TaskId, RestoringTask] = {}
+        self._waiting: dict[TaskId, _Waiting] = {}
+        self._waiting_bytes = 0  # keys and values
+        self.records_total = 0
+        self.bytes_total = 0
+        self.restored_records: Counter[tuple[str, int, str]] = Counter()  # store, partition, reason
+        self.restored_bytes: Counter[tuple[str, int, str]] = Counter()
+        # Where the time of restores went, in this process and in workers; added to by the batch.
+        self.phases_ns: Counter[str] = Counter() if self.bulk is None else self.bulk.phases_ns
+
+    def add(
+        self, applier: ChangelogApplier, ranges: Mapping[TopicPartition, tuple[int, int, str]], now_ms: int
+    ) -> None:
+        """Restore each changelog of a task from position to end; a range is (position, end, reason)."""
+        changelogs = {}
+        known = False
+        for changelog, (position, end, reason) in ranges.items():
+            store = applier.store_of[changelog]
+            meter = ProgressMeter(applier.task, changelog, position, end, now_ms=now_ms)
+            changelogs[changelog] = RestoringChangelog(store, position, end, reason, meter)
+            if position >= end and applier.position(changelog) is None:
+                # An empty changelog is restored by knowing where it ends; keep that position with the data.
+                applier.stage(changelog, (), position)
+                known = True
+            self._listener.on_restore_start(applier.task, store, changelog, position, end, reason)
+        if known:  # in one batch: each has the positions of all stores
+            applier.write()
+        self.tasks[applier.task] = RestoringTask(applier, changelogs)
+        if sum(one.end - one.position for one in changelogs.values() if not one.done) >= SHAPE_LATER_RECORDS_MIN:
+            applier.stores.restoring(True)
+        self._begin_bulk(applier, changelogs)
+        read_here = {at: one.position for at, one in changelogs.items() if not (one.done or one.in_bulk)}
+        self._reader.add(read_here)
+
+    def remove(self, task: TaskId, reason: str) -> None:
+        """Give up a restore; what was written stays, with its position."""
+        restoring = self.tasks.pop(task, None)
+        self._taken(task)
+        if restoring is not None:
+            restoring.applier.unstage()
+            self._reader.remove(list(restoring.changelogs))
+            if self.bulk is not None:
+                self.bulk.remove(task)
+            restoring.applier.stores.restoring(False)
+            self._listener.on_restore_suspended(task, reason)
+
+    def poll_once(self, now_ms: int, timeout_ms: int = 0) -> RestoreRound:
+        """Read a batch, write one, and report which tasks are whole. One task's failure leaves the others going."""
+        failed: dict[TaskId, StandfastError] = {}
+        taken = self._load(failed, now_ms)
+        read, error = self._read(failed, timeout_ms)
+        written = 0
+        for task in self._due(all_of_them=error is not None, nothing_came=not read):
+            try:
+                written += self._write(task, now_ms)
+            except StandfastError as failure:
+                failed[task] = failure
+        if isinstance(error, StateLost | UnknownStore):
+            failed |= self._find_lost(error)
+        elif isinstance(error, Corruption) and error.sources:  # damage of the log, in partitions of these tasks only
+            failed |= {
+                task: error for task, one in self.tasks.items() if any(at in one.changelogs for at in error.sources)
+            }
+        elif error is not None:
+            raise error
+        whole = [task for task, restoring in self.tasks.items() if restoring.done and task not in failed]
+        for task in whole:
+            try:
+                self._finish(task)
+            except StandfastError as failure:
+                failed[task] = failure
+        return RestoreRound(taken + max(read, written), tuple(task for task in whole if task not in failed), failed)
+
+    def progress(self, now_ms: int) -> tuple[tuple[RestoringChangelog, RestoreProgress], ...]:
+        """How far each restoring changelog is."""
+        return tuple(
+            (changelog, changelog.meter.snapshot(now_ms))
+            for restoring in self.tasks.values()
+            for changelog in restoring.changelogs.values()
+        )
+
+    def bulk_statistics(self) -> BulkStatistics:
+        """What workers have done."""
+        return self.bulk.statistics() if self.bulk is not None else BulkStatistics()
+
+    def close(self) -> None:
+        """Release the reader, and end the workers."""
+        if self.bulk is not None:
+            self.bulk.close()
+        self._reader.close()
+
+    def _begin_bulk(self, applier: ChangelogApplier, changelogs: Mapping[TopicPartition, RestoringChangelog]) -> None:
+        for changelog, one in changelogs.items():
+            if self.bulk is None or one.done:
+                continue
+            choice = self.bulk.choice(applier, changelog, one.position, one.end)
+            logger.debug("%s: %s (%s)", changelog, "bulk" if choice.bulk else "batches", choice.why)
+            if choice.bulk:
+                one.in_bulk = True
+                self.bulk.add(applier, changelog, one.position, one.end)
+
+    def _load(self, failed: dict[TaskId, StandfastError], now_ms: int) -> int:
+        """Take in what workers have built; returns the records that are in it."""
+        applied = 0
+        for step in () if self.bulk is None else self.bulk.poll_once():
+            changelog = self.tasks[step.task].changelogs[step.changelog]
+            changelog.position = step.position
+            changelog.meter.advance(step.covered, records=step.read_records, bytes_=step.read_bytes, now_ms=now_ms)
+            self._count(changelog, step.changelog, step.records, step.read_bytes)
+            applied += step.records
+            if step.records:
+                self._listener.on_batch_restored(
+                    step.task, changelog.store, step.changelog, step.position, step.records
+                )
+            changelog.in_bulk = not (step.done or step.given_back)
+            if step.error is not None:
+                failed[step.task] = self._lost_in_bulk(step.task, step.changelog, step.error)
+            elif step.given_back is not None:
+                logger.warning("%s is restored by batches from %d: %s", step.changelog, step.position, step.given_back)
+                changelog.meter = ProgressMeter(step.task, step.changelog, step.position, changelog.end, now_ms=now_ms)
+                self._reader.add({step.changelog: step.position})
+        return applied
+
+    def _lost_in_bulk(self, task: TaskId, changelog: TopicPartition, error: StandfastError) -> StandfastError:
+        """What a worker was told by the log, as a reader here would have been told."""
+        if not isinstance(error, StateLost):
+            return error
+        restoring = self.tasks[task]
+        position = restoring.changelogs[changelog].position
+        reason = restoring.applier.lost_reason(self._log, self._reader, changelog, position, error)
+        lost = StateLost(f"task {task}: {error}", reason=reason or error.reason)
+        lost.sources = (changelog,)
+        return lost
+
+    def _count(self, changelog: RestoringChangelog, source: TopicPartition, records: int, size: int) -> None:
+        changelog.records += records
+        changelog.payload_bytes += size
+        self.records_total += records
+        self.bytes_total += size
+        self.restored_records[changelog.store, source.partition, changelog.reason] += records
+        self.restored_bytes[changelog.store, source.partition, changelog.reason] += size
+
+    def _read(self, failed: dict[TaskId, StandfastError], timeout_ms: int) -> tuple[int, StandfastError | None]:
+        """Stage records until a batch of any task is full, enough waits, or nothing more is here; returns how many.
+
+        What was staged before an error of the log is written all the same, so the error is handed back.
+        """
+        records = rows = 0
+        while self._reader.assignment() and records < BATCH_RECORDS_MAX and rows < BATCH_ROWS and not self._enough():
+            started_ns = measured_ns()
+            try:
+                piece = min(PIECE_RECORDS, BATCH_RECORDS_MAX - records)
+                fetched = self._reader.fetch(piece, 0 if self._waiting else timeout_ms)
+            except StandfastError as error:
+                return records, error
+            self.phases_ns["fetch" if fetched else "idle"] += measured_ns() - started_ns
+            if not fetched:
+                break
+            for batch in fetched:
+                task, restoring = self._owner(batch.source)
+                if task in failed:
+                    continue
+                records += len(batch.records)
+                try:
+                    rows += self._stage(batch, restoring)
+                except StandfastError as error:
+                    failed[task] = error
+                    self._taken(task)
+        return records, None
+
+    def _stage(self, batch: Fetched, restoring: RestoringTask) -> int:
+        """Let what was fetched wait with its task; returns how many rows came to it."""
+        changelog = restoring.changelogs[batch.source]
+        waiting = self._waiting.setdefault(restoring.applier.task, _Waiting())
+        staged = waiting.changelogs.setdefault(batch.source, _Staged(changelog.position))
+        records, next_offset = batch.records, min(batch.next_offset, changelog.end)
+        if next_offset < batch.next_offset:
+            records = [record for record in records if record.offset < next_offset]
+        size = payload_bytes(records)
+        staged.records += len(records)
+        staged.payload_bytes += size
+        waiting.records += len(records)
+        self._waiting_bytes += size
+        waiting.at_end = waiting.at_end or next_offset >= changelog.end
+        if next_offset <= staged.next_offset:
+            return 0
+        staged.next_offset = next_offset
+        stores = restoring.applier.stores
+        before, decoded_ns = waiting.rows, stores.decode_ns
+        try:
+            waiting.rows = restoring.applier.stage(batch.source, records, next_offset)
+        finally:
+            self.phases_ns["decode"] += stores.decode_ns - decoded_ns
+        return waiting.rows - before
+
+    def _enough(self) -> bool:
+        """Whether something is to be written before more is read."""
+        return self._waiting_bytes >= STAGED_BYTES_MAX or any(one.full for one in self._waiting.values())
+
+    def _due(self, *, all_of_them: bool, nothing_came: bool) -> list[TaskId]:
+        """Whose rows are written now: about as many as make a batch, since a write holds the session's lock."""
+        if all_of_them:
+            return list(self._waiting)
+        due = [task for task, waiting in self._waiting.items() if waiting.full]
+        if not due and (nothing_came or self._enough()):
+            due = list(self._waiting)
+        due.sort(key=lambda task: self._waiting[task].rows, reverse=True)
+        before = accumulate((self._waiting[task].rows for task in due), initial=0)
+        return [task for task, rows in zip(due, before, strict=False) if rows < BATCH_ROWS]
+
+    def _taken(self, task: TaskId) -> _Waiting:
+        """What waits of a task, which waits no more."""
+        waiting = self._waiting.pop(task, None) or _Waiting()
+        self._waiting_bytes -= waiting.payload_bytes
+        return waiting
+
+    def _write(self, task: TaskId, now_ms: int) -> int:
+        """Write what was staged for a task, in one batch with its positions; returns the records."""
+        waiting = self._taken(task)
+        restoring = self.tasks[task]
+        if any(one.next_offset > restoring.changelogs[source].position for source, one in waiting.changelogs.items()):
+            reach("restore.apply")
+            started_ns = measured_ns()
+            restoring.applier.write()
+            self.phases_ns["write"] += measured_ns() - started_ns
+        for source, one in waiting.changelogs.items():
+            changelog = restoring.changelogs[source]
+            changelog.position = one.next_offset
+            self._count(changelog, source, one.records, one.payload_bytes)
+            changelog.meter.advance(changelog.position, records=one.records, bytes_=one.payload_bytes, now_ms=now_ms)
+            self._listener.on_batch_restored(task, changelog.store, source, one.next_offset, one.records)
+            if changelog.done:
+                self._reader.remove([source])
+        return waiting.records
+
+    def _finish(self, task: TaskId) -> None:
+        restoring = self.tasks.pop(task)
+        restoring.applier.stores.restoring(False)
+        for partition, changelog in restoring.changelogs.items():
+            self._listener.on_restore_end(task, changelog.store, partition, changelog.records)
+
+    def _owner(self, changelog: TopicPartition) -> tuple[TaskId, RestoringTask]:
+        for task, restoring in self.tasks.items():
+            if changelog in restoring.changelogs:
+                return task, restoring
+        raise InternalError(f"records of {changelog} arrived, but no task here restores that partition")
+
+    def _find_lost(self, cause: StandfastError) -> dict[TaskId, StandfastError]:
+        # Truncated or recreated in the middle of a restore: whoever is now outside the bounds starts over.
+        lost: dict[TaskId, StandfastError] = {}
+        for task, restoring in self.tasks.items():
+            for partition, changelog in restoring.changelogs.items():
+                reason = restoring.applier.lost_reason(self._log, self._reader, partition, changelog.position, cause)
+                if reason is not None:
+                    note_lost(lost, task, partition, StateLost(f"task {task}: {cause}", reason=reason))
+        if not lost:
+            raise Unavailable(f"the log said this of a restore, and it does not hold any more: {cause}") from cause
+        return lost

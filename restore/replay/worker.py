@@ -1,0 +1,282 @@
+"""A worker of a bulk restore: folds a range of a changelog and writes it as sorted files, in a process of its own.
+
+    python -m standfast.restore.replay.worker        jobs on standard input, events on standard output; see
+    worker_protocol.py
+
+Python does about a microsecond of work a record in one process, whatever the threads, so that large restores go on in
+several; and the process that serves reads keeps its interpreter lock for itself. A worker has no database: the owner
+takes the files in.
+
+Rules of this file: a shell around `run_builder.py` and a reader. It ends as soon as its standard input does, so that no
+worker outlives its owner. A log that does not answer is asked again: how long that may last is the owner's business.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import resource
+import sys
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import cache
+from importlib.metadata import version
+from operator import itemgetter
+from pathlib import Path
+
+from standfast._version import __version__
+from standfast.replication.columns import payload_bytes
+from standfast.replication.log import Log, LogReader, Record
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.tail.open_log import narrow_address, open_log
+from standfast.restore.files.manifest import Made, Manifest, ManifestPartition
+from standfast.restore.fold import session_end, window_start
+from standfast.restore.replay.bulk_plan import (
+    TAIL_RECORDS,
+    Tail,
+    skip_before_ms,
+    split,
+)
+from standfast.restore.replay.run_builder import RunBuilder
+from standfast.restore.replay.worker_protocol import (
+    Done,
+    Event,
+    Job,
+    Progress,
+    Ready,
+    Run,
+    Surveyed,
+    event_line,
+    failed,
+    parse_job,
+)
+from standfast.store.clock import SystemClock, measured_ns
+from standfast.store.disk import DiskGuard
+from standfast.store.errors import StateLost, Unavailable
+from standfast.store.failpoint import reach
+from standfast.store.log import logger
+from standfast.store.rocks.sst import COMPRESSION
+from standfast.store.specs import SessionStore, StoreSpec, WindowStore
+from standfast.store.types.kinds import definition_spec
+
+FETCH_WAIT_MS = 200
+RETRY_MS = 500
+PROGRESS_MS = 100
+SAMPLES = 16
+DENSE = 0.9  # a log that still holds so much of its oldest offsets was hardly compacted
+SAMPLE_RECORDS = 200
+
+Say = Callable[[Event], None]
+
+
+class Worker:
+    """Does jobs, one after the other; keeps the log of the last one open."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._log: Log | None = None
+        self._address = ""
+        self._clock = SystemClock()
+
+    def do(self, job: Job) -> None:
+        """Do a job and say what came of it; an error is said, too."""
+        phases_ns: Counter[str] = Counter()
+        try:
+            log = self._open(job.address)
+            info = log.admin.describe_topic(job.topic)
+            if info is None or info.topic_id != job.topic_id:
+                raise StateLost(f"topic {job.topic!r} was deleted or made anew", reason="topic-recreated")
+            with closing(log.reader()) as reader:
+                if job.survey:
+                    self._say(survey(job, log, reader, self._clock))
+                else:
+                    self._build(job, reader, phases_ns)
+        except Exception as error:  # noqa: BLE001  whatever it is, the owner is told
+            self._say(failed(job.number, error))
+            return
+        self._say(Done(job.number, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, dict(phases_ns)))
+
+    def _build(self, job: Job, reader: LogReader, phases_ns: Counter[str]) -> None:
+        builder = RunBuilder(
+            definition_spec(job.store, job.definition),
+            Path(job.folder),
+            job.prefix,
+            job.partition,
+            job.start,
+            job.budget_bytes,
+            observed_ms=job.observed_ms,
+            drop_deletes=job.drop_deletes,
+        )
+        records = size = 0
+        said_ms = self._clock.monotonic_ms()
+        position = job.start
+        done_ns = measured_ns()
+        for batch, position in read_range(reader, _source(job), job.start, job.end, self._clock, job.fetch_records):
+            fetched_ns = measured_ns()
+            batch_bytes = payload_bytes(batch)
+            builder.add(batch, batch_bytes)
+            folded_ns = measured_ns()
+            records += len(batch)
+            size += batch_bytes
+            now_ms = self._clock.monotonic_ms()
+            if now_ms - said_ms >= PROGRESS_MS:
+                self._say(Progress(job.number, position, records, size))
+                records, size, said_ms = 0, 0, now_ms
+            if position < job.end and builder.full:
+                self._wait_for_room(job, builder.used_bytes)
+                self._say_run(job, builder.run(position))
+            phases_ns["fetch"] += fetched_ns - done_ns
+            phases_ns["decode"] += folded_ns - fetched_ns
+            done_ns = measured_ns()
+            phases_ns["write"] += done_ns - folded_ns
+        self._say(Progress(job.number, position, records, size))
+        self._wait_for_room(job, builder.used_bytes)
+        self._say_run(job, builder.run(job.end))
+        phases_ns["write"] += measured_ns() - done_ns
+
+    def _wait_for_room(self, job: Job, used_bytes: int) -> None:
+        """Wait until the files of a run leave the floor free. The owner ends who waits for too long, as any worker."""
+        disk = DiskGuard({"folder of a bulk restore": Path(job.folder)}, job.disk_floor_bytes + used_bytes)
+        while job.disk_floor_bytes:
+            disk.look()
+            if not disk.full:
+                return
+            self._clock.sleep_ms(RETRY_MS)
+
+    def _say_run(self, job: Job, partition: ManifestPartition) -> None:
+        reach("worker.run")
+        made = Made("run", self._clock.wall_ms(), __version__, _rocksdict_version(), COMPRESSION)
+        manifest = Manifest(
+            job.app, job.store, job.definition, job.topic, job.topic_id, job.partition_count, (partition,), made
+        )
+        self._say(Run(job.number, manifest))
+
+    def _open(self, address: str) -> Log:
+        address = narrow_address(address)
+        if self._log is not None and self._address != address:
+            self._log.close()
+            self._log = None
+        if self._log is None:
+            self._log, self._address = open_log(address, create=False), address
+        return self._log
+
+
+def read_range(
+    reader: LogReader, source: TopicPartition, start: int, end: int, clock: SystemClock, records_max: int
+) -> Iterator[tuple[Sequence[Record], int]]:
+    """Batches of records below `end` with the position after each, until that is `end`; a range may hold none."""
+    position = start
+    reader.assign({source: start})
+    while position < end:
+        try:
+            fetched = reader.fetch(records_max, FETCH_WAIT_MS)
+        except Unavailable as error:
+            logger.warning("a worker that restores %s asks the log again: %s", source, error)
+            clock.sleep_ms(RETRY_MS)
+            continue
+        for batch in fetched:
+            records, position = batch.records, min(batch.next_offset, end)
+            if position < batch.next_offset:
+                records = records[: bisect_left(records, end, key=itemgetter(0))]
+            yield records, position
+
+
+def survey(job: Job, log: Log, reader: LogReader, clock: SystemClock) -> Surveyed:
+    """Where to begin, and into which ranges the rest falls."""
+    spec, source, start = definition_spec(job.store, job.definition), _source(job), job.start
+    tail = read_tail(spec, reader, source, start, job.end, clock)
+    if isinstance(spec, WindowStore):
+        before_ms = skip_before_ms(tail, retention_ms=spec.retention_ms, lead_ms=spec.window_size_ms)
+        if before_ms is not None:
+            start = min(max(log.admin.first_offsets({source: before_ms})[source], start), job.end)
+    samples = [(start, 1.0)] if job.parts == 1 else list(sample(reader, source, start, job.end, clock))
+    ranges = tuple(split(samples, job.end, job.parts, job.least))
+    return Surveyed(job.number, ranges, -1 if tail is None else tail.observed_ms)
+
+
+def read_tail(
+    spec: StoreSpec, reader: LogReader, source: TopicPartition, start: int, end: int, clock: SystemClock
+) -> Tail | None:
+    """What the last records tell of times; None for a store without any, and where they cannot be read as its rows."""
+    if not isinstance(spec, WindowStore | SessionStore):
+        return None
+    time_of = window_start if isinstance(spec, WindowStore) else session_end
+    observed_ms, lead_ms = -1, 0
+    for records, _ in read_range(reader, source, max(start, end - TAIL_RECORDS), end, clock, TAIL_RECORDS):
+        for record in records:
+            if record.key is None:
+                continue  # no store wrote it; whoever restores it counts it
+            time_ms = time_of(record.key)
+            observed_ms = max(observed_ms, time_ms)
+            lead_ms = max(lead_ms, time_ms - record.timestamp)
+    return Tail(observed_ms, lead_ms)
+
+
+def sample(
+    reader: LogReader, source: TopicPartition, start: int, end: int, clock: SystemClock
+) -> Iterator[tuple[int, float]]:
+    """(offset, records per offset around there) at even distances; one of a log that was not compacted.
+
+    Measured: each costs some 30 ms on Kafka, half a second in all.
+    """
+    for number in range(SAMPLES):
+        offset = start + (end - start) * number // SAMPLES
+        last, count = offset - 1, 0
+        reader.assign({source: offset})
+        while count < SAMPLE_RECORDS and last < end - 1:
+            try:
+                fetched = reader.fetch(SAMPLE_RECORDS, FETCH_WAIT_MS)
+            except Unavailable:
+                clock.sleep_ms(RETRY_MS)
+                continue
+            for batch in fetched:
+                count += len(batch.records)
+                last = batch.next_offset - 1
+        # Where the log has a gap of many offsets, the next record stands for all of them.
+        density = count / max(last + 1 - offset, 1)
+        yield offset, density
+        if number == 0 and density >= DENSE:
+            return
+
+
+def main() -> int:
+    """Do jobs until standard input ends."""
+    events = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what a library prints must not come between events
+    gc.disable()  # rows are bytes in dictionaries: there are no cycles to find, only many objects to look at
+    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin.buffer:
+            jobs.put(line)
+        os._exit(0)  # the owner is gone, or has no more work: whatever is under way is of no use
+
+    threading.Thread(target=listen, daemon=True).start()
+
+    def say(event: Event) -> None:
+        try:
+            events.write(event_line(event))
+        except BrokenPipeError:
+            os._exit(0)
+
+    worker = Worker(say)
+    say(Ready(os.getpid()))
+    while True:
+        worker.do(parse_job(jobs.get()))
+
+
+def _source(job: Job) -> TopicPartition:
+    return TopicPartition(job.topic, job.partition)
+
+
+@cache
+def _rocksdict_version() -> str:
+    return version("rocksdict")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,205 @@
+"""Processes that do jobs: started when there is work, one job at a time each, gone when there is none.
+
+    submit ──> queue ── hand_out ──> worker, with its job in its pipe ──> poll: events, or that it died
+
+Rules of this file: pipes and processes, nothing of what a job means. Nothing here waits. A worker ends when its input
+is closed, and so with this process, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections import Counter, deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from standfast.restore.replay.worker_protocol import Done, Event, Failed, Job, job_line, parse_event
+from standfast.store.errors import StandfastError
+from standfast.store.log import logger
+
+MODULE = "standfast.restore.replay.worker"
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The worker of a job ended without having done it."""
+
+    number: int
+    how: str
+
+
+Answer: TypeAlias = Event | Died
+
+
+class WorkerPool:
+    """At most `workers` processes at once. Used by one thread."""
+
+    def __init__(self, workers: int) -> None:
+        self._limit = workers
+        self._queue: deque[Job] = deque()
+        self._workers: list[_Worker] = []
+        self._ending: list[_Worker] = []
+        self.peak_rss_bytes = 0  # largest resident size that a worker told of
+        self.phases_ns: Counter[str] = Counter()  # where their time went
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes that run now."""
+        return [worker.pid for worker in self._workers]
+
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing to hear of and nobody to wait for."""
+        return not (self._workers or self._ending or self._queue)
+
+    def submit(self, job: Job) -> None:
+        """Have a job done; jobs begin in the order in which they come."""
+        self._queue.append(job)
+
+    def cancel(self, numbers: Collection[int]) -> None:
+        """Forget these jobs; a worker that is at one of them is killed."""
+        gone = frozenset(numbers)
+        self._queue = deque(job for job in self._queue if job.number not in gone)
+        for worker in [one for one in self._workers if one.job is not None and one.job.number in gone]:
+            self._workers.remove(worker)
+            worker.kill()
+
+    def poll(self) -> list[Answer]:
+        """What workers have said since the last time."""
+        self._ending = [worker for worker in self._ending if not worker.reaped()]
+        return [answer for worker in list(self._workers) for answer in self._hear(worker)]
+
+    def hand_out(self, expected: int = 0) -> list[Died]:
+        """Give the jobs that wait to workers, as many as may be; a worker without work ends.
+
+        So many more jobs are `expected` soon: workers for them are started, and kept.
+        """
+        failed: list[Died] = []
+        idle = [worker for worker in self._workers if worker.job is None]
+        while self._queue and (idle or len(self._workers) < self._limit):
+            job = self._queue.popleft()
+            try:
+                worker = idle.pop() if idle else self._start()
+                worker.give(job)
+            except OSError as error:
+                failed.append(Died(job.number, f"it could not be started: {error}"))
+        try:
+            while len(idle) < expected and len(self._workers) < self._limit:
+                idle.append(self._start())
+        except OSError:
+            pass  # said as soon as there is a job for it
+        for worker in idle[expected:]:
+            self._workers.remove(worker)
+            worker.end()
+            self._ending.append(worker)
+        return failed
+
+    def close(self) -> None:
+        """End all workers."""
+        self._queue.clear()
+        for worker in (*self._workers, *self._ending):
+            worker.kill()
+        self._workers.clear()
+        self._ending.clear()
+
+    def _start(self) -> _Worker:
+        worker = _Worker()
+        self._workers.append(worker)
+        return worker
+
+    def _hear(self, worker: _Worker) -> list[Answer]:
+        answers: list[Answer] = []
+        try:
+            for line in worker.lines():
+                event = parse_event(line)
+                answers.append(event)
+                if isinstance(event, Done):
+                    self.peak_rss_bytes = max(self.peak_rss_bytes, event.peak_rss_bytes)
+                    self.phases_ns.update(event.phases_ns)
+                if isinstance(event, Done | Failed):
+                    worker.job = None
+        except StandfastError as error:
+            worker.kill()
+            logger.error("a worker of a bulk restore is ended: %s", error)
+        ended = worker.ended()
+        if ended is not None:
+            self._workers.remove(worker)
+            if worker.job is not None:
+                answers.append(Died(worker.job.number, ended))
+        return answers
+
+
+class _Worker:
+    """One process."""
+
+    def __init__(self) -> None:
+        # -P: a file of the working directory must not stand in for a module.
+        # A process group of its own: Ctrl-C is for the owner, which ends its workers itself.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            process_group=0,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdout.fileno(), False)
+        self._said = b""
+        self._silent = False
+        self.job: Job | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def give(self, job: Job) -> None:
+        """Hand a job over; it fits the pipe, so this does not wait."""
+        self.job = job
+        with contextlib.suppress(BrokenPipeError):  # it died: its silence says so
+            self._stdin.write(job_line(job))
+
+    def lines(self) -> list[bytes]:
+        """Whole lines that it wrote since the last time."""
+        while not self._silent:
+            try:
+                piece = os.read(self._stdout.fileno(), READ_BYTES)
+            except BlockingIOError:
+                break
+            self._said += piece
+            self._silent = not piece
+        *lines, self._said = self._said.split(b"\n")
+        return lines
+
+    def ended(self) -> str | None:
+        """How the process ended; None while it runs."""
+        if not self._silent:
+            return None
+        self.kill()
+        code = self._process.returncode
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def end(self) -> None:
+        """Let it end by itself, which it does at once when it is idle."""
+        self._stdin.close()
+
+    def reaped(self) -> bool:
+        """Whether it has ended, after `end`."""
+        if self._process.poll() is None:
+            return False
+        self._stdout.close()
+        return True
+
+    def kill(self) -> None:
+        """End it now; it has nothing to lose."""
+        self._silent = True
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+        self._stdout.close()

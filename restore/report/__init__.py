@@ -1,0 +1,1 @@
+"""Reports of verify and pipeline as HTML pages."""

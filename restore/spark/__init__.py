@@ -1,0 +1,1 @@
+"""Rebuild, verify, inspect and pipeline as Spark jobs."""

@@ -1,0 +1,146 @@
+"""Into how many parts a changelog partition is split on Spark, and where: offsets that are read by a task of their own,
+and ranges of keys that are folded by one.
+
+    offsets   begin ── piece 0 ──┬── piece 1 ──┬── piece 2 ── end       a task each: read, watch, say for which bucket
+                                 │   shuffle   │
+    keys      (first) ─ bucket 0 ┴─ bucket 1 ──┴─ bucket 2 ── (last)    a task each: sort, fold or merge, files
+
+A partition is split where it is larger than a bound that the user names, or else where it is larger than SPLIT_BYTES
+and than one core's share of the whole: smaller ones fill the cores by themselves, and what is shuffled is written and
+read once more.
+
+Rules of this file: pure; sizes are estimates, so that parts are about equal and never exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from standfast.restore.replay.bulk_plan import split
+
+SPLIT_BYTES = 1 << 30  # of keys and values: 20 to 40 s of one core
+PARTS_MAX = 512
+SPARK_HASH_SEED = 42
+_LOW_32 = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a look at one place of a partition found: records and bytes for each offset from there on, and some keys."""
+
+    offset: int
+    density: float
+    bytes_per_offset: float
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One partition in parts.
+
+    edges     first offset of each piece, ascending; the first one is where the partition is read from
+    keys      first key of each bucket but the first one, ascending, all of them different
+    tickets   for each bucket, the number that Spark's hash partitioning sends to a task of its own
+    """
+
+    edges: tuple[int, ...]
+    keys: tuple[bytes, ...]
+    tickets: tuple[int, ...]
+
+    @property
+    def buckets(self) -> int:
+        """How many there are."""
+        return len(self.keys) + 1
+
+    def span(self, bucket: int) -> tuple[bytes | None, bytes | None]:
+        """Keys of a bucket: low <= key < high, None where it is open."""
+        low = self.keys[bucket - 1] if bucket else None
+        return low, self.keys[bucket] if bucket < len(self.keys) else None
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"edges": self.edges, "keys": [key.hex() for key in self.keys], "tickets": self.tickets}
+
+    @classmethod
+    def load(cls, found: Mapping[str, Any]) -> Split:
+        """Inverse of dump."""
+        return cls(tuple(found["edges"]), tuple(map(bytes.fromhex, found["keys"])), tuple(found["tickets"]))
+
+
+def parts_of(sizes: Mapping[int, float], cores: int, asked_bytes: int | None = None) -> dict[int, int]:
+    """How many parts each partition is split into, by its size in bytes; those that stay whole are left out."""
+    bound = float(asked_bytes) if asked_bytes else max(SPLIT_BYTES, sum(sizes.values()) / max(cores, 1))
+    # Of one that is just above a share, two halves would be read and written once more for nothing.
+    slack = 1.0 if asked_bytes else 1.25
+    return {
+        number: min(max(-int(-size // bound), 2), PARTS_MAX) for number, size in sizes.items() if size > bound * slack
+    }
+
+
+def split_at(places: Sequence[Place], end: int, parts: int) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
+    """(first offsets of pieces, first keys of buckets but the first) of a partition that was looked at.
+
+    Places are ascending, the first one where the partition begins. Fewer parts where there is little to split: a key is
+    never in two buckets, so that one key of many records, or a partition of one key, stays together.
+    """
+    edges = [begin for begin, upto in split([(one.offset, one.bytes_per_offset) for one in places], end, parts, 1)
+             if begin < upto]  # fmt: skip
+    weighted: list[tuple[bytes, float]] = []
+    for one, behind in zip(places, [*(one.offset for one in places[1:]), end], strict=True):
+        if one.keys:
+            share = one.bytes_per_offset * (behind - one.offset) / len(one.keys)
+            weighted += [(key, share) for key in one.keys]
+    weighted.sort()
+    total, passed = sum(share for _, share in weighted), 0.0
+    keys: list[bytes] = []
+    smallest = weighted[0][0] if weighted else b""
+    for key, share in weighted:
+        # No bucket begins with the smallest key of all, since the one before it would be empty.
+        if len(keys) < parts - 1 and passed >= total * (len(keys) + 1) / parts and key > (keys or [smallest])[-1]:
+            keys.append(key)
+        passed += share
+    return tuple(edges) or (places[0].offset,), tuple(keys)
+
+
+def numbered(found: Mapping[int, tuple[tuple[int, ...], tuple[bytes, ...]]]) -> dict[int, Split]:
+    """Splits of one job, by partition: every bucket of all of them has a ticket of its own."""
+    tickets = tickets_of(sum(len(keys) + 1 for _, keys in found.values()))
+    splits, at = {}, 0
+    for number, (edges, keys) in sorted(found.items()):
+        splits[number] = Split(edges, keys, tuple(tickets[at : at + len(keys) + 1]))
+        at += len(keys) + 1
+    return splits
+
+
+def tickets_of(count: int) -> list[int]:
+    """Numbers that hash partitioning into `count` sends to 0, 1, 2, ...: Spark hashes what it is given, and by a plain
+    number some tasks would have two buckets, which would mix, and others none."""
+    found: dict[int, int] = {}
+    number = 0
+    while len(found) < count:
+        found.setdefault(spark_hash(number) % count, number)
+        number += 1
+    return [found[place] for place in range(count)]
+
+
+def spark_hash(number: int) -> int:
+    """What Spark's `hash` says of an int: Murmur3, 32 bits, signed."""
+    mixed = _rotated((number & _LOW_32) * 0xCC9E2D51 & _LOW_32, 15) * 0x1B873593 & _LOW_32
+    found = (_rotated(SPARK_HASH_SEED ^ mixed, 13) * 5 + 0xE6546B64) & _LOW_32
+    found ^= 4  # bytes of an int
+    found = (found ^ found >> 16) * 0x85EBCA6B & _LOW_32
+    found = (found ^ found >> 13) * 0xC2B2AE35 & _LOW_32
+    found ^= found >> 16
+    return found - (1 << 32) if found >> 31 else found
+
+
+def _rotated(number: int, bits: int) -> int:
+    return (number << bits | number >> (32 - bits)) & _LOW_32
+
+
+def pieces_of(split_: Split, end: int) -> list[tuple[int, int]]:
+    """[from, to) of each piece."""
+    return list(pairwise([*split_.edges, end]))

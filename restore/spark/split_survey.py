@@ -1,0 +1,64 @@
+"""A look at partitions that are to be split: a few records at many places, in the driver, before a job.
+
+Rules of this file: reads little (at most PLACES_MAX times RECORDS of a partition) and decides nothing; where to split
+is said by `standfast.restore.spark.split_plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from standfast.replication.log import Log, LogReader
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.restore.spans import fetch_span
+from standfast.restore.spark.split_plan import Place, Split, numbered, parts_of, split_at
+from standfast.restore.verify.preflight import Preflight
+
+PLACES_MIN, PLACES_MAX = 16, 64
+RECORDS = 50  # at each place
+
+
+def plan_splits(log: Log, what: Preflight, cores: int, split_bytes: int | None = None) -> dict[int, Split]:
+    """By partition, those that are worth it. Raises StateLost for a log that was cut off meanwhile."""
+    parts = parts_of(sizes_of(what), cores, split_bytes)
+    if not parts:
+        return {}
+    found: dict[int, tuple[tuple[int, ...], tuple[bytes, ...]]] = {}
+    reader = log.reader()
+    try:
+        for number, count in sorted(parts.items()):
+            span = what.ranges[number]
+            places = list(look(reader, TopicPartition(what.topic, number), span, count))
+            edges, keys = split_at(places, span.end, count)
+            if keys:
+                found[number] = edges, keys
+    finally:
+        reader.close()
+    return numbered(found)
+
+
+def look(reader: LogReader, source: TopicPartition, span: Bounds, parts: int) -> Iterator[Place]:
+    """Places at even distances, the first one at the begin."""
+    count = max(1, min(max(2 * parts, PLACES_MIN), PLACES_MAX, span.end - span.begin))
+    for number in range(count):
+        yield _place(reader, source, Bounds(span.begin + (span.end - span.begin) * number // count, span.end))
+
+
+def _place(reader: LogReader, source: TopicPartition, span: Bounds) -> Place:
+    """Where the log has a gap of many offsets, the next record stands for all of them."""
+    keys: list[bytes] = []
+    size, behind = 0, span.begin
+    for batch in fetch_span(reader, source, span, RECORDS):
+        records = [record for record in batch.records if record.offset < span.end]
+        keys += [record.key for record in records if record.key is not None]
+        size += sum(len(record.key or b"") + len(record.value or b"") for record in records)
+        behind = min(batch.next_offset, span.end)
+        if len(keys) >= RECORDS:
+            break
+    offsets = max(behind - span.begin, 1)
+    return Place(span.begin, len(keys) / offsets, size / offsets, tuple(keys))
+
+
+def sizes_of(what: Preflight) -> Mapping[int, float]:
+    """Bytes of each partition, about."""
+    return {number: (span.end - span.begin) * what.average_bytes for number, span in what.ranges.items()}

@@ -1,0 +1,452 @@
+"""Verify on Spark: stores at rest against their changelogs, folded to the very positions that they stand at.
+
+    places (tasks) ──> positions ──> [begin, end now) of each changelog partition ──> sort ──> merge in the task
+                                                                 │ rows "again"
+                                                                 └──> once more, with new bounds, for the last time
+
+The job is driven by the list of tasks, not by the records: a partition whose log is empty is looked at like the others.
+
+Rules of this file: plans, runs and adds up; what a difference means is said by `standfast.restore.judgement`, as in the
+verify of one process. It reads only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from standfast.replication.log import Log, TopicInfo
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.restore.compare import DIFFERENCES_MAX
+from standfast.restore.digest import digest_rows
+from standfast.restore.judgement import REASONS, KeyFacts, conclude, deletes_expired
+from standfast.restore.row_side import VALUE_MAX_BYTES
+from standfast.restore.spark.batches import Facts, StoreShape, numbers
+from standfast.restore.spark.frames import Mapper, OnTasks, Reading, run_partitions
+from standfast.restore.spark.merge import SAMPLE_BITS, Found, Outcome, Settings, merge_partition, rows_of
+from standfast.restore.spark.places import Place, open_place, stores_of
+from standfast.restore.spark.rows import Counts, fold_rows, partitions_of
+from standfast.restore.spark.session import parallelism
+from standfast.restore.spark.source import SourceName
+from standfast.restore.spark.split_survey import plan_splits
+from standfast.restore.spark.verify_rows import (
+    FOUND_ROWS,
+    OUT_DDL,
+    added_up,
+    found_batch,
+    load_found,
+    load_summary,
+    summary_batch,
+)
+from standfast.restore.verify.preflight import Preflight, average_bytes
+from standfast.restore.verify.verify import ATTEMPTS, RowDifference, StoreVerdict, inconclusive, mismatch
+from standfast.store import serde as serdes
+from standfast.store.errors import InternalError, InvalidRequest, StateLost, UnknownStore
+from standfast.store.specs import StoreSpec
+from standfast.store.task.cut import Position, StoreTimes
+from standfast.store.types.kinds import definition_spec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Looked: TypeAlias = dict[int, tuple[Facts, Outcome]]
+
+FOUND_MAX = 10_000  # rows that are kept of each partition, and bytes of all those of a store: they end in the driver
+FOUND_BYTES = 32 << 20
+FOUND_BYTES_MIN = 32 << 10
+
+
+class StoredAt(NamedTuple):
+    """A store of one partition, as its record has it; `known`, `note`: see `spark_places.Described`."""
+
+    place: Place
+    definition: Mapping[str, Any]
+    position: Position | None
+    times: StoreTimes
+    known: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlan:
+    """One store over its partitions: what is to be read, and what cannot be told and why."""
+
+    app: str
+    spec: StoreSpec
+    definition: Mapping[str, Any]
+    info: TopicInfo | None
+    stored: Mapping[int, StoredAt]
+    what: Preflight | None
+    untold: tuple[StoreVerdict, ...] = ()
+
+    @property
+    def records_max(self) -> int:
+        """Upper bound of the records to read."""
+        return 0 if self.what is None else self.what.records_max
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Verdicts by store and partition, and every difference that was kept, with its store's name and partition."""
+
+    verdicts: tuple[StoreVerdict, ...]
+    found: tuple[tuple[str, int, Found], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyJob:
+    """What tasks are told."""
+
+    shape: StoreShape
+    places: Mapping[int, Place]
+    ranges: Mapping[int, Bounds]
+    old: Mapping[int, bool]
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a job reads, and whom it tells how far it is."""
+
+    source: SourceName
+    options: Mapping[str, str]
+    split_bytes: int | None
+    on_tasks: OnTasks | None
+
+
+def stored_stores(places: Sequence[Place], name: str | None = None) -> dict[str, dict[int, StoredAt]]:
+    """Logged stores of these places, by name and partition. Raises UnknownStore, InvalidRequest for a mixed lot."""
+    found: dict[str, dict[int, StoredAt]] = {}
+    definitions: dict[str, Mapping[str, Any]] = {}
+    for place, at_place in stores_of(places):
+        for store, at_rest in at_place.items():
+            kept = at_rest.definition["logging"] and at_rest.definition.get("engine") != "memory"
+            if name not in (None, store) or not kept:
+                continue
+            if definitions.setdefault(store, at_rest.definition) != at_rest.definition:
+                raise InvalidRequest(f"store {store!r} has another definition in {place}: verify them one by one")
+            stored = StoredAt(place, at_rest.definition, at_rest.position, at_rest.times, at_rest.known, at_rest.note)
+            found.setdefault(store, {})[place.task.partition] = stored
+    if not found:
+        raise UnknownStore(f"no logged store {name!r} in {', '.join(map(str, places))}" if name else
+                           "none of these tasks has a store that is logged")  # fmt: skip
+    return found
+
+
+def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -> StorePlan:
+    """Settle what is read for one store; partitions of which the log cannot speak are left out with their reason."""
+    definition = next(iter(stored.values())).definition
+    spec = definition_spec(name, definition)
+    topic = spec.changelog_of(app)
+    info = log.admin.describe_topic(topic)
+    untold: list[StoreVerdict] = []
+    ranges: dict[int, Bounds] = {}
+    asked = [number for number, at in stored.items() if not _mismatch(at, info, number, None)]
+    reader = log.reader()
+    try:
+        # All in one question: a topic may have a thousand partitions.
+        bounds = reader.bounds([TopicPartition(topic, number) for number in sorted(asked)]) if asked else {}
+        for partition, at_rest in sorted(stored.items()):
+            source = TopicPartition(topic, partition)
+            span = bounds.get(source)
+            reason = _mismatch(at_rest, info, partition, span)
+            if reason:
+                task, observed_ms = at_rest.place.task, at_rest.times.observed_ms
+                untold.append(inconclusive(spec, task, source, reason, at_rest.position, span, observed_ms=observed_ms))
+            elif span is not None:
+                ranges[partition] = span
+        try:
+            average = average_bytes(reader, topic, ranges)
+        except StateLost:
+            average = 0.0  # cut off since the question: the job finds that out, and says it of the partitions
+    finally:
+        reader.close()
+    what = None
+    if info is not None and ranges:
+        ends = {number: span.end for number, span in ranges.items()}
+        what = Preflight(log.address, app, spec, info, ranges, ends, average)
+    return StorePlan(app, spec, definition, info, stored, what, tuple(untold))
+
+
+def _mismatch(at: StoredAt, info: TopicInfo | None, partition: int, span: Bounds | None) -> str:
+    """As `mismatch`; a position that is not known yet may be any."""
+    reason = mismatch(at.position, info, partition, span)
+    return reason if at.known or reason == "topic-missing" else ""
+
+
+def verify_store(
+    spark: SparkSession,
+    log: Log,
+    plan: StorePlan,
+    *,
+    now_ms: int,
+    source: SourceName = "native",
+    connector_options: Mapping[str, str] | None = None,
+    sample: float = 1.0,
+    digest_only: bool = False,
+    include_values: bool = False,
+    shown_max: int = DIFFERENCES_MAX,
+    split_bytes: int | None = None,
+    looked: Looked | None = None,
+    on_tasks: OnTasks | None = None,
+) -> Verified:
+    """Verify one store. Rows that may have changed under the reader are looked at once more before they are judged.
+
+    A verdict has the first `shown_max` rows that differ, `found` more of them: FOUND_MAX of a partition, FOUND_BYTES in
+    all. Values stay where they are unless `include_values`; then their first bytes come along. Partitions larger than
+    `split_bytes` (None: see `split_plan`) are compared by several tasks. `looked` is a first look that was made in the
+    pass of a rebuild.
+    """
+    verdicts = {verdict.task.partition: verdict for verdict in plan.untold}
+    found: dict[int, list[Found]] = {}
+    settings = settings_of(plan, sample, digest_only=digest_only, include_values=include_values, shown_max=shown_max)
+    how = How(source, connector_options or {}, split_bytes, on_tasks)
+    what = plan.what
+    for attempt in range(1, ATTEMPTS + 1):
+        if what is None or not what.ranges:
+            break
+        last = attempt == ATTEMPTS
+        try:
+            seen = _look(spark, log, plan, what, replace(settings, last=last), now_ms, how, looked or {})
+        except (StateLost, UnknownStore):
+            seen = looked or {}
+            verdicts |= {number: _changed(plan, number) for number in what.ranges if number not in seen}
+        again, looked = [], None
+        for number, (facts, outcome) in seen.items():
+            if outcome.counts.get("again") and not last:
+                again.append(number)
+                continue
+            found[number] = outcome.found
+            verdicts[number] = _verdict(plan, what.ranges[number], number, facts, outcome, settings, shown_max)
+        what = _again(log, plan, what, again, verdicts)
+    rows = tuple((plan.spec.name, number, one) for number in sorted(found) for one in found[number])
+    return Verified(tuple(verdicts[number] for number in sorted(verdicts)), rows)
+
+
+def _again(
+    log: Log, plan: StorePlan, what: Preflight, numbers: Sequence[int], verdicts: dict[int, StoreVerdict]
+) -> Preflight | None:
+    """The partitions that are looked at again, with their bounds now."""
+    if not numbers:
+        return None
+    second = plan_verify(log, plan.app, plan.spec.name, {number: plan.stored[number] for number in numbers})
+    verdicts |= {verdict.task.partition: verdict for verdict in second.untold}
+    return second.what
+
+
+def _changed(plan: StorePlan, number: int) -> StoreVerdict:
+    at_rest = plan.stored[number]
+    assert plan.what is not None
+    source = TopicPartition(plan.what.topic, number)
+    return inconclusive(
+        plan.spec,
+        at_rest.place.task,
+        source,
+        "log-changed",
+        at_rest.position,
+        None,
+        observed_ms=at_rest.times.observed_ms,
+    )
+
+
+def settings_of(
+    plan: StorePlan, sample: float = 1.0, *, digest_only: bool = False, include_values: bool = False, shown_max: int = 0
+) -> Settings:
+    """How tasks look at the rows of a store; rows that are wrong end in the driver, which has those of all tasks."""
+    return Settings(
+        0,
+        sample=max(1, round(sample * (SAMPLE_BITS + 1))),
+        differences_max=max(FOUND_MAX, shown_max),
+        found_bytes=max(FOUND_BYTES_MIN, FOUND_BYTES // max(1, len(plan.stored))),
+        value_max=VALUE_MAX_BYTES if include_values else 0,
+        digest_only=digest_only,
+    )
+
+
+def _look(
+    spark: SparkSession,
+    log: Log,
+    plan: StorePlan,
+    what: Preflight,
+    settings: Settings,
+    now_ms: int,
+    how: How,
+    looked: Looked,
+) -> Looked:
+    """One look at all partitions of `what`, but for those that were `looked` at."""
+    left = {number: span for number, span in what.ranges.items() if number not in looked}
+    looked = {number: one for number, one in looked.items() if number in what.ranges}
+    if not left:
+        return looked
+    what = replace(what, ranges=left)
+    limits, old = limits_of(plan, what, now_ms)
+    splits = plan_splits(log, what, parallelism(spark), how.split_bytes)
+    shape = StoreShape(plan.spec.name, plan.definition, limits, splits)
+    job = VerifyJob(shape, {number: plan.stored[number].place for number in left}, left, old, settings)
+    reading = Reading(what, shape, how.source, how.options, settings.sample)
+    return {**looked, **collected(run_partitions(spark, reading, _merging(job), OUT_DDL, how.on_tasks), left, settings)}
+
+
+def limits_of(plan: StorePlan, what: Preflight, now_ms: int) -> tuple[dict[int, int], dict[int, bool]]:
+    """By partition: the offset that its store stands at, and whether deletes may have gone from its log by now."""
+    limits, old = {}, {}
+    for number in what.ranges:
+        position = plan.stored[number].position
+        if position is None:
+            raise InternalError(f"verify of {plan.spec.name}, partition {number}: its position was not read yet")
+        limits[number] = position.offset
+        old[number] = deletes_expired(what.info.policy, now_ms - position.at_ms, compacted=True, gaps=True)
+    return limits, old
+
+
+def collected(rows: Iterable[Any], expected: Collection[int], settings: Settings) -> Looked:
+    """What tasks told of each partition, its buckets added up. Raises InternalError for one of which nothing came."""
+    parts: dict[int, list[tuple[Facts, Outcome]]] = {}
+    found: dict[int, list[Found]] = {}
+    for row in rows:
+        if row.summary is not None:
+            parts.setdefault(row.partition, []).append(load_summary(row.summary))
+        elif row.answer is None:
+            found.setdefault(row.partition, []).append(load_found(row))
+    if parts.keys() != set(expected):
+        raise InternalError(f"verify: partitions {sorted(set(expected) - parts.keys())} gave no answer")
+    looked: Looked = {}
+    for number, own in parts.items():
+        own.sort(key=lambda one: one[0].bucket)
+        if [facts.bucket for facts, _ in own] != list(range(len(own))):
+            raise InternalError(f"verify: partition {number} is not whole: {[facts.bucket for facts, _ in own]}")
+        facts, outcome = added_up(own)
+        rows_found = sorted(found.get(number, ()), key=lambda one: one.key)  # of buckets in key order, as of one task
+        outcome.found.extend(rows_found[: settings.differences_max])
+        looked[number] = facts, outcome
+    return looked
+
+
+def _merging(job: VerifyJob) -> Mapper:
+    def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for facts, own in partitions_of(batches, job.shape):
+            yield from told(facts, verify_partition(job, facts, own))
+
+    return compare
+
+
+def told(facts: Facts, outcome: Outcome) -> Iterator[pa.RecordBatch]:
+    """What a task says of its partition or bucket."""
+    yield summary_batch(facts, outcome)
+    for at in range(0, len(outcome.found), FOUND_ROWS):
+        yield found_batch(facts.partition, outcome.found[at : at + FOUND_ROWS])
+
+
+def verify_partition(job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBatch]) -> Outcome:
+    """Compare one sorted partition, or a bucket of one, with its store, in a task."""
+    number = facts.partition
+    limit, span = job.shape.limits[number], job.ranges[number]
+    settings, split = replace(job.settings, limit=limit), job.shape.splits.get(number)
+    if split is not None:
+        low, high = split.span(facts.bucket)
+        share = max(FOUND_BYTES_MIN, settings.found_bytes // split.buckets)
+        settings = replace(settings, low=low, high=high, found_bytes=share)
+    compacted = facts.records < limit - span.begin
+    gaps = facts.above < span.end - limit
+    keys = KeyFacts(span.begin, compacted, compacted and gaps and job.old[number])
+    with open_place(job.places[number], job.shape.name, job.shape.definition) as at_rest:
+        if at_rest.position is None or at_rest.position.offset != limit:
+            raise InvalidRequest(
+                f"store {job.shape.name!r} of {job.places[number]} was at {limit} and is at another offset now: it "
+                "changed while it was read; stop what writes there, and verify again"
+            )
+        if settings.digest_only:
+            return _digests(job, facts, batches, at_rest.store, settings)
+        return merge_partition(batches, at_rest.store, facts, keys, settings)
+
+
+def _digests(
+    job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBatch], store: Any, settings: Settings
+) -> Outcome:
+    """Both digests and nothing else: cheaper, and a store can say its own without Spark."""
+    seen = replace(facts, observed_ms=max(facts.observed_ms, store.rows.observed_ms))
+    counts = Counts()
+    fold = fold_rows(job.shape, seen, counts)
+    for batch in batches:
+        below = batch.filter(pa.array(numbers(batch, "offset") < settings.limit))
+        for _ in fold.fold(below) if below.num_rows else ():
+            pass
+    for _ in fold.end():
+        pass
+    outcome = Outcome(log_digest=counts.digest)
+    outcome.store_digest = digest_rows(rows_of(store, settings))
+    return outcome
+
+
+def _verdict(
+    plan: StorePlan,
+    span: Bounds,
+    number: int,
+    facts: Facts,
+    outcome: Outcome,
+    settings: Settings,
+    shown_max: int,
+) -> StoreVerdict:
+    at_rest = plan.stored[number]
+    assert at_rest.position is not None and plan.what is not None
+    counts = outcome.counts
+    unsure = counts.get("indeterminate", 0) + counts.get("lost", 0)
+    wrong = sum(counts.values()) - unsure
+    lost = counts.get("lost", 0)
+    source = TopicPartition(plan.what.topic, number)
+    known = not (plan.spec.from_source and _own_serdes(plan.definition))
+    matched = outcome.matched
+    if settings.digest_only:
+        equal = outcome.log_digest == outcome.store_digest
+        gone = facts.records < at_rest.position.offset - span.begin or facts.above > 0
+        verdict, reason = ("equal", "") if equal else ("inconclusive", "digest-only") if gone else ("different", "")
+        matched = outcome.log_digest.count if equal else 0
+    else:
+        verdict, reason = conclude(wrong, unsure, lost, matched, beyond=outcome.beyond, serdes_known=known)
+    named = {
+        "begin": span.begin,
+        "lost": lost,
+        "indeterminate": unsure,
+        "rows": matched + sum(counts.values()),
+        "position": at_rest.position.offset,
+        "beyond": outcome.beyond,
+        "topic": source.topic,
+    }
+    shown = (
+        ()
+        if reason == "serdes-unknown"
+        else tuple(RowDifference(one.kind, one.key, one.log, one.store) for one in outcome.found[:shown_max])
+    )
+    return StoreVerdict(
+        store=plan.spec.name,
+        kind=plan.spec.kind,
+        task=at_rest.place.task,
+        changelog=source,
+        verdict=verdict,  # type: ignore[arg-type]
+        reason=reason,
+        explanation=REASONS[reason].format(**named) if reason else "",
+        position=at_rest.position.offset,
+        begin=span.begin,
+        end=span.end,
+        observed_ms=at_rest.times.observed_ms,
+        records=facts.records,
+        matched=matched,
+        missing=counts.get("missing", 0),
+        extra=counts.get("extra", 0),
+        different=counts.get("different", 0),
+        stale=counts.get("stale", 0),
+        indeterminate=unsure,
+        skipped=facts.skipped,
+        log_digest=outcome.log_digest,
+        store_digest=outcome.store_digest,
+        differences=shown,
+        truncated=wrong > len(shown),
+    )
+
+
+def _own_serdes(definition: Mapping[str, Any]) -> bool:
+    """Whether a serde of the store is the application's own, and not known here."""
+    return any(serdes.by_name(definition[part]) is None for part in ("key", "value"))

@@ -1,0 +1,130 @@
+"""What a task of a verify tells the driver: one row with counts and digests, and the rows that are wrong.
+
+    summary     facts of the partition, matched, counts by verdict, digests, as JSON
+    answer      of a task that rebuilds as well: what it tells of that, as JSON
+    otherwise   a row that is wrong: key, and of each side time, size, hash, and the first bytes of its value if asked
+
+Rules of this file: to Arrow and back, nothing else. How much a task keeps is bounded by `spark_merge.Settings`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import pyarrow as pa
+
+from standfast.restore.digest import Digest
+from standfast.restore.judgement import RowVerdict
+from standfast.restore.row_side import RowSide
+from standfast.restore.spark.batches import Facts, ddl
+from standfast.restore.spark.merge import Found, Outcome
+
+FOUND_ROWS = 1_000  # differences in one batch
+SIDES = ("log", "store")
+OUT = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("summary", pa.string()),
+        ("answer", pa.string()),
+        ("kind", pa.string()),
+        ("key", pa.binary()),
+        ("offset", pa.int64()),
+        *(
+            (f"{side}_{name}", kind)
+            for side in SIDES
+            for name, kind in (
+                ("timestamp", pa.int64()),
+                ("value", pa.binary()),
+                ("bytes", pa.int64()),
+                ("hash", pa.int64()),
+            )
+        ),
+    ]
+)
+OUT_DDL = ddl(OUT)
+_UNSIGNED = 1 << 64
+
+
+def answer_batch(partition: int, answer: str) -> pa.RecordBatch:
+    """What a rebuild tells of a partition."""
+    cells: dict[str, list[Any]] = {name: [None] for name in OUT.names}
+    return pa.RecordBatch.from_pydict(cells | {"partition": [partition], "answer": [answer]}, schema=OUT)
+
+
+def summary_batch(facts: Facts, outcome: Outcome) -> pa.RecordBatch:
+    """The row of a partition."""
+    summary = {
+        "facts": asdict(facts),
+        "matched": outcome.matched,
+        "counts": outcome.counts,
+        "log_digest": outcome.log_digest.hex(),
+        "store_digest": outcome.store_digest.hex(),
+        "beyond": outcome.beyond,
+    }
+    cells: dict[str, list[Any]] = {name: [None] for name in OUT.names}
+    cells |= {"partition": [facts.partition], "summary": [json.dumps(summary)]}
+    return pa.RecordBatch.from_pydict(cells, schema=OUT)
+
+
+def load_summary(text: str) -> tuple[Facts, Outcome]:
+    """Inverse of summary_batch; the rows that are wrong come by themselves."""
+    summary = json.loads(text)
+    counts: dict[RowVerdict, int] = summary["counts"]
+    digests = Digest.from_hex(summary["log_digest"]), Digest.from_hex(summary["store_digest"])
+    return Facts.of(summary["facts"]), Outcome(summary["matched"], counts, [], *digests, beyond=summary["beyond"])
+
+
+def found_batch(partition: int, found: Sequence[Found]) -> pa.RecordBatch:
+    """Rows that are wrong."""
+    cells: dict[str, list[Any]] = {
+        "partition": [partition] * len(found),
+        "summary": [None] * len(found),
+        "answer": [None] * len(found),
+        "kind": [one.kind for one in found],
+        "key": [one.key for one in found],
+        "offset": [one.offset for one in found],
+    }
+    for name in SIDES:
+        sides: list[RowSide | None] = [getattr(one, name) for one in found]
+        cells[f"{name}_timestamp"] = [None if one is None else one.timestamp for one in sides]
+        cells[f"{name}_value"] = [None if one is None else one.value for one in sides]
+        cells[f"{name}_bytes"] = [None if one is None else one.value_bytes for one in sides]
+        cells[f"{name}_hash"] = [None if one is None else _signed(one.hash) for one in sides]
+    return pa.RecordBatch.from_pydict(cells, schema=OUT)
+
+
+def load_found(row: Any) -> Found:
+    """One row of `found_batch`, as Spark gives it."""
+    return Found(row.kind, bytes(row.key), _side(row, "log"), _side(row, "store"), row.offset)
+
+
+def added_up(parts: Sequence[tuple[Facts, Outcome]]) -> tuple[Facts, Outcome]:
+    """A partition from its buckets: rows that are wrong are not among it, since they come by themselves."""
+    facts, first = parts[0]
+    if len(parts) == 1:
+        return facts, first
+    total = Outcome()
+    for _, one in parts:
+        total.matched += one.matched
+        total.beyond += one.beyond
+        total.log_digest += one.log_digest
+        total.store_digest += one.store_digest
+        for verdict, count in one.counts.items():
+            total.counts[verdict] = total.counts.get(verdict, 0) + count
+    return replace(facts, bucket=0, refused=sum(one.refused for one, _ in parts)), total
+
+
+def _side(row: Any, name: str) -> RowSide | None:
+    timestamp, value = row[f"{name}_timestamp"], row[f"{name}_value"]
+    if timestamp is None:
+        return None
+    kept = None if value is None else bytes(value)
+    return RowSide(timestamp, kept, row[f"{name}_bytes"], row[f"{name}_hash"] % _UNSIGNED)
+
+
+def _signed(number: int) -> int:
+    """Spark has no unsigned numbers."""
+    return number - _UNSIGNED if number >= _UNSIGNED >> 1 else number

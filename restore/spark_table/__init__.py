@@ -1,0 +1,1 @@
+"""`spark.read.format("standfast")`: stores, changelogs and metadata as tables."""

@@ -1,0 +1,271 @@
+"""Columns of rows for Spark: which there are for a kind of store, and cells from raw bytes by serde and type.
+
+    keyvalue    partition  key  value  timestamp
+    window      partition  key  window_start  window_end  [sequence]  value  timestamp
+    session     partition  key  session_start  session_end  value
+    versioned   partition  key  valid_from  valid_to (null: the latest)  value
+    changelog   partition  offset, the columns of the kind, timestamp          value null: a delete
+    changes     the same, with `change` and on demand `old_value`, `old_timestamp`
+
+The type of `key` and `value` decides how they are read: binary is the bytes as they are, everything else goes through
+the serde. json and msgpack become any type that fits (a struct takes its fields by name, absent ones are null), or, as
+string, JSON text.
+
+Rules of this file: values to columns and back; no store and no log. A cell that does not fit is an error that names
+the key, never a null. Times are whole milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow.compute import SliceOptions
+from pyarrow.compute import call_function as _call
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+)
+
+from standfast.restore.spark_table.options import Given
+from standfast.store.errors import BadConfig, Corruption, InvalidRequest
+from standfast.store.serde import Serde
+from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+
+Cells = Mapping[str, Any]  # sequences or arrays
+
+PARTITION = "int"
+TIME = "bigint"
+TIME_BYTES = 8
+SLICE_END = 1 << 30  # without an end the library counts wrong
+WHOLE = (LongType, IntegerType, ShortType, ByteType)
+_SIMPLE = re.compile(r"(struct|array|map)\s*<.*>|\w+(\(.*\))?", re.IGNORECASE | re.DOTALL)
+
+
+def key_columns(spec: StoreSpec) -> dict[str, str]:
+    """Columns that say whose value it is, beside the key, with their types."""
+    if isinstance(spec, WindowStore):
+        found = {"window_start": TIME, "window_end": TIME}
+        return found | ({"sequence": "int"} if spec.retain_duplicates else {})
+    if isinstance(spec, SessionStore):
+        return {"session_start": TIME, "session_end": TIME}
+    return {}
+
+
+def store_columns(spec: StoreSpec, given: Given) -> dict[str, str]:
+    """Columns of a store's rows by name, with their types."""
+    key, value = (column_type(part, spec, given) for part in ("key", "value"))
+    found = {"partition": PARTITION, "key": key, **key_columns(spec)}
+    if isinstance(spec, VersionedStore):
+        return found | {"valid_from": TIME, "valid_to": TIME, "value": value}
+    return found | {"value": value} | ({"timestamp": TIME} if spec.timestamped else {})
+
+
+def log_columns(spec: StoreSpec, given: Given) -> dict[str, str]:
+    """Columns of a changelog's records, or of changes."""
+    key, value = (column_type(part, spec, given) for part in ("key", "value"))
+    found = {"partition": PARTITION, "offset": "bigint", "timestamp": TIME}
+    found |= {"key": key, **key_columns(spec)}
+    if given.kind == "changelog":
+        return found | {"value": value}
+    found |= {"change": "string", "value": value}
+    return found | ({"old_value": value, "old_timestamp": TIME} if given.flag("oldValues") else {})
+
+
+def column_type(part: str, spec: StoreSpec, given: Given) -> str:
+    """Type of the key or value column as options say: binary unless a serde is named or `decode` is true."""
+    schema = given.text(f"{part}Schema")
+    serde: Serde[Any] = getattr(spec, part)
+    if schema is not None:
+        if serde.name not in ("json", "msgpack"):
+            raise BadConfig([f"{part}Schema goes with json or msgpack, and the {part} is {serde.name}: leave it out"])
+        return schema if _SIMPLE.fullmatch(schema.strip()) else f"struct<{schema}>"
+    if given.text(f"{part}Serde") is None and not given.flag("decode"):
+        return "binary"
+    return {"bytes": "binary", "int64": "bigint", "float64": "double"}.get(serde.name, "string")
+
+
+def ddl(columns: Mapping[str, str]) -> str:
+    """Columns as Spark writes a schema."""
+    return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+
+
+class Shaper:
+    """Makes batches of the wanted columns; `columns` are those that there are.
+
+    Raises InvalidRequest if the schema asks for a column that there is not, or for a type that cannot be.
+    """
+
+    def __init__(self, schema: StructType, columns: Mapping[str, str], spec: StoreSpec, what: str) -> None:
+        self._what = what
+        self._spec = spec
+        self._arrow = to_arrow_schema(schema)
+        self.names = tuple(schema.fieldNames())
+        self._decoders: dict[str, Callable[[Sequence[Any]], pa.Array]] = {}
+        problems = []
+        for field in schema.fields:
+            if field.name not in columns:
+                problems.append(f"there is no column {field.name!r}, there are {', '.join(columns)}")
+                continue
+            part = "value" if field.name == "old_value" else field.name
+            if part in ("key", "value"):
+                serde: Serde[Any] = getattr(spec, part)
+                if not fits(serde, field.dataType):
+                    problems.append(
+                        f"the {part} is {serde.name} and cannot be read as {field.dataType.simpleString()}: "
+                        f"take binary, or {wanted(serde)}"
+                    )
+            elif field.dataType.simpleString() != columns[field.name]:
+                problems.append(
+                    f"{field.name} is {columns[field.name]}, not {field.dataType.simpleString()}; "
+                    "times are milliseconds: timestamp_millis() makes timestamps of them"
+                )
+        if problems:
+            raise InvalidRequest(f"{what}: the schema cannot be: {'; '.join(problems)}")
+        self._binary = {field.name for field in schema.fields if isinstance(field.dataType, BinaryType)}
+        self._text = {field.name for field in schema.fields if isinstance(field.dataType, StringType)}
+
+    def batch(self, cells: Cells, count: int) -> pa.RecordBatch:
+        """A batch of raw cells; `key`, `value` and `old_value` are bytes or None."""
+        arrays = [self._array(name, cells) for name in self.names]
+        assert all(len(one) == count for one in arrays)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+
+    def _array(self, name: str, cells: Cells) -> pa.Array:
+        kind = self._arrow.field(name).type
+        part = "value" if name == "old_value" else name
+        raws = cells[name]
+        if part not in ("key", "value") or name in self._binary:
+            return raws if isinstance(raws, pa.Array) else pa.array(raws, kind)
+        serde: Serde[Any] = getattr(self._spec, part)
+        try:
+            return decoded(raws, serde, kind, as_text=name in self._text)
+        except Exception as error:
+            raise self._damaged(part, name, kind, cells, error) from error
+
+    def _damaged(self, part: str, name: str, kind: Any, cells: Cells, error: Exception) -> Corruption:
+        """Says which row it was: the batch is gone through again, one by one."""
+        serde: Serde[Any] = getattr(self._spec, part)
+        keys, raws = (listed(cells[one]) for one in ("key", name))
+        for key, raw in zip(keys, raws, strict=True):
+            try:
+                decoded([raw], serde, kind, as_text=name in self._text)
+            except Exception as found:  # noqa: BLE001  whatever the serde or the library raises
+                return Corruption(
+                    f"{self._what}: the {part} of key {shown(key)} is no {serde.name} that reads as {kind} "
+                    f"({type(found).__name__}: {found}): read it as binary, or correct serde or schema"
+                )
+        return Corruption(f"{self._what}: {error}")
+
+
+def listed(cells: Any) -> list[Any]:
+    """Cells, a sequence or an array, as Python values."""
+    return cells.to_pylist() if isinstance(cells, pa.Array) else list(cells)
+
+
+def decoded(cells: Any, serde: Serde[Any], kind: Any, *, as_text: bool) -> pa.Array:
+    """Raw cells, a sequence or an array, as one column; None stays null. Raises what serde and library raise."""
+    name = serde.name
+    if name == "string" or (name == "json" and as_text):
+        raw = cells if isinstance(cells, pa.Array) else pa.array(cells, pa.binary())
+        return raw.cast(pa.string()).cast(kind)
+    raws = listed(cells)
+    if name == "int64" and all(raw is not None and len(raw) == 8 for raw in raws):
+        return pa.array(np.frombuffer(b"".join(raws), ">i8").astype(np.int64))
+    if name == "float64" and all(raw is not None and len(raw) == 8 for raw in raws):
+        return pa.array(np.frombuffer(b"".join(raws), ">f8").astype(np.float64))
+    read = serde.deserialize
+    values = [None if raw is None else read(raw) for raw in raws]
+    if as_text:
+        texts = (json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values)
+        values = [None if raw is None else text for raw, text in zip(raws, texts, strict=True)]
+    return pa.array(values, kind)
+
+
+def split_times(rows: pa.Array, store: str) -> tuple[pa.Array, pa.Array]:
+    """Timestamps and values of rows, which begin with 8 bytes of timestamp. Raises Corruption for a shorter one."""
+    _, places, raw = rows.buffers()
+    ends = np.frombuffer(places, np.int32, len(rows) + 1, rows.offset * 4)
+    if len(rows) and int(np.diff(ends).min()) < TIME_BYTES:
+        raise Corruption(f"store {store!r}: a row is too short to begin with a timestamp: restore the store")
+    data = np.frombuffer(raw, np.uint8)
+    times = data[ends[:-1].astype(np.int64)[:, None] + np.arange(TIME_BYTES)]
+    stamps = np.ascontiguousarray(times).view(">i8").reshape(-1).astype(np.int64)
+    return pa.array(stamps), _call("binary_slice", [rows], SliceOptions(TIME_BYTES, SLICE_END))
+
+
+def fits(serde: Serde[Any], kind: DataType) -> bool:
+    """Whether a serde's values may be a column of this type."""
+    if isinstance(kind, BinaryType):
+        return True
+    if serde.name in ("json", "msgpack"):
+        return plain(kind)
+    return isinstance(kind, {"string": StringType, "int64": LongType, "float64": DoubleType}.get(serde.name, ()))
+
+
+def wanted(serde: Serde[Any]) -> str:
+    """The types that go with a serde, beside binary."""
+    shapes = "string (JSON text), boolean, numbers, array, map of string, struct"
+    return {"string": "string", "int64": "bigint", "float64": "double", "bytes": "name its serde"}.get(
+        serde.name, shapes
+    )
+
+
+def plain(kind: DataType) -> bool:
+    """Whether JSON can hold such values."""
+    if isinstance(kind, StructType):
+        return all(plain(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return plain(kind.elementType)
+    if isinstance(kind, MapType):
+        return isinstance(kind.keyType, StringType) and plain(kind.valueType)
+    return isinstance(kind, (StringType, BooleanType, DoubleType, FloatType, *WHOLE))
+
+
+def shown(key: bytes | None) -> str:
+    """A key for an error: text where it is text, else hex."""
+    if key is None:
+        return "null"
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return key[:64].hex()
+    return repr(text[:64]) if text.isprintable() else key[:64].hex()
+
+
+def filter_key(text: str, serde: Serde[Any], option: str) -> bytes:
+    """A key bound from text, by the key's serde; hex for bytes. Raises BadConfig."""
+    try:
+        if serde.name == "bytes":
+            return bytes.fromhex(text)
+        if serde.name == "string":
+            return text.encode()
+        value = json.loads(text)
+        if serde.name == "float64":
+            value = float(value)
+        raw: bytes = serde.serialize(value)
+        return raw
+    except Exception as error:
+        form = "hex" if serde.name == "bytes" else "JSON"
+        raise BadConfig([f"{option} is {text!r}: keys are {serde.name}, give one as {form} ({error})"]) from error
+
+
+def turned(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Rows, at least one, as columns. zip(*rows) has thousands of arguments, and takes ten times as long."""
+    return [[row[at] for row in rows] for at in range(len(rows[0]))]

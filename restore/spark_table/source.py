@@ -1,0 +1,82 @@
+"""`spark.read.format("standfast")`: stores, changelogs, their changes and metadata as tables, and tables as stores.
+
+    spark.read.format("standfast").option("storeName", "delays").option("decode", "true").load("/var/lib/board")
+    .option("kind", "changelog" | "changes") with log, and topic or app and storeName
+    .option("kind", "metadata").load("/var/lib/board")
+    df.write.format("standfast").mode("append").options(...).save("/data/delays")
+
+Spark finds it by itself through the module `pyspark_standfast`, which it imports in every session that asks for such a
+format.
+
+Rules of this file: which reader is for which kind, and nothing else. It imports little: everything that a read needs
+is imported when there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from standfast.restore.spark_table.options import Given
+
+FORMAT = "standfast"
+
+
+class StandfastSource(DataSource):
+    """The format. Options are checked in full: one that is not known is an error."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """Columns of what the options name."""
+        from standfast.restore.spark_table.columns import ddl
+
+        return ddl(_columns(self._given(None)))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the wanted columns."""
+        given = self._given(None)
+        if given.kind == "metadata":
+            from standfast.restore.spark_table.metadata import MetadataReader
+
+            return MetadataReader(given, schema)
+        if given.kind == "store":
+            from standfast.restore.spark_table.stores import StoreReader
+
+            return StoreReader(given, schema)
+        from standfast.restore.spark_table.log import ChangesReader, LogReader
+
+        return LogReader(given, schema) if given.kind == "changelog" else ChangesReader(given, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A writer of a new folder."""
+        from standfast.restore.spark_table.writer import StoreWriter
+
+        return StoreWriter(self._given("write"), schema, overwrite=overwrite)
+
+    def _given(self, kind: str | None) -> Given:
+        from standfast.restore.spark_table.options import parse
+
+        return parse(kind, dict(self.options))
+
+
+def _columns(given: Given) -> Mapping[str, str]:
+    if given.kind == "metadata":
+        from standfast.restore.spark_table.metadata import COLUMNS
+
+        return COLUMNS
+    if given.kind == "store":
+        from standfast.restore.spark_table.stores import store_schema
+
+        return store_schema(given)
+    from standfast.restore.spark_table.log import log_schema
+
+    return log_schema(given)

@@ -1,0 +1,284 @@
+"""A store at rest as rows for Spark: one task for each partition, batch by batch, with key and time bounds.
+
+    engine scan ── rows within bounds ── cells ── Shaper ── batches
+
+Key bounds become the bounds of the scan, time bounds choose segments; rows that a read of the store would not show
+(past retention) are left out.
+
+Rules of this file: reads only, in bounded memory; the store is opened within the task that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from standfast.restore.spark.places import Place, open_place
+from standfast.restore.spark_table.columns import Cells, Shaper, filter_key, split_times, store_columns, turned
+from standfast.restore.spark_table.options import Filters, Given
+from standfast.restore.spark_table.places import Stored, chosen, find_store
+from standfast.restore.verify.at_rest import StoreAtRest
+from standfast.store import session_key, window_key
+from standfast.store.engine import DEFAULT_FAMILY, Row
+from standfast.store.errors import BadConfig, InternalError, NotReady
+from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.task.cut import INGESTING_KEY, decode_ingesting
+from standfast.store.types.keyvalue import after_prefix
+from standfast.store.types.kinds import definition_spec
+from standfast.store.value_timestamp import TIMESTAMP
+from standfast.store.versioned_row import LATEST_PREFIX, SegmentRow, unpack_latest
+
+CHUNK_ROWS = 8_192
+CHUNK_BYTES = 16 << 20
+STEP_ROWS = 128
+TIME_MAX = 2**63 - 1
+Found: TypeAlias = Iterator[tuple[int, Cells]]
+
+
+class StorePlace(InputPartition):
+    """One task's store."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.address)
+        self.place = place
+
+
+def located(given: Given) -> tuple[Stored, StoreSpec]:
+    """The store that options name, with serdes as they say."""
+    stored = find_store(given.place, given.text("app"), given.text("storeName"))
+    kept = dict(stored.definition)
+    for part in ("key", "value"):
+        serde = given.serde(part)
+        if serde is not None:
+            kept[part] = serde.name
+    return stored, definition_spec(stored.name, kept)
+
+
+def store_schema(given: Given) -> dict[str, str]:
+    """Columns of the store that options name."""
+    return store_columns(located(given)[1], given)
+
+
+class StoreReader(DataSourceReader):
+    """Rows of one store."""
+
+    def __init__(self, given: Given, schema: StructType) -> None:
+        self._stored, self._spec = located(given)
+        self._schema = schema
+        self._given = given
+        self._filters = filters_of(given, self._spec)
+        self._partitions = given.partitions()
+        self._shaper()
+
+    def partitions(self) -> list[InputPartition]:
+        """One for each task."""
+        return [StorePlace(place) for place in chosen(self._stored.places, self._partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Batches of one task's rows."""
+        if not isinstance(partition, StorePlace):
+            raise InternalError(f"the source was handed {partition!r}, which is none of its partitions")
+        place, shaper, left = partition.place, self._shaper(), self._filters.limit
+        with open_place(place, self._stored.name, self._stored.definition) as at_rest:
+            _refuse_ingesting(at_rest, place, self._stored.name)
+            for count, cells in read_rows(at_rest, self._spec, self._filters):
+                batch = shaper.batch({"partition": np.full(count, place.task.partition, np.int32), **cells}, count)
+                if left is not None:
+                    batch = batch.slice(0, left)
+                    left -= batch.num_rows
+                yield batch
+                if left == 0:
+                    return
+
+    def _shaper(self) -> Shaper:
+        return Shaper(self._schema, store_columns(self._spec, self._given), self._spec, f"store {self._spec.name!r}")
+
+
+def filters_of(given: Given, spec: StoreSpec) -> Filters:
+    """Bounds of a read. Raises BadConfig for those that the kind of store has not."""
+    problems = []
+    if given.number("asOf") is not None and not isinstance(spec, VersionedStore):
+        problems.append(f"asOf goes with a versioned store, and {spec.name!r} is {spec.kind}")
+    times = [name for name in ("timeFrom", "timeTo") if given.number(name) is not None]
+    if times and spec.kind == "keyvalue" and not spec.timestamped:
+        problems.append(f"{' and '.join(times)}: store {spec.name!r} keeps no timestamps")
+    if given.text("keyPrefix") is not None and (given.text("keyFrom") or given.text("keyTo")):
+        problems.append("keyPrefix does not go with keyFrom or keyTo")
+    if problems:
+        raise BadConfig(problems)
+    keys = {
+        name: None if (text := given.text(name)) is None else filter_key(text, spec.key, name)
+        for name in ("keyFrom", "keyTo", "keyPrefix")
+    }
+    return Filters(
+        keys["keyFrom"],
+        keys["keyTo"],
+        keys["keyPrefix"],
+        given.number("timeFrom"),
+        given.number("timeTo"),
+        given.number("asOf"),
+        given.number("limit"),
+    )
+
+
+def read_rows(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
+    """(rows, cells by column) of a store, within bounds."""
+    store = at_rest.store
+    present = store.rows.engine.families()
+    if not any(family in present for family in store.families()) or filters.limit == 0:
+        return
+    if isinstance(spec, WindowStore):
+        yield from _windows(at_rest, spec, filters)
+    elif isinstance(spec, SessionStore):
+        yield from _sessions(at_rest, spec, filters)
+    elif isinstance(spec, VersionedStore):
+        yield from _versions(at_rest, spec, filters)
+    else:
+        yield from _plain(at_rest, spec, filters)
+
+
+def _plain(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
+    low, high = _bounds(filters)
+    if filters.key_to is not None:
+        high = filters.key_to + b"\x00"
+    skip = 8 if spec.timestamped else 0
+    timed = filters.time_from is not None or filters.time_to is not None
+    first, last = _times(filters)
+    for rows in _scan(at_rest, [spec.name], low, high):
+        if timed:
+            rows = [row for row in rows if first <= TIMESTAMP.unpack_from(row[1])[0] <= last]
+        if not rows:
+            continue
+        keys, raws = turned(rows)
+        cells: dict[str, Sequence[Any]] = {"key": pa.array(keys, pa.binary()), "value": pa.array(raws, pa.binary())}
+        if skip:
+            cells["timestamp"], cells["value"] = split_times(cells["value"], spec.name)
+        yield len(keys), cells
+
+
+def _windows(at_rest: StoreAtRest, spec: WindowStore, filters: Filters) -> Found:
+    first, last = _times(filters)
+    segments = at_rest.store.segments  # type: ignore[attr-defined]
+    first = max(first, segments.visible_from(), 0)
+    low, high = _bounds(filters)
+    if filters.key_to is not None:
+        low, high = window_key.range_bounds(filters.key_from, filters.key_to, 0, TIME_MAX)
+    skip = 8 if spec.timestamped else 0
+    for rows in _scan(at_rest, segments.families(first, last) if first <= last else [], low, high):
+        found = [
+            (*taken, row)
+            for row_key, row in rows
+            if first <= (taken := window_key.unpack(row_key))[1] <= last and filters.takes(taken[0])
+        ]
+        if not found:
+            continue
+        keys, starts, sequences, raws = turned(found)
+        cells: dict[str, Sequence[Any]] = {
+            "key": keys,
+            "window_start": starts,
+            "window_end": [window_key.end_of(start, spec.window_size_ms) for start in starts],
+            "sequence": sequences,
+            "value": raws,
+        }
+        if skip:
+            cells["timestamp"], cells["value"] = split_times(pa.array(raws, pa.binary()), spec.name)
+        yield len(keys), cells
+
+
+def _sessions(at_rest: StoreAtRest, spec: SessionStore, filters: Filters) -> Found:
+    first, last = _times(filters)
+    segments = at_rest.store.segments  # type: ignore[attr-defined]
+    first = max(first, segments.visible_from(), 0)
+    low, high = _bounds(filters)
+    if filters.key_to is not None:
+        low, high = session_key.range_bounds(filters.key_from, filters.key_to, 0, TIME_MAX)
+    for rows in _scan(at_rest, segments.families(first), low, high):
+        found = [
+            (*taken, row)
+            for row_key, row in rows
+            if (taken := session_key.unpack(row_key))[2] >= first and taken[1] <= last and filters.takes(taken[0])
+        ]
+        if found:
+            keys, starts, ends, raws = turned(found)
+            yield len(keys), {"key": keys, "session_start": starts, "session_end": ends, "value": raws}
+
+
+def _versions(at_rest: StoreAtRest, spec: VersionedStore, filters: Filters) -> Found:
+    kept_after = at_rest.times.observed_ms - spec.history_retention_ms
+    first, last = _times(filters)
+    if filters.as_of is not None:
+        first = last = filters.as_of
+    ended_from = max(first, kept_after)
+    # As the store answers: at a time before its history it tells the latest version alone, if that is as old.
+    ended_too = filters.as_of is None or filters.as_of >= kept_after
+    bounds: tuple[bytes | None, bytes | None] = (None, None)
+    for rows in _scan(at_rest, [spec.name], *bounds):
+        found = [
+            (row_key[8:], valid_from, valid_to, value)
+            for row_key, row in rows
+            if filters.takes(row_key[8:])
+            for value, valid_from, valid_to in _versions_of(row_key, row)
+            if value is not None and valid_from <= last and (valid_to is None or (ended_too and valid_to > ended_from))
+        ]
+        if found:
+            keys, froms, tos, values = turned(found)
+            yield len(keys), {"key": keys, "valid_from": froms, "valid_to": tos, "value": values}
+
+
+def _versions_of(row_key: bytes, row: bytes) -> Iterator[tuple[bytes | None, int, int | None]]:
+    if row_key.startswith(LATEST_PREFIX):
+        value, valid_from = unpack_latest(row)
+        yield value, valid_from, None
+        return
+    yield from SegmentRow.parse(row).versions()
+
+
+def _scan(at_rest: StoreAtRest, families: Sequence[str], low: bytes | None, high: bytes | None) -> Iterator[list[Row]]:
+    engine = at_rest.store.rows.engine
+    present = engine.families()
+    for family in families:
+        if family in present:
+            with engine.scan(family, low, high) as scan:
+                yield from _chunks(scan)
+
+
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows as lists that are bounded by bytes, too: a column of an Arrow batch holds 2 GiB at most."""
+    source, found, size = iter(rows), list[Row](), 0
+    while step := list(islice(source, STEP_ROWS)):
+        found += step
+        size += sum(map(len, map(itemgetter(1), step)))
+        if len(found) >= CHUNK_ROWS or size >= CHUNK_BYTES:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
+
+
+def _bounds(filters: Filters) -> tuple[bytes | None, bytes | None]:
+    if filters.key_prefix is not None:
+        return filters.key_prefix, after_prefix(filters.key_prefix)
+    return filters.key_from, None
+
+
+def _times(filters: Filters) -> tuple[int, int]:
+    return (
+        0 if filters.time_from is None else filters.time_from,
+        TIME_MAX if filters.time_to is None else filters.time_to,
+    )
+
+
+def _refuse_ingesting(at_rest: StoreAtRest, place: Place, name: str) -> None:
+    engine = at_rest.store.rows.engine
+    if place.kind == "task" and name in decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), place.address):
+        raise NotReady(
+            f"store {name!r} in {place.address} was taking files in: its position does not fit its rows; start the "
+            "application again, which restores it"
+        )

@@ -1,0 +1,1 @@
+"""Proof that stores and changelogs agree, and folders with manifests as state."""

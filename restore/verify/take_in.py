@@ -1,0 +1,166 @@
+"""Making tasks of folders with manifests: rebuilt stores become state that an instance opens and tails on from.
+
+    folder of each store ── sha256 ──> <state_dir>/<app>/.taking-in/0_3: files in, position = end ── rename ──> 0_3
+
+What the log has got since is read by the instance that opens the task, like any tail: its gate opens at the log's end,
+which lies at or beyond the offset from which on the rows are the log's again (`converge_offset`).
+
+Rules of this file: only tasks that are not there yet, under the lock of the state directory; a crash leaves nothing but
+`.taking-in`, which the next call removes. Files are linked or copied, so that the folder can be used again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from standfast.replication.log import Log
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.restore.digest import Digest, digest_rows
+from standfast.restore.files.manifest import Manifest, ManifestFile
+from standfast.restore.files.manifest_files import check_files, fsync_folder, read_manifest
+from standfast.restore.verify.verify import mismatch
+from standfast.store.errors import Corruption, InvalidRequest, StateLost
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.task.cut import Cut, Position, StoreTimes
+from standfast.store.task.state_dir import StateDir
+from standfast.store.task.task_stores import TaskStores
+from standfast.store.types.kinds import definition_spec
+
+MEMORY_BYTES = 64 << 20
+TAKING_IN = ".taking-in"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One store of one task, taken in: its position (next to read), rows, and their digest."""
+
+    task: TaskId
+    store: str
+    position: int
+    rows: int
+    digest: Digest
+
+
+def take_in(state_dir: Path, folders: Sequence[Path], *, log: Log | None = None, group: int = 0) -> tuple[Taken, ...]:
+    """Make the tasks of these folders (one for each store of the application) in a state directory.
+
+    With `log`, what the folders were made from must be there. Raises InvalidRequest for tasks that exist already or
+    folders that do not go together, StateLost for a log that cannot be tailed on from, Corruption for damaged files.
+    """
+    manifests = {folder: read_manifest(folder) for folder in folders}
+    app = _one_app(manifests)
+    tasks = _tasks(manifests, group)
+    for task in tasks:
+        path = Path(state_dir) / app / str(task)
+        if path.exists():
+            raise InvalidRequest(
+                f"{path} exists already: files go into tasks that are new, name another state directory"
+            )
+    if log is not None:
+        for manifest in manifests.values():
+            _check_log(log, manifest)
+    for folder, manifest in manifests.items():
+        for partition in manifest.partitions:
+            check_files(folder, partition.files)
+    state = StateDir(state_dir, app)
+    work = state.path / TAKING_IN
+    shutil.rmtree(work, ignore_errors=True)
+    try:
+        work.mkdir(mode=0o700)
+        taken = [one for task in tasks for one in _make(work, app, task, manifests)]
+        for task in tasks:
+            (work / str(task)).rename(state.task_path(str(task)))
+        fsync_folder(state.path)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        state.close()
+    return tuple(taken)
+
+
+def link_files(folder: Path, files: Sequence[ManifestFile], target: Path) -> list[tuple[str, Path]]:
+    """(family, path) of these files under `target`: links where the disk allows, else copies, since an ingest moves."""
+    target.mkdir(parents=True, exist_ok=True)
+    linked = []
+    for number, file in enumerate(files):
+        path = target / f"{number}.sst"
+        try:
+            os.link(folder / file.name, path)
+        except OSError:
+            shutil.copyfile(folder / file.name, path)
+        linked.append((file.family, path))
+    return linked
+
+
+def _make(work: Path, app: str, task: TaskId, manifests: Mapping[Path, Manifest]) -> list[Taken]:
+    specs = [definition_spec(one.store, one.definition) for one in manifests.values()]
+    stores = TaskStores(work / str(task), app, str(task), specs, RocksShared(MEMORY_BYTES), now_ms=lambda: 0)
+    taken = []
+    try:
+        for folder, manifest in manifests.items():
+            part, name = manifest.partition(task.partition), manifest.store
+            files = link_files(folder, part.files, work / "files" / f"{task}-{name}")
+            # A logged store's rows are the log's again only beyond converge_offset; the end of the log is beyond it.
+            position = Position(part.end, -1, manifest.topic_id, manifest.made.at_ms)
+            cut = Cut(
+                positions={**stores.cut.positions, name: position},
+                stores=stores.cut.stores,
+            )
+            stores.ingest(name, files, StoreTimes(part.observed_ms, part.sequence), cut)
+            digest = digest_rows(stores.committed_view(name).logical_rows()) if _has_rows(stores, name) else Digest()
+            if part.digest is not None and digest.hex() != part.digest:
+                raise Corruption(
+                    f"{folder}: partition {task.partition} gave rows of digest {digest.hex()}, its manifest says "
+                    f"{part.digest}: make the folder again"
+                )
+            taken.append(Taken(task, name, part.end, digest.count, digest))
+        stores.flush()
+    finally:
+        stores.close()
+    return taken
+
+
+def _has_rows(stores: TaskStores, name: str) -> bool:
+    present = stores.engine.families()
+    return any(family in present for family in stores.store(name).families())
+
+
+def _one_app(manifests: Mapping[Path, Manifest]) -> str:
+    apps = {manifest.app for manifest in manifests.values()}
+    names = [manifest.store for manifest in manifests.values()]
+    if len(apps) != 1 or len(set(names)) != len(names):
+        what = ", ".join(f"{folder} ({one.app}/{one.store})" for folder, one in manifests.items())
+        raise InvalidRequest(f"these folders do not make one application's state: {what or 'none is given'}")
+    return apps.pop()
+
+
+def _tasks(manifests: Mapping[Path, Manifest], group: int) -> list[TaskId]:
+    partitions = {folder: [one.partition for one in manifest.partitions] for folder, manifest in manifests.items()}
+    first = next(iter(partitions.values()))
+    for folder, numbers in partitions.items():
+        if numbers != first:
+            raise InvalidRequest(f"{folder} has partitions {numbers}, another folder {first}: rebuild the same ones")
+    return [TaskId(group, number) for number in first]
+
+
+def _check_log(log: Log, manifest: Manifest) -> None:
+    info = log.admin.describe_topic(manifest.topic)
+    reader = log.reader()
+    try:
+        for part in manifest.partitions:
+            position = Position(part.end, -1, manifest.topic_id)
+            source = TopicPartition(manifest.topic, part.partition)
+            reason = mismatch(position, info, part.partition, None)
+            if not reason:
+                reason = mismatch(position, info, part.partition, reader.bounds([source])[source])
+            if reason:
+                raise StateLost(
+                    f"store {manifest.store!r}: {source} does not go on from offset {part.end} of its manifest "
+                    f"({reason}): rebuild it from this log",
+                    reason=reason,
+                )
+    finally:
+        reader.close()
