@@ -15,7 +15,7 @@ from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId
 from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import StandfastError, is_of_log
-from standfast.stream.session import Session
+from standfast.stream.session.session import Session
 
 
 class SidecarSession(Session):

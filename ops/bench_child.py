@@ -53,7 +53,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.topics.changelog import changelog_policy
 from standfast.store.clock import SystemClock
-from standfast.stream.session import Session
+from standfast.stream.session.session import Session
 
 WORKERS_END_MS = 5_000
 

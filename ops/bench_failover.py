@@ -35,10 +35,10 @@ from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
-from standfast.stream.app import App
-from standfast.stream.processor import Context, Processor
+from standfast.stream.app.app import App
 from standfast.stream.record import Record
-from standfast.stream.settings import LEASE_DEFAULT_MS
+from standfast.stream.session.settings import LEASE_DEFAULT_MS
+from standfast.stream.topology.processor import Context, Processor
 
 Json: TypeAlias = dict[str, Any]
 FEED_MS = 20

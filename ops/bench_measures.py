@@ -133,7 +133,7 @@ class Bench:
     def failover(self) -> tuple[list[Json], list[Json]]:
         """An application process is killed, again and again."""
         from standfast.ops.bench_failover import measures, rounds
-        from standfast.stream.settings import LEASE_DEFAULT_MS
+        from standfast.stream.session.settings import LEASE_DEFAULT_MS
 
         runs, lease_ms = self.settings["runs"], self.step.lease_ms or LEASE_DEFAULT_MS
         with self.out.progress(f"kill the owner {runs} times, lease {lease_ms} ms", runs) as bar:

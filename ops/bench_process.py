@@ -33,9 +33,9 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
 from standfast.store.specs import WindowStore
-from standfast.stream.app import App
-from standfast.stream.processor import Processor
+from standfast.stream.app.app import App
 from standfast.stream.record import Record
+from standfast.stream.topology.processor import Processor
 from standfast.stream.windows import TumblingWindows
 
 KEYS = 1_000

@@ -23,7 +23,7 @@ from standfast.ops.bench_step import (
     timed,
 )
 from standfast.store.task.cut import Position
-from standfast.stream.session import Session
+from standfast.stream.session.session import Session
 
 LOOK_MS = 2
 

@@ -19,7 +19,7 @@ from standfast.store import serde
 from standfast.store.clock import SystemClock
 from standfast.store.names import changelog_topic
 from standfast.store.specs import KeyValueStore
-from standfast.stream.settings import RESTORE_MEMORY_DEFAULT_BYTES
+from standfast.stream.session.settings import RESTORE_MEMORY_DEFAULT_BYTES
 
 APP = "bench"
 STORE = "store"

@@ -2,8 +2,8 @@
 
     standfast replica --app ID --log kafka://host:9092 --store NAME:KIND[:OPTIONS]... [--state-dir DIR] [--port P]
 
-Rules of this file: arguments, signals and words; `standfast.stream.replica` follows, the HTTP door answers. It ends
-well on SIGTERM and Ctrl-C, and a second start goes on from where this one was.
+Rules of this file: arguments, signals and words; `standfast.stream.session.replica` follows, the HTTP door answers. It
+ends well on SIGTERM and Ctrl-C, and a second start goes on from where this one was.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from standfast.ops.output import Output
     from standfast.ops.store_argument import StoreArgument
     from standfast.store.specs import StoreSpec
-    from standfast.stream.replica import Replica
+    from standfast.stream.session.replica import Replica
 
 SCHEMA = "standfast.replica/1"
 LOOK_S = 0.1
@@ -64,7 +64,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_replica(args: argparse.Namespace, out: Output) -> int:
     """replica."""
     from standfast.ops.http import OpsServer
-    from standfast.stream.replica import Replica
+    from standfast.stream.session.replica import Replica
 
     settings = settings_of(args)
     if settings.app is None or settings.log is None or not args.store:

@@ -23,7 +23,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.takeover import MemberPlan
 from standfast.restore.verify.verify import committed_views, verify_task
 from standfast.store.errors import StandfastError, UnknownStore
-from standfast.stream.task import Task
+from standfast.stream.session.task import Task
 
 Json = dict[str, Any]
 PROTOCOL = 1

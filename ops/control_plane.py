@@ -46,8 +46,8 @@ from standfast.store.errors import (
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session import disk_guard
-from standfast.stream.task import Task, TaskState
+from standfast.stream.session.session import disk_guard
+from standfast.stream.session.task import Task, TaskState
 
 T = TypeVar("T")
 TICK_MS = 20

@@ -43,8 +43,8 @@ from standfast.store.errors import (
 from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import MARKER, StateDir, write_marker
-from standfast.stream.statistics import SessionCounters, SessionStatistics
-from standfast.stream.task import Task, TaskState
+from standfast.stream.session.statistics import SessionCounters, SessionStatistics
+from standfast.stream.session.task import Task, TaskState
 
 Partitions = frozenset[int]
 GONE = (TaskState.FAILED, TaskState.CLOSED)

@@ -26,13 +26,13 @@ from standfast.store import serde
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.specs import KeyValueStore, StoreSpec, WindowStore
 from standfast.store.types.keyvalue import KeyValueState
-from standfast.stream.app import App
+from standfast.stream.app.app import App
 from standfast.stream.emit import ON_WINDOW_CLOSE
-from standfast.stream.groups import TaskGroup, all_specs
-from standfast.stream.processor import Context, Processor
 from standfast.stream.punctuation import STREAM_TIME, WALL_CLOCK_TIME
 from standfast.stream.record import Record
-from standfast.stream.settings import Guarantee
+from standfast.stream.session.groups import TaskGroup, all_specs
+from standfast.stream.session.settings import Guarantee
+from standfast.stream.topology.processor import Context, Processor
 from standfast.stream.windows import HoppingWindows, TumblingWindows
 
 APP = "board"

@@ -30,8 +30,8 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.digest import Digest
 from standfast.restore.verify.verify import StoreVerdict, committed_views, verify_task
 from standfast.store.clock import Clock
-from standfast.stream.groups import all_task_ids
-from standfast.stream.session import Session
+from standfast.stream.session.groups import all_task_ids
+from standfast.stream.session.session import Session
 
 COLD_TIMEOUT_S = 120.0
 

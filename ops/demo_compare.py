@@ -24,7 +24,7 @@ from standfast.store.results import Windowed
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores
-from standfast.stream.groups import all_task_ids
+from standfast.stream.session.groups import all_task_ids
 
 EXAMPLES_MAX = 5
 READ_MEMORY_BYTES = 64 << 20

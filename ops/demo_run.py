@@ -21,7 +21,7 @@ from standfast.ops.demo_result import Board, DemoResult, Fed, LogUsed, Returned
 from standfast.ops.demo_spark import run_spark
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import Clock
-from standfast.stream.settings import Guarantee
+from standfast.stream.session.settings import Guarantee
 
 # The feeder is at most this part of all flights ahead of what is committed; that, and the delays, make the grace.
 LEAD_PARTS = 10

@@ -27,9 +27,9 @@ from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Closed
-from standfast.stream.app import App
-from standfast.stream.session import Session
-from standfast.stream.settings import Guarantee
+from standfast.stream.app.app import App
+from standfast.stream.session.session import Session
+from standfast.stream.session.settings import Guarantee
 
 TICK_S = 0.05
 STATISTICS_EVERY_TICKS = 5

@@ -22,7 +22,7 @@ from standfast.replication.topics.rules import Finding
 from standfast.restore.plan import Plan, Refuse, Reinitialise, plan_changelog
 from standfast.store.errors import Corruption, StandfastError
 from standfast.store.task.cut import Position
-from standfast.stream.opener import local_position, log_state
+from standfast.stream.session.opener import local_position, log_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from standfast.ops.reasons import BAD_BATCH, DRAINING, FENCED, Refused
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 from standfast.store.types.keyvalue import KeyValueState
-from standfast.stream.task import Task, TaskState
+from standfast.stream.session.task import Task, TaskState
 
 T = TypeVar("T")
 

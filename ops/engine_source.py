@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from standfast.ops.reasons import NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
 from standfast.replication.offsets import TaskId
-from standfast.stream.session import Session
-from standfast.stream.task import Task, TaskState
+from standfast.stream.session.session import Session
+from standfast.stream.session.task import Task, TaskState
 
 # What a partition is that this session does not hold, as another process knows it: "standby", "restoring: 41 %", None.
 Elsewhere = Callable[[int], str | None]

@@ -23,7 +23,7 @@ from standfast.ops.reasons import (
 from standfast.store.clock import Clock
 from standfast.store.errors import Fenced, InternalError, InvalidRequest, StandfastError
 from standfast.store.log import logger
-from standfast.stream.task import Task, TaskState
+from standfast.stream.session.task import Task, TaskState
 
 READ_ON = "read the source offsets (SF.OFFSETS) and go on from there"
 DISCARDED = f"writes that were not committed were discarded with the connection that had made them: {READ_ON}"

@@ -26,7 +26,7 @@ from standfast.ops.loopback import is_loopback
 from standfast.ops.run_file import RunInfo, remove_run_file, write_run_file
 from standfast.store.errors import BadConfig, Held, InternalError
 from standfast.store.log import logger
-from standfast.stream.session import Session
+from standfast.stream.session.session import Session
 
 URL_BYTES_MAX = 8 << 10
 HEAD_BYTES_MAX = 32 << 10

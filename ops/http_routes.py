@@ -47,8 +47,8 @@ from standfast.store.errors import (
     UnknownStore,
 )
 from standfast.store.specs import StoreSpec
-from standfast.stream.session import Session
-from standfast.stream.task import Task, TaskState
+from standfast.stream.session.session import Session
+from standfast.stream.session.task import Task, TaskState
 
 ERROR_SCHEMA = "standfast.error/1"
 HEALTH_SCHEMA = "standfast.health/1"

@@ -36,8 +36,8 @@ from standfast.ops.metrics_values import Buckets, Labels, Sample, Value, buckets
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 from standfast.store.log import logger
-from standfast.stream.session import Session
-from standfast.stream.statistics import SessionStatistics
+from standfast.stream.session.session import Session
+from standfast.stream.session.statistics import SessionStatistics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 CACHE_MS = 1_000

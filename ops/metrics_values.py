@@ -22,7 +22,7 @@ from standfast.restore.plan import (
 )
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.punctuation import PunctuationType
-from standfast.stream.statistics import (
+from standfast.stream.session.statistics import (
     LEASE_LATE,
     LEASE_STALLED,
     LOG_ERRORS,

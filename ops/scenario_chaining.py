@@ -15,11 +15,11 @@ from standfast.ops.demo_scenarios import Stage, take
 from standfast.store import serde
 from standfast.store.errors import BadConfig
 from standfast.store.specs import KeyValueStore
-from standfast.stream.app import App
-from standfast.stream.fluent import Stream
-from standfast.stream.processor import Context, Processor
+from standfast.stream.app.app import App
+from standfast.stream.app.testing import Driver
+from standfast.stream.dsl.fluent import Stream
 from standfast.stream.record import Record
-from standfast.stream.testing import Driver
+from standfast.stream.topology.processor import Context, Processor
 
 NAME = "chaining"
 Notes = list[dict[str, Any]]

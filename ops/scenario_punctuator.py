@@ -19,14 +19,14 @@ from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
-from standfast.stream.app import App
-from standfast.stream.assembly import Assembled, assemble
-from standfast.stream.loop import Loop
-from standfast.stream.processor import Context, Processor
+from standfast.stream.app.app import App
+from standfast.stream.app.testing import Driver
 from standfast.stream.punctuation import STREAM_TIME, WALL_CLOCK_TIME, PunctuationQueue
 from standfast.stream.record import Record
-from standfast.stream.session import Session
-from standfast.stream.testing import Driver
+from standfast.stream.runtime.loop import Loop
+from standfast.stream.session.session import Session
+from standfast.stream.topology.assembly import Assembled, assemble
+from standfast.stream.topology.processor import Context, Processor
 
 SECOND_MS = 1_000
 EVERY_MS = 5_000

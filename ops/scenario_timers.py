@@ -13,11 +13,11 @@ from typing import Any
 
 from standfast.ops.demo_scenarios import Stage, take
 from standfast.store import serde
-from standfast.stream.app import App
-from standfast.stream.processor import Context, Processor
+from standfast.stream.app.app import App
+from standfast.stream.app.testing import Driver
 from standfast.stream.record import Record
-from standfast.stream.testing import Driver
 from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, Timer, TimerKind
+from standfast.stream.topology.processor import Context, Processor
 from standfast.stream.watermarks import BoundedDisorder
 
 TOPIC = "in"

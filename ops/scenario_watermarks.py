@@ -12,10 +12,10 @@ from typing import Any
 
 from standfast.ops.demo_scenarios import Stage, take
 from standfast.store import serde
-from standfast.stream.app import App
-from standfast.stream.processor import Context, Processor
+from standfast.stream.app.app import App
+from standfast.stream.app.testing import Driver
 from standfast.stream.record import Record
-from standfast.stream.testing import Driver
+from standfast.stream.topology.processor import Context, Processor
 from standfast.stream.watermarks import Active, BoundedDisorder, Channel, Idle, Watermark, WatermarkValve
 
 LATE = "late"

@@ -15,9 +15,9 @@ from standfast.ops.demo_scenarios import Stage
 from standfast.store import serde
 from standfast.store.results import Windowed
 from standfast.store.specs import SessionStore, StoreSpec, WindowStore
-from standfast.stream.app import App
+from standfast.stream.app.app import App
+from standfast.stream.app.testing import Driver
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy
-from standfast.stream.testing import Driver
 from standfast.stream.windows import AnyWindows, HoppingWindows, SessionWindows, SlidingWindows, TumblingWindows
 
 TOPIC = "clicks"

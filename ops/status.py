@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from standfast.ops.metrics_values import buckets
 from standfast.store.disk import DiskState
 from standfast.store.histogram import Histogram, Histograms
-from standfast.stream.statistics import SessionCounters, SessionStatistics
-from standfast.stream.task import Task, TaskState
+from standfast.stream.session.statistics import SessionCounters, SessionStatistics
+from standfast.stream.session.task import Task, TaskState
 
 Json: TypeAlias = dict[str, Any]
 STATUS_SCHEMA = "standfast.status/1"

@@ -21,7 +21,7 @@ from standfast.replication.log import LockHolder
 from standfast.restore.replay.bulk import BulkStatistics
 from standfast.store.disk import DiskState, Space
 from standfast.store.histogram import Histogram, Histograms
-from standfast.stream.statistics import (
+from standfast.stream.session.statistics import (
     RestoreStatistics,
     SessionCounters,
     SessionStatistics,

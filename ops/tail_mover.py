@@ -18,7 +18,7 @@ from standfast.ops.tail_worker_process import TailWorker
 from standfast.ops.tail_worker_protocol import Rows
 from standfast.store.errors import Held, StandfastError, Unavailable, is_of_log
 from standfast.store.log import logger
-from standfast.stream.session import Session
+from standfast.stream.session.session import Session
 
 Partitions = frozenset[int]
 AGAIN_MS = 5_000

@@ -23,7 +23,7 @@ FENCED = "fenced"
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A task as a process holds it. `state` as in stream/task.py, or FENCED; `remaining`: records to replay."""
+    """A task as a process holds it. `state` as in stream/session/task.py, or FENCED; `remaining`: records to replay."""
 
     role: str
     state: str

@@ -38,8 +38,8 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import InternalError, StandfastError, is_of_log
 from standfast.store.log import logger
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.session import Session
-from standfast.stream.statistics import SessionStatistics
+from standfast.stream.session.session import Session
+from standfast.stream.session.statistics import SessionStatistics
 
 LOOK_S = 0.02
 STATUS_MS = 500

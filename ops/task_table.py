@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from standfast.ops.reasons import FENCED, NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
 from standfast.store.errors import StandfastError
-from standfast.stream.task import Task
+from standfast.stream.session.task import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,17 +50,18 @@ if TYPE_CHECKING:
         Windowed,
     )
     from standfast.store.specs import KeyValueStore, SessionStore, VersionedStore, WindowStore
-    from standfast.stream import aio, testing
-    from standfast.stream.app import App
+    from standfast.stream.app import testing
+    from standfast.stream.app.app import App
     from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE
-    from standfast.stream.processor import Context, Processor
     from standfast.stream.punctuation import STREAM_TIME, WALL_CLOCK_TIME
     from standfast.stream.record import Record
-    from standfast.stream.replica import Replica
     from standfast.stream.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
-    from standfast.stream.session import Session
-    from standfast.stream.sources import ARRIVAL_TIME
+    from standfast.stream.session import aio
+    from standfast.stream.session.replica import Replica
+    from standfast.stream.session.session import Session
     from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, Timer
+    from standfast.stream.topology.processor import Context, Processor
+    from standfast.stream.topology.sources import ARRIVAL_TIME
     from standfast.stream.watermarks import BoundedDisorder, Punctuated
     from standfast.stream.windows import (
         HoppingWindows,
@@ -155,21 +156,21 @@ _HOMES = {
     "Windowed": "standfast.store.results:Windowed",
     "VALID_TO_UNDEFINED": "standfast.store.results:VALID_TO_UNDEFINED",
     "PUT_NOT_VALID": "standfast.store.results:PUT_NOT_VALID",
-    "Session": "standfast.stream.session:Session",
+    "Session": "standfast.stream.session.session:Session",
     "connect": "standfast.ops.connect:connect",
-    "Replica": "standfast.stream.replica:Replica",
-    "aio": "standfast.stream.aio",
+    "Replica": "standfast.stream.session.replica:Replica",
+    "aio": "standfast.stream.session.aio",
     "Listener": "standfast.replication.listeners:Listener",
-    "App": "standfast.stream.app:App",
-    "Processor": "standfast.stream.processor:Processor",
-    "testing": "standfast.stream.testing",
+    "App": "standfast.stream.app.app:App",
+    "Processor": "standfast.stream.topology.processor:Processor",
+    "testing": "standfast.stream.app.testing",
     "open_log": "standfast.replication.tail.open_log:open_log",
     "TopicPartition": "standfast.replication.offsets:TopicPartition",
     "TopicPolicy": "standfast.replication.log:TopicPolicy",
     "Outgoing": "standfast.replication.log:Outgoing",
     "ON_WINDOW_UPDATE": "standfast.stream.emit:ON_WINDOW_UPDATE",
     "ON_WINDOW_CLOSE": "standfast.stream.emit:ON_WINDOW_CLOSE",
-    "Context": "standfast.stream.processor:Context",
+    "Context": "standfast.stream.topology.processor:Context",
     "Record": "standfast.stream.record:Record",
     "STREAM_TIME": "standfast.stream.punctuation:STREAM_TIME",
     "WALL_CLOCK_TIME": "standfast.stream.punctuation:WALL_CLOCK_TIME",
@@ -177,7 +178,7 @@ _HOMES = {
     "FailureRate": "standfast.stream.restart:FailureRate",
     "FixedDelay": "standfast.stream.restart:FixedDelay",
     "NoRestart": "standfast.stream.restart:NoRestart",
-    "ARRIVAL_TIME": "standfast.stream.sources:ARRIVAL_TIME",
+    "ARRIVAL_TIME": "standfast.stream.topology.sources:ARRIVAL_TIME",
     "EVENT_TIME": "standfast.stream.timer:EVENT_TIME",
     "PROCESSING_TIME": "standfast.stream.timer:PROCESSING_TIME",
     "Timer": "standfast.stream.timer:Timer",

@@ -42,7 +42,7 @@ import standfast as sf
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.replay import restorer
-from standfast.stream import loop
+from standfast.stream.runtime import loop
 
 APP = "crashapp"
 TASKS = 7

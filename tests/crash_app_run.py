@@ -44,9 +44,9 @@ from standfast.store.failpoint import VARIABLE
 from standfast.store.names import changelog_topic
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.task_stores import TaskStores
-from standfast.stream import event_time
-from standfast.stream.assembly import Assembled, assemble
-from standfast.stream.task import Task, TaskState
+from standfast.stream.runtime import event_time
+from standfast.stream.session.task import Task, TaskState
+from standfast.stream.topology.assembly import Assembled, assemble
 
 CHILD = Path(__file__).with_name("crash_app_child.py")
 RECORDS = 500  # of each input partition

@@ -45,10 +45,10 @@ from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, N
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import KeyValueStore
 from standfast.store.task.task_stores import TaskStores
-from standfast.stream import log_care
-from standfast.stream.session import Session
-from standfast.stream.settings import SessionSettings
-from standfast.stream.task import Task, TaskState
+from standfast.stream.session import log_care
+from standfast.stream.session.session import Session
+from standfast.stream.session.settings import SessionSettings
+from standfast.stream.session.task import Task, TaskState
 
 APP = "crash"
 SOURCE = "input"

@@ -25,7 +25,7 @@ from typing import Any
 import standfast as sf
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TopicPartition
-from standfast.stream import task as task_module
+from standfast.stream.session import task as task_module
 
 LIFE_MAX_S = 60  # an orphan ends by itself
 STOP_AT = 5

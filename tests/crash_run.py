@@ -56,7 +56,7 @@ from standfast.store.names import changelog_topic
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import StoreSpec, VersionedStore
 from standfast.store.task.task_stores import AnyStore, TaskStores
-from standfast.stream.session import Session
+from standfast.stream.session.session import Session
 
 CHILD = Path(__file__).with_name("crash_child.py")
 PATIENCE_S = 55.0  # below LIFE_MAX_S of the child; a machine may be busy with many others

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from standfast.store import serde
 from standfast.store.results import Windowed
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, WindowStore
-from standfast.stream.app import App
+from standfast.stream.app.app import App
+from standfast.stream.app.testing import Driver
+from standfast.stream.dsl.fluent import Table
+from standfast.stream.dsl.grouped import GroupedStream, WindowedStream
 from standfast.stream.emit import ON_WINDOW_UPDATE, EmitStrategy
-from standfast.stream.fluent import Table
-from standfast.stream.grouped import GroupedStream, WindowedStream
-from standfast.stream.processor import Context, Processor
 from standfast.stream.record import Record
-from standfast.stream.testing import Driver
+from standfast.stream.topology.processor import Context, Processor
 from standfast.stream.windows import AnyWindows, SessionWindows
 
 STORE = "agg"

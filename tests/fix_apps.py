@@ -17,9 +17,9 @@ import standfast as sf
 from standfast.replication.log import Headers, Outgoing, TopicPolicy
 from standfast.replication.log import Record as LogRecord
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.stream.assembly import assemble
-from standfast.stream.loop import Loop
-from standfast.stream.runner import TaskRunner
+from standfast.stream.runtime.loop import Loop
+from standfast.stream.runtime.runner import TaskRunner
+from standfast.stream.topology.assembly import assemble
 
 Drive = Callable[..., sf.testing.Driver]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import standfast as sf
-from standfast.stream.task_status import TaskStatus
+from standfast.stream.runtime.task_status import TaskStatus
 
 TEXT, JSON = sf.serde.string, sf.serde.json
 ORDER = sf.BoundedDisorder(0)  # the watermark is one below the largest timestamp

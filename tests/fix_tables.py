@@ -15,8 +15,8 @@ import standfast as sf
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.verify.verify import StoreVerdict, committed_views, verify_task
-from standfast.stream.statistics import StoreStatistics
-from standfast.stream.task import Task
+from standfast.stream.session.statistics import StoreStatistics
+from standfast.stream.session.task import Task
 
 COMPACT = TopicPolicy(frozenset({"compact"}))
 SOURCE = TopicPartition("prices", 0)

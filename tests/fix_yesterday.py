@@ -29,7 +29,7 @@ from fix_serve import Sidecar
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.stream.task import Task
+from standfast.stream.session.task import Task
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures/yesterday"
 ARCHIVES = ("log", "state", "standby", "streams", "rebuilt", "snapshot")

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from standfast.store import serde
 from standfast.store.errors import InvalidRequest
 from standfast.store.specs import KeyValueStore
-from standfast.stream.app import App
+from standfast.stream.app.app import App
+from standfast.stream.app.testing import Driver
+from standfast.stream.dsl.fluent import Table
+from standfast.stream.dsl.grouped import GroupedStream
 from standfast.stream.emit import EmitStrategy
-from standfast.stream.fluent import Table
-from standfast.stream.grouped import GroupedStream
-from standfast.stream.testing import Driver
 
 
 def joined(grouped: GroupedStream, emit: EmitStrategy) -> Table:

@@ -30,7 +30,7 @@ from standfast.replication.embedded.db import PAGE_BYTES
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock, SystemClock
-from standfast.stream.task import TaskState
+from standfast.stream.session.task import TaskState
 
 pytestmark = pytest.mark.slow
 

@@ -32,7 +32,7 @@ from standfast.ops.demo_finals import Final, compare_finals
 from standfast.ops.demo_flights import Flight, read_flights
 from standfast.ops.demo_plain import PlainBoard, plain_board
 from standfast.store.clock import ManualClock
-from standfast.stream.testing import Driver
+from standfast.stream.app.testing import Driver
 
 LEAD = 20
 EVERY = 40  # of the flights of a week

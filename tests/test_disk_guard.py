@@ -26,7 +26,7 @@ from standfast.restore.replay.worker_protocol import Event, Job, Progress, Run
 from standfast.store.buffer import WriteBuffer
 from standfast.store.clock import ManualClock
 from standfast.store.disk import AMPLIFICATION, CREDIT_BYTES, DiskGuard
-from standfast.stream.task import TaskState
+from standfast.stream.session.task import TaskState
 
 Mount = Callable[[int], Path]
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import Corruption
 from standfast.stream.control import SIGNAL_HEADER, TASK_HEADER, control_headers, is_control, parse_control
-from standfast.stream.event_time import REPEAT_MS
+from standfast.stream.runtime.event_time import REPEAT_MS
 from standfast.stream.watermarks import Active, Idle, Signal, Watermark
 
 TEXT, JSON = sf.serde.string, sf.serde.json

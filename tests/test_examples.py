@@ -77,8 +77,8 @@ def test_example_is_short_says_how_to_run_it_and_uses_the_front_door_only(name: 
 
 
 def test_import_behind_the_front_door_is_found() -> None:
-    text = "import standfast as sf\nfrom standfast.stream.app import App\nimport rocksdict\n"
-    assert {module for module in imported(text) if not is_allowed(module)} == {"standfast.stream.app", "rocksdict"}
+    text = "import standfast as sf\nfrom standfast.stream.app.app import App\nimport rocksdict\n"
+    assert {module for module in imported(text) if not is_allowed(module)} == {"standfast.stream.app.app", "rocksdict"}
 
 
 # --- on the test driver

@@ -10,8 +10,8 @@ from fix_apps import Drive, Running, create, text_of, write, written
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.stream.fluent import Stream
-from standfast.stream.sinks import partition_of
+from standfast.stream.dsl.fluent import Stream
+from standfast.stream.topology.sinks import partition_of
 
 TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
 Step = Callable[[Stream], Any]

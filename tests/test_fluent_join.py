@@ -10,7 +10,7 @@ from fix_apps import Drive, Running, create, text_of, write, written
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.stream.fluent import Stream
+from standfast.stream.dsl.fluent import Stream
 
 TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
 Step = Callable[[Stream], Any]

@@ -29,8 +29,8 @@ def test_names_homes_and_type_checker_imports_agree(repo_root: Path) -> None:
         for alias in node.names:
             seen[alias.name] = f"{node.module}:{alias.name}"
     seen["serde"] = "standfast.store.serde"  # modules, not names in one
-    seen["aio"] = "standfast.stream.aio"
-    seen["testing"] = "standfast.stream.testing"
+    seen["aio"] = "standfast.stream.session.aio"
+    seen["testing"] = "standfast.stream.app.testing"
     assert seen == standfast._HOMES
     assert set(standfast.__all__) == {"__version__", *standfast._HOMES}
     assert len(standfast.__all__) == len(set(standfast.__all__))

@@ -11,12 +11,12 @@ from standfast.replication.topics.changelog import changelog_policy
 from standfast.store import serde
 from standfast.store.errors import BadConfig
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, WindowStore
-from standfast.stream.app import App
+from standfast.stream.app.app import App
+from standfast.stream.app.testing import Driver
+from standfast.stream.dsl.fluent import Stream, Table
+from standfast.stream.dsl.grouped import WindowedStream
+from standfast.stream.dsl.windowed_serde import session_windowed, windowed
 from standfast.stream.emit import ON_WINDOW_CLOSE
-from standfast.stream.fluent import Stream, Table
-from standfast.stream.grouped import WindowedStream
-from standfast.stream.testing import Driver
-from standfast.stream.windowed_serde import session_windowed, windowed
 from standfast.stream.windows import (
     TIME_MAX,
     AnyWindows,

@@ -13,7 +13,7 @@ from standfast.ops.http_routes import Routes
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.specs import StoreSpec
-from standfast.stream.groups import TaskGroup, all_specs, all_task_ids
+from standfast.stream.session.groups import TaskGroup, all_specs, all_task_ids
 
 TEXT = sf.serde.string
 COUNTS = sf.KeyValueStore("counts", TEXT, TEXT)

@@ -26,7 +26,7 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import GROUP, TOPIC, TRANSACTIONAL_ID, Need, lack
-from standfast.stream import loop as loop_module
+from standfast.stream.runtime import loop as loop_module
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -17,7 +17,7 @@ from standfast.store.clock import SystemClock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import Unavailable
 from standfast.store.task.state_dir import StateDir
-from standfast.stream import log_care
+from standfast.stream.session import log_care
 
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 Opened = Callable[[type[sf.Session], StateDir], sf.Session]

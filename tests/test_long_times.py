@@ -21,7 +21,7 @@ from standfast.store import session_key, window_key
 from standfast.store.results import Windowed
 from standfast.store.types.segments import versioned_segment_interval_ms
 from standfast.store.window_key import TIME_MAX
-from standfast.stream.windowed_serde import windowed
+from standfast.stream.dsl.windowed_serde import windowed
 
 HOUR_MS = 3_600_000
 LAST_MS = TIME_MAX - 5  # an hour from here on would end beyond the largest time

@@ -12,10 +12,10 @@ from fix_sessions import Bench
 import standfast as sf
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.stream.assembly import assemble
-from standfast.stream.loop import Loop
-from standfast.stream.processor import Context
 from standfast.stream.record import Record
+from standfast.stream.runtime.loop import Loop
+from standfast.stream.topology.assembly import assemble
+from standfast.stream.topology.processor import Context
 
 STORES = [sf.KeyValueStore("count", sf.serde.string, sf.serde.int64)]
 

@@ -13,7 +13,7 @@ from fix_sessions import Bench
 
 import standfast as sf
 from standfast.replication.offsets import TaskId
-from standfast.stream.loop import RETRY_WAIT_MS
+from standfast.stream.runtime.loop import RETRY_WAIT_MS
 
 TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
 COUNT = sf.KeyValueStore("count", TEXT, INT)

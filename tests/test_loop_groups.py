@@ -13,7 +13,7 @@ from fix_sessions import Bench
 import standfast as sf
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.stream import loop as loops
+from standfast.stream.runtime import loop as loops
 
 TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
 COUNT = sf.KeyValueStore("count", TEXT, INT)

@@ -13,9 +13,9 @@ from fix_sessions import Bench
 import standfast as sf
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.stream import loop as loop_module
-from standfast.stream.assembly import assemble
-from standfast.stream.loop import Loop
+from standfast.stream.runtime import loop as loop_module
+from standfast.stream.runtime.loop import Loop
+from standfast.stream.topology.assembly import assemble
 
 SOURCE, MIDDLE = TopicPartition("src", 0), TopicPartition("app-middle-repartition", 0)
 

@@ -15,7 +15,7 @@ from fix_sessions import Bench
 import standfast as sf
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import SystemClock
-from standfast.stream import loop as loops
+from standfast.stream.runtime import loop as loops
 
 TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
 COUNT = sf.KeyValueStore("count", TEXT, INT)

@@ -14,7 +14,7 @@ import standfast as sf
 from standfast.ops.metrics import SessionMetrics
 from standfast.ops.metrics_list import METRICS, Metric, table_rows
 from standfast.replication.offsets import TaskId
-from standfast.stream.groups import TaskGroup
+from standfast.stream.session.groups import TaskGroup
 
 if TYPE_CHECKING:
     from fix_sessions import Bench

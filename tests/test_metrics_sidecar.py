@@ -20,7 +20,7 @@ from standfast.ops.metrics_values import session_samples
 from standfast.ops.status import status_document
 from standfast.ops.status_merge import WorkerNumbers, added, statistics_of
 from standfast.store.histogram import Histogram
-from standfast.stream.statistics import SessionStatistics
+from standfast.stream.session.statistics import SessionStatistics
 
 if TYPE_CHECKING:
     from fix_promtool import Promtool

@@ -11,9 +11,9 @@ from fix_sessions import Bench
 
 import standfast as sf
 from standfast.replication.log import TopicPolicy
-from standfast.stream.fluent import Stream
-from standfast.stream.policy import StepOptions
-from standfast.stream.windowed_serde import windowed
+from standfast.stream.dsl.fluent import Stream
+from standfast.stream.dsl.windowed_serde import windowed
+from standfast.stream.topology.policy import StepOptions
 
 TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
 ERRORS = "__streams.errors."

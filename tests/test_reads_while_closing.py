@@ -26,7 +26,7 @@ from standfast.store.errors import Closed, Fenced, Held
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, WindowStore
 from standfast.store.task.task_stores import TaskStores
-from standfast.stream.task import Task
+from standfast.stream.session.task import Task
 
 WAIT_S = 20.0
 ROWS = 600  # more than one chunk of a scan

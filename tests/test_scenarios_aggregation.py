@@ -24,8 +24,8 @@ from fix_aggregates import Result, counted, driven, drops, listed, results
 from fix_scripts import check_script
 
 from standfast.store.errors import StandfastError
+from standfast.stream.app.testing import Driver
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE
-from standfast.stream.testing import Driver
 from standfast.stream.windows import (
     TIME_MAX,
     AnyWindows,

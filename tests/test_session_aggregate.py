@@ -7,11 +7,11 @@ from fix_aggregates import STORE, Result, counted, driven, drops, listed, result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from standfast.stream.app.testing import Driver
+from standfast.stream.dsl.fluent import Table
+from standfast.stream.dsl.grouped import WindowedStream
+from standfast.stream.dsl.session_aggregate import SessionAggregate
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy
-from standfast.stream.fluent import Table
-from standfast.stream.grouped import WindowedStream
-from standfast.stream.session_aggregate import SessionAggregate
-from standfast.stream.testing import Driver
 from standfast.stream.windows import SessionWindows
 
 TEN = SessionWindows(10, grace_ms=5)

@@ -27,7 +27,7 @@ from standfast.ops.cli import main
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TaskId
 from standfast.replication.source_records import as_logged
-from standfast.stream.groups import TaskGroup
+from standfast.stream.session.groups import TaskGroup
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from standfast.replication.log import Log, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import BadConfig
-from standfast.stream.source_discovery import SourceDiscovery
+from standfast.stream.runtime.source_discovery import SourceDiscovery
 
 TEXT = sf.serde.string
 WAIT_S = 30.0

@@ -13,7 +13,7 @@ import standfast as sf
 from standfast.ops.engine_commit import CommitRequest
 from standfast.ops.reasons import BAD_BATCH, Refused
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.stream.source_offsets import checked_source_offsets
+from standfast.stream.session.source_offsets import checked_source_offsets
 
 KV = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 BAD: dict[str, tuple[dict[Any, Any], str]] = {

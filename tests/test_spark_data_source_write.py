@@ -35,7 +35,7 @@ from standfast.restore.spark_table.runs import VersionsBuilder, builder_of, merg
 from standfast.restore.spark_table.source import StandfastSource
 from standfast.restore.verify.take_in import take_in
 from standfast.store.errors import InvalidRequest, StandfastError
-from standfast.stream.sinks import partition_of
+from standfast.stream.topology.sinks import partition_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 

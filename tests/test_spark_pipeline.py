@@ -38,7 +38,7 @@ from standfast.restore.spark.inspect import inspect
 from standfast.restore.spark.pipeline import jobs_of_state, run_pipeline
 from standfast.restore.verify.preflight import preflight
 from standfast.store.errors import InvalidRequest
-from standfast.stream.task import Task
+from standfast.stream.session.task import Task
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 

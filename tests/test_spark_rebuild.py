@@ -36,7 +36,7 @@ from standfast.restore.spark_table.source import StandfastSource
 from standfast.restore.verify.preflight import preflight
 from standfast.restore.verify.take_in import take_in
 from standfast.store.errors import Corruption, InvalidRequest, StateLost, Unavailable, UnknownStore
-from standfast.stream.task import Task
+from standfast.stream.session.task import Task
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -12,7 +12,7 @@ from fix_sessions import Bench
 
 import standfast as sf
 from standfast.replication.offsets import TopicPartition
-from standfast.stream.runner import TaskRunner
+from standfast.stream.runtime.runner import TaskRunner
 
 TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
 STREAM, WALL = sf.STREAM_TIME, sf.WALL_CLOCK_TIME

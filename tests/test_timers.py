@@ -9,7 +9,7 @@ from fix_apps import Drive
 from fix_timers import Timed, ask, at
 
 import standfast as sf
-from standfast.stream.timers import FETCH_TIMERS, NEVER
+from standfast.stream.runtime.timers import FETCH_TIMERS, NEVER
 
 TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
 EVENT, WALL = sf.EVENT_TIME, sf.PROCESSING_TIME

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import standfast as sf
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.task_stores import TaskStores
-from standfast.stream.timers import NEVER, Timers
+from standfast.stream.runtime.timers import NEVER, Timers
 
 TEXT = sf.serde.string
 EVENT = sf.EVENT_TIME

@@ -22,7 +22,7 @@ from standfast.replication.kafka.records import checked
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem, writable
-from standfast.stream.task import Task
+from standfast.stream.session.task import Task
 
 TEXT, JSON, INT = sf.serde.string, sf.serde.json, sf.serde.int64
 SRC = TopicPartition("src", 0)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.stream.sources import SourceSettings
-from standfast.stream.topology import Topology, TopologyBuilder
+from standfast.stream.topology.sources import SourceSettings
+from standfast.stream.topology.topology import Topology, TopologyBuilder
 
 TEXT = sf.serde.string
 READ = SourceSettings(key=TEXT, value=TEXT)

@@ -14,13 +14,13 @@ from standfast.store.errors import InvalidRequest
 from standfast.store.specs import WindowStore
 from standfast.store.types.window import WindowState
 from standfast.stream import open_windows
-from standfast.stream.app import App
+from standfast.stream.app.app import App
+from standfast.stream.app.testing import Driver
+from standfast.stream.dsl.fluent import Table
+from standfast.stream.dsl.grouped import WindowedStream
+from standfast.stream.dsl.windowed_aggregate import WindowedAggregate
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy
-from standfast.stream.fluent import Table
-from standfast.stream.grouped import WindowedStream
 from standfast.stream.record import Record
-from standfast.stream.testing import Driver
-from standfast.stream.windowed_aggregate import WindowedAggregate
 from standfast.stream.windows import TIME_MAX, HoppingWindows, TumblingWindows, UnlimitedWindows
 
 TEN = TumblingWindows(10, grace_ms=5)

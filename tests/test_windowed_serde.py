@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from standfast.store import serde
 from standfast.store.results import Windowed
-from standfast.stream.windowed_serde import session_windowed, windowed
+from standfast.stream.dsl.windowed_serde import session_windowed, windowed
 from standfast.stream.windows import TIME_MAX
 
 TIMES = st.integers(0, TIME_MAX)

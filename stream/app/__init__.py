@@ -1,0 +1,1 @@
+"""The application, and the driver that tests it without a broker."""

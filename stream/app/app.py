@@ -1,0 +1,405 @@
+"""An application: sources, processors and stores, run over the tasks that fall to this instance.
+
+    app = App("delays", log=..., state_dir=..., stores=[...])
+    @app.source("flights", key=serde.string, value=serde.json)
+    class Board(Processor): ...
+    app.stream("clicks").group_by_key().count("visits").to("out")
+    app.run()
+
+Rules of this file: declaration and life cycle; the loop itself is `standfast.stream.runtime.loop`.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar, Unpack, get_args
+
+from standfast.replication.listeners import Listener
+from standfast.replication.tail.open_log import open_log
+from standfast.store import serde
+from standfast.store.arguments import list_problems, path_problems, refuse
+from standfast.store.clock import Clock, SystemClock
+from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.log import logger, printed
+from standfast.store.names import check_name, check_topic
+from standfast.store.serde import Serde, serde_problems
+from standfast.store.specs import KeyValueStore, StoreSpec
+from standfast.stream.dsl.fluent import Defaults, Stream, Table, named_step, store_of_kind
+from standfast.stream.restart import ExponentialDelay, RestartStrategy
+from standfast.stream.runtime.loop import BATCH_BYTES, LINGER_MS, Loop
+from standfast.stream.runtime.runner import RunnerSettings
+from standfast.stream.runtime.source_discovery import SourceDiscovery
+from standfast.stream.session.session import Session
+from standfast.stream.session.settings import DISCOVERY_DEFAULT_MS, SessionOptions, SessionSettings
+from standfast.stream.stream_time import Policy
+from standfast.stream.topology.assembly import Assembled, assemble
+from standfast.stream.topology.drops import Drops
+from standfast.stream.topology.nodes import Partitioner, ProcessorNode
+from standfast.stream.topology.policy import StepOptions
+from standfast.stream.topology.processor import Processor, has_timers, processor_problem
+from standfast.stream.topology.sources import SourceOptions, SourceSettings, TableOptions
+from standfast.stream.topology.stateless import ToTable
+from standfast.stream.topology.topology import Topology, TopologyBuilder
+
+P = TypeVar("P", bound=type[Processor])
+POLL_MS = 50
+
+
+class App:
+    """A stream application. Its tasks, one per sub-topology and partition, are shared out among live instances.
+
+    stream_time            "min": the smallest over a task's inputs of the largest timestamp; "max": the largest of all
+    commit_interval_ms     how long what was processed may stay uncommitted
+    linger_ms, batch_bytes at least once: output records are written once the oldest is so old, or they are so many;
+                           exactly once they are written with the commit
+    restart                what becomes of a task that fails; a strategy of `standfast.restart`
+    watermark_interval_ms  how often periodic assigners are asked; 0: after every record
+    default_key_serde      of streams that name none (default_value_serde likewise)
+
+    Further settings are those of SessionSettings. `log` and `state_dir` may be left out for the test driver only.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        log: str | None = None,
+        state_dir: str | Path | None = None,
+        stores: Sequence[StoreSpec] = (),
+        stream_time: Policy = "min",
+        commit_interval_ms: int = 1_000,
+        linger_ms: int = LINGER_MS,
+        batch_bytes: int = BATCH_BYTES,
+        restart: RestartStrategy | None = None,
+        watermark_interval_ms: int = 200,
+        default_key_serde: Serde[Any] = serde.string,
+        default_value_serde: Serde[Any] = serde.json,
+        clock: Clock | None = None,
+        listeners: Iterable[Listener] = (),
+        **settings: Unpack[SessionOptions],
+    ) -> None:
+        check_name("application", name)
+        refuse(_setting_problems(settings))
+        refuse(
+            [
+                *list_problems("stores", stores, StoreSpec, "[standfast.KeyValueStore(...)]"),
+                *list_problems("listeners", listeners, Listener, "[MyListener()]"),
+                *serde_problems(default_key_serde=default_key_serde, default_value_serde=default_value_serde),
+                *([] if state_dir is None else path_problems("state_dir", state_dir)),
+            ]
+        )
+        if log is not None and not isinstance(log, str):
+            raise BadConfig([f"log must be an address such as sqlite:///./log, not {log!r:.100}"])
+        if restart is not None and not isinstance(restart, RestartStrategy):
+            raise BadConfig([f"restart must be a strategy such as standfast.FixedDelay(3, 1000), not {restart!r:.100}"])
+        _check(
+            stream_time,
+            (("commit_interval_ms", commit_interval_ms, 1), ("watermark_interval_ms", watermark_interval_ms, 0)),
+            (("linger_ms", linger_ms, 0), ("batch_bytes", batch_bytes, 1)),
+        )
+        self.name = name
+        self.stream_time: Policy = stream_time
+        self.commit_interval_ms = commit_interval_ms
+        self.linger_ms = linger_ms
+        self.batch_bytes = batch_bytes
+        self.watermark_interval_ms = watermark_interval_ms
+        self.restart: RestartStrategy = restart or ExponentialDelay()
+        self.clock: Clock = clock or SystemClock()
+        self.drops = Drops(self.clock)
+        self.stores = tuple(stores)
+        self.settings: SessionOptions = settings
+        self.discovery_interval_ms = settings.get("discovery_interval_ms", DISCOVERY_DEFAULT_MS)
+        self.builder = TopologyBuilder(name, self.stores)
+        self.session: Session | None = None
+        self._defaults = Defaults(default_key_serde, default_value_serde)
+        self._log_address = log
+        self._state_dir = state_dir
+        self._listeners = tuple(listeners)
+        self._assembled: Assembled | None = None
+        self._paused = False
+        self._stop = threading.Event()
+
+    # --- declaration ---
+
+    def source(
+        self,
+        topic: str,
+        *,
+        key: Serde[Any] | None = None,
+        value: Serde[Any] | None = None,
+        **options: Unpack[SourceOptions],
+    ) -> Callable[[P], P]:
+        """Class decorator: the processor reads this topic; used several times, it reads several topics."""
+        settings = self._source_settings(key, value, options)
+
+        def register(processor: P) -> P:
+            self._check_processor(processor, f"source {topic!r}")
+            source = self.builder.add_source(topic, settings)
+            name = processor.__name__
+            there = self.builder.nodes.get(name)
+            if isinstance(there, ProcessorNode) and there.make is processor:
+                self.builder.connect(name, source)
+            else:
+                timer_key = (processor.timer_key or settings.key) if has_timers(processor) else None
+                self.builder.add_processor(name, processor, [source], processor.stores, timer_key)
+            return processor
+
+        return register
+
+    def sink(
+        self,
+        topic: str,
+        *,
+        key: Serde[Any] | None = None,
+        value: Serde[Any] | None = None,
+        partitioner: Partitioner | None = None,
+        **step: Unpack[StepOptions],
+    ) -> Callable[[P], P]:
+        """Class decorator, above the sources: what the processor forwards is written to this topic."""
+        named: StepOptions = {**step, "name": step.get("name") or f"{topic}-sink"}
+        sink, policy = named_step(self.builder, topic, named)
+
+        def register(processor: P) -> P:
+            self._check_processor(processor, f"sink {topic!r}")
+            self.builder.add_sink(
+                sink,
+                topic,
+                [processor.__name__],
+                key or self._defaults.key,
+                value or self._defaults.value,
+                partitioner,
+                policy=policy,
+            )
+            return processor
+
+        return register
+
+    def stream(
+        self,
+        topic: str,
+        *,
+        key: Serde[Any] | None = None,
+        value: Serde[Any] | None = None,
+        **options: Unpack[SourceOptions],
+    ) -> Stream:
+        """A topic as a stream of records."""
+        settings = self._source_settings(key, value, options)
+        node = self.builder.add_source(topic, settings)
+        return Stream(self.builder, node, self._defaults, settings.key, settings.value)
+
+    def table(self, topic: str, store: str | None = None, **options: Unpack[TableOptions]) -> Table:
+        """A topic as a table: the latest value of each key, with the topic itself as the store's changelog.
+
+        `store` names a declared KeyValueStore, whose serdes the topic is read with; without it the store is called as
+        the topic and has the default serdes. Records without a key are skipped and counted.
+
+        With `timestamp` or `invalid_timestamp` rows are not those of the topic, so that the store has a changelog of
+        its own: a change of that kind is another store, for which the application is reset or another name given.
+        """
+        unknown = ", ".join(sorted(options.keys() - TableOptions.__annotations__.keys()))
+        if unknown:  # such as `late`: rows would be left out of the table, though not of a restore from its topic
+            raise TypeError(f"table() takes no {unknown}: read the topic as a stream for that")
+        name = topic if store is None else store
+        check_topic(topic)
+        if store is None and name not in self.builder.specs:
+            spec: KeyValueStore = KeyValueStore(name, self._defaults.key, self._defaults.value)
+        else:
+            spec = store_of_kind(self.builder, name, [KeyValueStore], f"table {topic!r}")
+        settings = SourceSettings(key=spec.key, value=spec.value, **options)
+        if settings.timestamp is None and settings.invalid_timestamp == "fail":
+            spec = replace(spec, source_topic=topic)
+        elif spec.source_topic is not None:
+            raise BadConfig(
+                [
+                    f"table {topic!r}: with timestamp or invalid_timestamp the rows of store {name!r} are not those of "
+                    "its source topic: leave source_topic out of the store's declaration"
+                ]
+            )
+        source = self.builder.add_source(topic, settings)
+        self.builder.specs[name] = spec
+        node = self.builder.add_processor(
+            f"{name}-table", partial(ToTable, name), [source], [name], results=(spec.key, spec.value)
+        )
+        return Table(self.builder, node, self._defaults, spec.key, spec.value, store=name)
+
+    def topology(self) -> Topology:
+        """What the application is made of; numbers of partitions are known once it has run or was opened."""
+        if self._assembled is not None:
+            return self._assembled.topology
+        return Topology(self.name, self.builder.sub_topologies(), tuple(self.builder.internal.values()))
+
+    # --- life ---
+
+    def open(self) -> Session:
+        """Open the session (state directory, log, membership); run() does it too."""
+        if self.session is None:
+            if self._log_address is None or self._state_dir is None:
+                raise BadConfig([f"application {self.name!r} needs log=... and state_dir=... to run"])
+            if self.builder.nameless:
+                raise BadConfig(self.builder.nameless)
+            log = open_log(self._log_address, clock=self.clock)
+            try:
+                growing = self.discovery_interval_ms is not None
+                self._assembled = assemble(self.builder, log.admin, self._log_address, growing=growing)
+            finally:
+                log.close()
+            for line in self._assembled.unclaimed:
+                logger.warning("application %s: %s", self.name, line)
+            self.session = self.open_session(self._assembled, self._log_address, self._state_dir, self.clock)
+        return self.session
+
+    def open_session(
+        self, assembled: Assembled, log: str, state_dir: str | Path, clock: Clock, *, background: bool = True
+    ) -> Session:
+        """A session with this application's stores and settings; for run() and the test driver."""
+        shared: SessionOptions = {**self.settings, "placement": "shared"}
+        session = Session(
+            self.name,
+            log=log,
+            state_dir=state_dir,
+            stores=(),
+            groups=assembled.groups,
+            clock=clock,
+            background=background,
+            listeners=self._listeners,
+            **shared,
+        )
+        session.counters.dropped = self.drops.counts
+        return session
+
+    def runner_settings(self, assembled: Assembled, clock: Clock) -> RunnerSettings:
+        """What the runners of this application's tasks share."""
+        return RunnerSettings(
+            clock,
+            self.drops,
+            self.stream_time,
+            self.watermark_interval_ms,
+            assembled.partitions_of,
+            assembled.upstream,
+            assembled.event_time,
+            assembled.compacted,
+        )
+
+    def run(self) -> None:
+        """Process until stop() or SIGTERM/SIGINT; commits and closes cleanly at the end.
+
+        A task that fails is opened again as the restart strategy says. Once it may not be, the other tasks commit, all
+        is closed, and its error ends the run, with a note that says why. What was not committed is processed again by
+        the next run. Lines about tasks and failures go through the logger `standfast`; while the program has set up
+        no handler that gets them, they are printed to stderr.
+        """
+        with printed():
+            try:
+                self._run()
+            except Exception as error:
+                logger.error("application %s ends: %s: %s", self.name, type(error).__name__, error)
+                raise
+            logger.info("application %s ended", self.name)
+
+    def _run(self) -> None:
+        session = self.open()
+        logger.info("application %s runs as instance %s, state in %s", self.name, session.instance_id,
+                    session.state_path)  # fmt: skip
+        assembled = self._assembled
+        assert assembled is not None
+        previous = self._catch_signals()
+        try:
+            with _closing(f"application {self.name}", session.close):
+                self._work(session, assembled)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            self.session = None
+
+    def _work(self, session: Session, assembled: Assembled) -> None:
+        runners = self.runner_settings(assembled, self.clock)
+        loop = Loop(
+            session,
+            assembled.topology,
+            runners,
+            commit_interval_ms=self.commit_interval_ms,
+            restart=self.restart,
+            clock=self.clock,
+            batch_bytes=self.batch_bytes,
+            linger_ms=self.linger_ms,
+            discovery=SourceDiscovery(session, assembled.topology, runners, self.discovery_interval_ms, self.clock),
+        )
+        with _closing(f"tasks of application {self.name}", loop.close):
+            while not self._stop.is_set():
+                loop.paused = self._paused
+                loop.poll_once(POLL_MS)
+            loop.commit_all()
+
+    def stop(self) -> None:
+        """Ask run() to end; may be called from any thread."""
+        self._stop.set()
+
+    def pause(self) -> None:
+        """Process nothing until resume(); tasks stay here, standbys go on. May be called from any thread."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on after pause()."""
+        self._paused = False
+
+    def _source_settings(
+        self, key: Serde[Any] | None, value: Serde[Any] | None, options: SourceOptions
+    ) -> SourceSettings:
+        key = self._defaults.key if key is None else key
+        return SourceSettings(key=key, value=self._defaults.value if value is None else value, **options)
+
+    @staticmethod
+    def _check_processor(processor: object, where: str) -> None:
+        problem = processor_problem(processor, "decorate")
+        if problem:
+            raise InvalidRequest(f"{where}: {problem}")
+
+    def _catch_signals(self) -> dict[int, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            self.stop()
+
+        return {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+def _setting_problems(settings: Mapping[str, Any]) -> list[str]:
+    """Of a session's settings, as far as they are wrong whatever the application is made of."""
+    try:
+        return SessionSettings.of(settings).problems()
+    except BadConfig as error:
+        return list(error.problems)
+
+
+def _check(stream_time: str, *numbers: tuple[tuple[str, int, int], ...]) -> None:
+    problems = []
+    if stream_time not in get_args(Policy):
+        problems.append(f"stream_time must be one of {', '.join(get_args(Policy))}, not {stream_time!r}")
+    for name, number, least in chain.from_iterable(numbers):
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            problems.append(f"{name} must be a whole number of at least {least}, not {number!r}")
+    if problems:
+        raise BadConfig(problems)
+
+
+@contextmanager
+def _closing(what: str, close: Callable[[], None]) -> Iterator[None]:
+    """Close at the end. After an error, another one of closing is only logged: the first stays the reason."""
+    try:
+        yield
+    except BaseException:
+        try:
+            close()
+        except Exception:  # noqa: BLE001 - see above
+            logger.exception("%s: closing failed, after the error that ends it", what)
+        raise
+    close()

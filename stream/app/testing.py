@@ -1,0 +1,328 @@
+"""The test driver: an application runs in the test's own thread, without a broker, with a clock the test moves.
+
+    driver = sf.testing.Driver(app, now_ms=0)
+    driver.pipe("flights", "N123", {"delay": 4}, 1_000)
+    driver.read("out")
+
+The parts are the real ones: stores on RocksDB, changelogs and commits in an embedded log, both in a folder that is
+removed afterwards. Only fetching is left out: what is piped goes straight to the task, and what a task writes to an
+internal topic straight on to the next one, committed or not.
+
+Rules of this file: nothing runs but inside a call of the test. `pipe` does not commit unless a processor or a full
+buffer asks for it, nor does a punctuation; `commit` lets go what caches hold back. Public as `standfast.testing`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections import defaultdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from standfast.replication.log import Headers, Outgoing, TopicPolicy
+from standfast.replication.log import Record as LogRecord
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.open_log import open_log
+from standfast.store.arguments import INT64_MAX, is_whole
+from standfast.store.clock import ManualClock
+from standfast.store.errors import InternalError, InvalidRequest
+from standfast.store.names import check_topic
+from standfast.store.serde import Serde
+from standfast.store.serde import bytes as raw_bytes
+from standfast.stream.record import Record
+from standfast.stream.runtime.runner import TaskRunner
+from standfast.stream.session.session import Session
+from standfast.stream.session.task import TaskState
+from standfast.stream.topology.assembly import Assembled, assemble
+from standfast.stream.topology.nodes import ProcessorNode, SinkNode, SourceNode
+from standfast.stream.topology.sinks import partition_of
+from standfast.stream.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from standfast.stream.app.app import App
+
+ROUNDS_MAX = 10_000
+
+
+class Driver:
+    """Runs all tasks of an application. `partitions` is what its topics have; one, unless a test needs more."""
+
+    def __init__(self, app: App, now_ms: int = 0, *, partitions: int = 1) -> None:
+        if not isinstance(getattr(app, "builder", None), TopologyBuilder):
+            raise InvalidRequest(f"driver: it runs a standfast.App, not {app!r:.100}")
+        if not is_whole(now_ms) or not is_whole(partitions, 1):
+            raise InvalidRequest(
+                f"driver: now_ms {now_ms!r:.100} and partitions {partitions!r:.100} must be whole numbers"
+            )
+        self.app = app
+        self.clock = ManualClock(now_ms)
+        self._partitions = partitions
+        self._folder = Path(tempfile.mkdtemp(prefix="standfast-driver-"))
+        self._address = f"sqlite:///{self._folder}/log?synchronous=normal"
+        self._held: list[Session] = []
+        self._finalizer = weakref.finalize(self, _clean_up, self._held, self._folder)
+        self._nodes = {node.name: node for group in app.builder.sub_topologies() for node in group.nodes}
+        self._offsets: dict[TopicPartition, int] = defaultdict(int)
+        self._piped: dict[TopicPartition, list[Outgoing]] = defaultdict(list)
+        self._results: dict[str, list[Outgoing]] = defaultdict(list)
+        self._routed: dict[tuple[TaskId, TopicPartition], int] = {}
+        self._runners: dict[TaskId, TaskRunner] = {}
+        self._commit_asked = False
+        self._assembled = self._assemble()
+        self._readers = {topic: one.group for one in self._assembled.topology.groups for topic in one.topics}
+        self._open()
+
+    # --- what a test does ---
+
+    def pipe(
+        self,
+        topic: str,
+        key: Any,
+        value: Any,
+        timestamp: int | None = None,
+        *,
+        headers: Headers = (),
+        partition: int | None = None,
+    ) -> None:
+        """Hand one record to the application and process all that follows from it.
+
+        Key and value go through the source's serdes; bytes that those cannot take go in as they are, so that damaged
+        input can be tried. `timestamp` in milliseconds, by default the driver's clock. What a processor raises goes
+        through, and the driver is of no more use then.
+        """
+        check_topic(topic)
+        if timestamp is not None and not is_whole(timestamp, -INT64_MAX):
+            raise InvalidRequest(f"driver: timestamp must be whole milliseconds, not {timestamp!r:.100}")
+        node = self._nodes.get(f"{topic}-source")
+        if not isinstance(node, SourceNode) or node.internal:
+            known = ", ".join(self._assembled.topology.source_topics)
+            raise InvalidRequest(f"driver: {topic!r} is no source of {self.app.name!r} (sources: {known})")
+        raw_key, raw_value = _raw(node.settings.key, key), _raw(node.settings.value, value)
+        if partition is None:
+            partition = partition_of(raw_key, self._partitions) if raw_key is not None else 0
+        if partition not in range(self._partitions):
+            raise InvalidRequest(f"driver: {topic!r} has {self._partitions} partitions, not one numbered {partition!r}")
+        stamp = self.clock.wall_ms() if timestamp is None else timestamp
+        at = TopicPartition(topic, partition)
+        self._piped[at].append(Outgoing(raw_key, raw_value, max(stamp, 0), headers))
+        self._deliver(at, raw_key, raw_value, stamp, headers)
+        self._settle()
+
+    def advance_wall_clock(self, duration_ms: int) -> None:
+        """Move the clock forward; what it brings is done once, whatever it skipped."""
+        if not is_whole(duration_ms):
+            raise InvalidRequest(f"driver: the clock moves forward by whole milliseconds, not by {duration_ms!r:.100}")
+        self.clock.advance(duration_ms)
+        for runner in list(self._runners.values()):
+            runner.tick()
+        self._settle()
+
+    def read(self, topic: str) -> list[Record]:
+        """What came to an output topic since the last read, committed or not, in the order in which it was written."""
+        check_topic(topic)
+        outputs = self._assembled.topology.output_topics
+        if topic not in outputs and topic not in self._results:
+            known = ", ".join(outputs) or "none"
+            raise InvalidRequest(f"driver: {self.app.name!r} writes no topic {topic!r} (it writes: {known})")
+        key, value = self._serdes(topic)
+        found, self._results[topic] = self._results[topic], []
+        return [
+            Record(
+                None if one.key is None else key.deserialize(one.key),
+                None if one.value is None else value.deserialize(one.value),
+                one.timestamp,
+                one.headers,
+            )
+            for one in found
+        ]
+
+    def commit(self) -> None:
+        """Commit every task; what aggregations hold back in their caches goes downstream before."""
+        moved = True
+        while moved:  # what one lets go may be held back again by the next
+            moved = False
+            for task_id in sorted(self._runners):
+                self._runners[task_id].flush()
+                routed = self._route()
+                moved |= self._run_all() or routed
+        if self._piped:
+            producer = self._session.log.producer()
+            producer.append(self._piped)
+            producer.close()
+            self._piped.clear()
+        for task_id in sorted(self._runners):
+            self._runners[task_id].commit()
+            self._routed = {at: count for at, count in self._routed.items() if at[0] != task_id}
+
+    def store(self, name: str, partition: int = 0) -> Any:
+        """A store as the application's processors see it, uncommitted writes included."""
+        for group in self._assembled.topology.groups:
+            if any(spec.name == name for spec in group.specs):
+                return self._runners[TaskId(group.group, partition)].task.store(name)
+        known = ", ".join(spec.name for group in self._assembled.topology.groups for spec in group.specs)
+        raise InvalidRequest(f"driver: {self.app.name!r} has no store {name!r} (it has: {known})")
+
+    @property
+    def dropped(self) -> int:
+        """How many records or updates were left out: late, without a key, damaged, ... (`app.drops.counts`)."""
+        return self.app.drops.total
+
+    def restart(self) -> None:
+        """Commit, close, and open again: new processors on the same state."""
+        self.commit()
+        self._close()
+        self._open()
+
+    def close(self) -> None:
+        """Close the application and remove the folder; what is uncommitted is gone."""
+        self._close()
+        self._finalizer()
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- inside ---
+
+    def _assemble(self) -> Assembled:
+        log = open_log(self._address, clock=self.clock)
+        try:
+            for node in self._nodes.values():
+                for topic in _outside_topics(node):
+                    log.admin.create_topic(topic, self._partitions, TopicPolicy())
+            return assemble(self.app.builder, log.admin, self._address)
+        finally:
+            log.close()
+
+    def _open(self) -> None:
+        self._session = self.app.open_session(
+            self._assembled, self._address, self._folder / "state", self.clock, background=False
+        )
+        self._held.append(self._session)
+        wanted = sum(group.partitions for group in self._assembled.groups.values())
+        for _ in range(ROUNDS_MAX):
+            self._session.poll_once()
+            tasks = self._session.all_tasks()
+            if len(tasks) == wanted and all(task.state is TaskState.RUNNING for task in tasks.values()):
+                break
+        else:
+            raise InternalError(f"driver: tasks of {self.app.name!r} do not run: {'; '.join(self._session.missing())}")
+        settings = self.app.runner_settings(self._assembled, self.clock)
+        for task_id, task in sorted(tasks.items()):
+            group = self._assembled.topology.groups[task_id.group]
+            inputs = [TopicPartition(topic, task_id.partition) for topic in sorted(group.topics)]
+            known = task.source_offsets()
+            runner = TaskRunner(task, group, settings, {at: known.get(at, 0) for at in inputs})
+            for one in runner.inputs.values():
+                one.at_end = True  # nothing waits for a fetch
+            self._runners[task_id] = runner
+        for runner in self._runners.values():
+            runner.start()
+        self._settle()
+
+    def _close(self) -> None:
+        for runner in self._runners.values():
+            runner.close()
+        self._runners.clear()
+        self._routed.clear()
+        self._session.close()
+        self._held.clear()
+
+    def _deliver(
+        self, at: TopicPartition, key: bytes | None, value: bytes | None, timestamp: int, headers: Headers
+    ) -> None:
+        offset = self._offsets[at]
+        self._offsets[at] = offset + 1
+        record = LogRecord(offset, timestamp, key, value, headers)
+        self._runners[TaskId(self._readers[at.topic], at.partition)].add(at.topic, [record], offset + 1, True)
+
+    def _settle(self) -> None:
+        """Process until nothing is left; commit if anybody asked for it."""
+        self._route()
+        self._run_all()
+        for _ in range(ROUNDS_MAX):
+            if not self._commit_asked and not any(_wants_commit(runner) for runner in self._runners.values()):
+                return
+            self._commit_asked = False
+            self.commit()
+        raise InternalError(f"driver: {self.app.name!r} asks for a commit after every commit")
+
+    def _run_all(self) -> bool:
+        """Process what waits; whether there was anything."""
+        progress, any_progress = True, False
+        while progress:
+            progress = False
+            for runner in self._runners.values():
+                while runner.run(1):
+                    progress = any_progress = True
+                    self._route()
+                    if _wants_commit(runner):
+                        runner.task.commit_requested = False
+                        self._commit_asked = True  # the commit follows once nothing is left to process
+        return any_progress
+
+    def _route(self) -> bool:
+        """Hand on what tasks have written since the last look: to the next task, to the test, or to both."""
+        moved = False
+        internal = {one.name for one in self._assembled.topology.internal}
+        for task_id, runner in self._runners.items():
+            for at, written in list(runner.task.outputs.items()):
+                seen = self._routed.get((task_id, at), 0)
+                self._routed[task_id, at] = len(written)
+                for one in written[seen:]:
+                    moved = True
+                    if at.topic in self._readers:
+                        self._deliver(at, *one)
+                    if at.topic not in internal:
+                        self._results[at.topic].append(one)
+        return moved
+
+    def _serdes(self, topic: str) -> tuple[Serde[Any], Serde[Any]]:
+        for node in self._nodes.values():
+            if isinstance(node, SinkNode) and node.topic == topic:
+                return node.key, node.value
+            if isinstance(node, SourceNode) and node.settings.late == topic:
+                return node.settings.key, node.settings.value
+        return raw_bytes, raw_bytes
+
+
+def _wants_commit(runner: TaskRunner) -> bool:
+    return runner.task.commit_requested or runner.task.stores.buffer.full
+
+
+def _outside_topics(node: object) -> list[str]:
+    if isinstance(node, ProcessorNode | SinkNode):
+        own = [node.topic] if isinstance(node, SinkNode) and node.internal is None else []
+        letters = None if node.policy is None else node.policy.dead_letter
+        return own if letters is None else [*own, letters]
+    if isinstance(node, SourceNode) and not node.internal:
+        extra = (node.settings.dead_letter, node.settings.late)
+        return [node.topic, *(topic for topic in extra if topic is not None)]
+    return []
+
+
+def _raw(serde: Serde[Any], given: Any) -> bytes | None:
+    if given is None:
+        return None
+    try:
+        return serde.serialize(given)
+    except Exception as error:
+        if isinstance(given, bytes):
+            return given
+        raise InvalidRequest(
+            f"driver: the source's serde {serde.name!r} cannot write {given!r:.100} ({type(error).__name__}: {error}): "
+            "give what it takes, or bytes"
+        ) from error
+
+
+def _clean_up(held: list[Session], folder: Path) -> None:
+    for session in held:
+        session.close()
+    shutil.rmtree(folder, ignore_errors=True)

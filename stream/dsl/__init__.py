@@ -1,0 +1,1 @@
+"""The fluent layer and its aggregations."""

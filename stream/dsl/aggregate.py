@@ -1,0 +1,48 @@
+"""Aggregation without windows: one row per key of a key-value store.
+
+Rules of this file: semantics of Kafka Streams' KStreamAggregate and KStreamReduce: a record without key or value is
+skipped and counted, None from the user's function removes the key, and the result's timestamp is the largest of its
+inputs; a removal that a cache held back has the time of the record that removed the key.
+"""
+
+from __future__ import annotations
+
+from standfast.replication.log import Headers
+from standfast.store.value_timestamp import TIMESTAMP
+from standfast.stream.dsl.aggregation import Aggregation
+from standfast.stream.record import Record
+
+
+class Aggregate(Aggregation):
+    """Count, reduce and aggregate by key."""
+
+    def process(self, record: Record) -> None:
+        key, value, stamp, headers, _ = record
+        if (key is None or value is None) and self.skipped(record):
+            return
+        raw_key = self.encode_key(key)
+        old_row = self.rows.get(self.store_name, raw_key)
+        if old_row is None:
+            aggregate = old = None
+        else:
+            aggregate = old = self.decode_value(old_row[8:])
+            stamp = max(stamp, TIMESTAMP.unpack_from(old_row)[0])
+            if self.held is None:
+                old = self.decode_again(old, old_row, 8)
+        new = self.add(key, value, self.initial() if aggregate is None else aggregate)
+        raw = self.encode_value(new)
+        # A delete is written, and told after a cache, at the time of its record, as Kafka Streams does both.
+        written = record.timestamp if raw is None else stamp
+        self.rows.write(self.store_name, raw_key, None if raw is None else TIMESTAMP.pack(stamp) + raw, raw, written)
+        if self.held is not None:
+            self.held.add(raw_key, old_row, headers, written)
+        else:
+            self.forward(Record(key, new, stamp, headers, old))
+
+    def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
+        row = self.rows.get(self.store_name, row_key)
+        if row is None and old_row is None:
+            return None
+        new = None if row is None else self.decode_value(row[8:])
+        old = None if old_row is None else self.decode_value(old_row[8:])
+        return Record(self.decode_key(row_key), new, timestamp, headers, old)

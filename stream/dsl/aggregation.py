@@ -1,0 +1,156 @@
+"""What all aggregations share: how values are combined, bytes in and out, and what is skipped.
+
+    record ──> key bytes ──> row of the store ──> aggregate ──> add(key, value, aggregate) ─> row ──> result
+                                                                                                 ├──> at once
+                                                                                                 └──> held back (cached)
+
+A result is a Record whose `old_value` is what the key had before. Aggregates are decoded anew each time, because the
+user's function may change what it is given.
+
+Rules of this file: a processor without a window is `standfast.stream.dsl.aggregate`; those with windows add to this.
+They work in bytes of the store, so that a key is encoded once per record.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from standfast.replication.log import Headers
+from standfast.store.serde import serde_error
+from standfast.stream.dsl.held_updates import HeldUpdates
+from standfast.stream.record import Record
+from standfast.stream.topology.processor import Context, Processor
+
+# Values that nobody can change, so that one decoded object may be handed out twice.
+_UNCHANGEABLE = frozenset({int, float, str, bytes, bool})
+
+Init = Callable[[], Any]
+Add = Callable[[Any, Any, Any], Any]
+Merge = Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregator:
+    """How values become an aggregate: `init()`, `add(key, value, aggregate)`, and for sessions `merge(key, a, b)`.
+
+    `takes_null`: whether `add` is given values that are None; else such records are skipped and counted.
+    """
+
+    init: Init
+    add: Add
+    merge: Merge | None = None
+    takes_null: bool = False
+
+
+def counter(*, takes_null: bool) -> Aggregator:
+    """The number of records."""
+    return Aggregator(lambda: 0, _add_one, _sum, takes_null)
+
+
+def reducer(function: Callable[[Any, Any], Any]) -> Aggregator:
+    """`function(aggregate, value)` from the second value on; the first is the aggregate itself."""
+
+    def add(_key: Any, value: Any, aggregate: Any) -> Any:
+        return value if aggregate is None else function(aggregate, value)
+
+    return Aggregator(_nothing, add, add_merged(function))
+
+
+def add_merged(function: Callable[[Any, Any], Any]) -> Merge:
+    """A reducer as a merge of two aggregates, either of which may be missing."""
+
+    def merge(_key: Any, one: Any, other: Any) -> Any:
+        return other if one is None else function(one, other)
+
+    return merge
+
+
+class Aggregation(Processor):
+    """A processor that keeps an aggregate per row of one store."""
+
+    def __init__(self, store: str, aggregator: Aggregator) -> None:
+        self.store_name = store
+        self.initial, self.add, self.merge = aggregator.init, aggregator.add, aggregator.merge
+        self.takes_null = aggregator.takes_null
+
+    def init(self, context: Context) -> None:
+        self.context = context
+        self.forward = context.downstream  # of a record that is in hand: part of what it causes
+        self.give = context.give  # of a result that was held back, or is final: by itself
+        self.state = context.store(self.store_name)
+        self.rows = self.state.rows
+        self.buffer = self.rows.buffer
+        spec = self.state.spec
+        self.key_serde, self.value_serde = spec.key, spec.value
+        self.held: HeldUpdates | None = None
+        if self.rows.caching and self.gives_updates():
+            self.held = HeldUpdates(self.buffer, self._let_go)
+            context.on_flush(self.held.flush)
+
+    def gives_updates(self) -> bool:
+        """Whether each change is a result."""
+        return True
+
+    @abstractmethod
+    def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
+        """What became of a row that was held back; None if it was made and removed in between."""
+
+    def _let_go(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
+        result = self.context.read_result(self.read_held, row_key, old_row, headers, timestamp)
+        if result is not None:
+            self.give(result)
+
+    def skipped(self, record: Record) -> bool:
+        """Whether the record has no key, or no value where one is needed: counted, and nothing else."""
+        if record.key is None:
+            self.context.drop("null_key", f"a record at {record.timestamp} has no key, which {self.store_name!r} needs")
+            return True
+        if record.value is None and not self.takes_null:
+            self.context.drop("null_value", f"a record of {record.key!r} has no value for {self.store_name!r}")
+            return True
+        return False
+
+    def encode_key(self, key: Any) -> bytes:
+        """InvalidRequest that names store and serde if it cannot be done; so the other three, Corruption for reads."""
+        try:
+            raw: bytes = self.key_serde.serialize(key)
+            return raw
+        except Exception as error:
+            raise serde_error(self.key_serde, self.store_name, "key", "serialize", error) from error
+
+    def encode_value(self, value: Any) -> bytes | None:
+        try:
+            return None if value is None else self.value_serde.serialize(value)
+        except Exception as error:
+            raise serde_error(self.value_serde, self.store_name, "value", "serialize", error) from error
+
+    def decode_key(self, raw: bytes) -> Any:
+        try:
+            return self.key_serde.deserialize(raw)
+        except Exception as error:
+            raise serde_error(self.key_serde, self.store_name, "key", "deserialize", error) from error
+
+    def decode_value(self, raw: bytes) -> Any:
+        try:
+            return self.value_serde.deserialize(raw)
+        except Exception as error:
+            raise serde_error(self.value_serde, self.store_name, "value", "deserialize", error) from error
+
+    def decode_again(self, value: Any, row: bytes, skip: int) -> Any:
+        """An object of its own for a value that was decoded from this row already."""
+        return value if type(value) in _UNCHANGEABLE else self.decode_value(row[skip:])
+
+
+def _add_one(_key: Any, _value: Any, aggregate: int) -> int:
+    return aggregate + 1
+
+
+def _sum(_key: Any, one: int, other: int) -> int:
+    return one + other
+
+
+def _nothing() -> None:
+    return None

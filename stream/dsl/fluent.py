@@ -1,0 +1,448 @@
+"""The fluent layer: streams and tables, written as a chain of steps.
+
+    app.stream("clicks").filter(f).group_by_key().window(sf.SessionWindows(60_000)).count("visits").to("out")
+
+Each step adds a node to the application's topology. Functions take (key, value) as in Kafka Streams. A step that may
+change the key marks the stream; what needs equal keys together then puts a repartition topic before itself.
+
+Every step takes `name=`, and `on_error=` with `dead_letter=` for what fails in it and further on: see
+`standfast.stream.topology.policy`.
+
+Rules of this file: it declares, nothing runs here. Semantics and names are those of Kafka Streams' KStream and KTable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack
+
+from standfast.store.arguments import check_functions, refuse
+from standfast.store.errors import BadConfig
+from standfast.store.names import check_name
+from standfast.store.serde import Serde, serde_problems
+from standfast.stream.topology.nodes import Partitioner, Serdes
+from standfast.stream.topology.policy import ErrorPolicy, OnErrorOptions, StepOptions, step_policy
+from standfast.stream.topology.processor import Processor, has_timers, processor_problem
+from standfast.stream.topology.stateless import (
+    Filter,
+    FlatMap,
+    Map,
+    MapTableValues,
+    MapValues,
+    PassOn,
+    Peek,
+    SelectKey,
+    TableJoin,
+)
+from standfast.stream.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from standfast.stream.dsl.grouped import GroupedStream
+
+SerdeOrNone = Serde[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Serdes for streams whose own are unknown, as after a map."""
+
+    key: Serde[Any]
+    value: Serde[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream of records. `key` and `value` are its serdes; None after a step that may have changed the type."""
+
+    builder: TopologyBuilder
+    node: str
+    defaults: Defaults
+    key: SerdeOrNone = None
+    value: SerdeOrNone = None
+    rekeyed: bool = False
+
+    def filter(self, predicate: Callable[[Any, Any], bool], **step: Unpack[StepOptions]) -> Stream:
+        """Records for which `predicate(key, value)` is true."""
+        _check("filter", predicate=predicate)
+        return self._step("filter", partial(Filter, predicate), step)
+
+    def filter_not(self, predicate: Callable[[Any, Any], bool], **step: Unpack[StepOptions]) -> Stream:
+        """Records for which `predicate(key, value)` is false."""
+        _check("filter_not", predicate=predicate)
+        return self._step("filter-not", partial(Filter, predicate, False), step)
+
+    def map(
+        self,
+        mapper: Callable[[Any, Any], tuple[Any, Any]],
+        *,
+        key: SerdeOrNone = None,
+        value: SerdeOrNone = None,
+        **step: Unpack[StepOptions],
+    ) -> Stream:
+        """`mapper(key, value)` gives the new (key, value)."""
+        _check("map", key, value, mapper=mapper)
+        return replace(self._step("map", partial(Map, mapper), step), key=key, value=value, rekeyed=True)
+
+    def map_values(
+        self, mapper: Callable[[Any], Any], *, value: SerdeOrNone = None, **step: Unpack[StepOptions]
+    ) -> Stream:
+        """`mapper(value)` gives the new value; the key stays."""
+        _check("map_values", value, mapper=mapper)
+        return replace(self._step("map-values", partial(MapValues, mapper), step), value=value)
+
+    def flat_map(
+        self,
+        mapper: Callable[[Any, Any], Iterable[tuple[Any, Any]]],
+        *,
+        key: SerdeOrNone = None,
+        value: SerdeOrNone = None,
+        **step: Unpack[StepOptions],
+    ) -> Stream:
+        """`mapper(key, value)` gives any number of (key, value)."""
+        _check("flat_map", key, value, mapper=mapper)
+        return replace(self._step("flat-map", partial(FlatMap, mapper), step), key=key, value=value, rekeyed=True)
+
+    def select_key(
+        self, mapper: Callable[[Any, Any], Any], *, key: SerdeOrNone = None, **step: Unpack[StepOptions]
+    ) -> Stream:
+        """`mapper(key, value)` gives the new key."""
+        _check("select_key", key, mapper=mapper)
+        return replace(self._step("select-key", partial(SelectKey, mapper), step), key=key, rekeyed=True)
+
+    def peek(self, action: Callable[[Any, Any], Any], **step: Unpack[StepOptions]) -> Stream:
+        """Call `action(key, value)` for each record, which goes on as it is."""
+        _check("peek", action=action)
+        return self._step("peek", partial(Peek, action), step)
+
+    def merge(self, other: Stream, **step: Unpack[StepOptions]) -> Stream:
+        """Records of both, in the order in which the task meets them."""
+        if not isinstance(other, Stream):
+            raise BadConfig([f"merge: it takes another stream, not {other!r:.100}"])
+        if isinstance(other, Table):
+            raise other._refused("merge", "its deletes would remove keys of the stream")
+        both = Stream(
+            self.builder,
+            self.node,
+            self.defaults,
+            key=self.key if self.key == other.key else None,
+            value=self.value if self.value == other.value else None,
+            rekeyed=self.rekeyed or other.rekeyed,
+        )
+        return both._step("merge", PassOn, step, other.node)
+
+    def process(
+        self,
+        processor: type[Processor],
+        *stores: str,
+        key: SerdeOrNone = None,
+        value: SerdeOrNone = None,
+        **step: Unpack[StepOptions],
+    ) -> Stream:
+        """A processor of your own, connected to `stores`; what it forwards is the stream that this returns.
+
+        Timers are kept under the step's name: `name`, or the class's, which only one unnamed step of an
+        application that runs may have. An `on_error` here covers its timers and punctuations too, which are counted:
+        they have no record to be kept.
+        """
+        problem = processor_problem(processor, "give")
+        if problem:
+            functions = "for a function of key and value there are map, map_values, flat_map, filter and peek"
+            raise BadConfig([f"process: {problem}; {functions}"])
+        _check("process", key, value)
+        unnamed = [one for one in stores if not isinstance(one, str)]
+        if unnamed:
+            raise BadConfig([f"process: stores are named by text, not by {unnamed[0]!r:.100}: give its name"])
+        named = stores or (() if processor.stores is None else processor.stores)
+        kind = processor.__name__
+        timer_key = (processor.timer_key or self._key()) if has_timers(processor) else None
+        if timer_key is not None and step.get("name") is None:
+            # Checked first, so that what is refused takes no name.
+            named_step(self.builder, kind, step)
+            step = {**step, "name": self.builder.lasting_name(kind, f"process({kind}), which has timers")}
+        name, policy = named_step(self.builder, kind, step)
+        node = self.builder.add_processor(
+            name,
+            processor,
+            [self.node],
+            named,
+            timer_key,
+            policy=policy,
+            given=self.serdes(),
+            results=(key or self.defaults.key, value or self.defaults.value),
+        )
+        return Stream(self.builder, node, self.defaults, key, value, rekeyed=True)
+
+    def to(
+        self,
+        topic: str,
+        *,
+        key: SerdeOrNone = None,
+        value: SerdeOrNone = None,
+        partitioner: Partitioner | None = None,
+        **step: Unpack[StepOptions],
+    ) -> None:
+        """Write to a topic; `partitioner(key, value, partitions)` chooses, by default the hash of the key."""
+        _check("to", key, value)
+        if partitioner is not None:
+            _check("to", partitioner=partitioner)
+        name, policy = named_step(self.builder, f"{topic}-sink", step)
+        self.builder.add_sink(
+            name, topic, [self.node], key or self._key(), value or self._value(), partitioner, policy=policy
+        )
+
+    def repartition(
+        self,
+        name: str,
+        *,
+        partitions: int = 0,
+        key: SerdeOrNone = None,
+        value: SerdeOrNone = None,
+        **on_error: Unpack[OnErrorOptions],
+    ) -> Stream:
+        """Through `<app>-<name>-repartition`: records of one key come together again, in a task of their own."""
+        policy = step_policy(name, **on_error)
+        return self._through(name, "repartition", partitions, key or self._key(), value or self._value(), policy)
+
+    def broadcast(
+        self,
+        name: str,
+        *,
+        partitions: int = 0,
+        key: SerdeOrNone = None,
+        value: SerdeOrNone = None,
+        **on_error: Unpack[OnErrorOptions],
+    ) -> Stream:
+        """Through `<app>-<name>-broadcast`: every record to every task behind it."""
+        policy = step_policy(name, **on_error)
+        return self._through(name, "broadcast", partitions, key or self._key(), value or self._value(), policy)
+
+    def group_by_key(self, *, key: SerdeOrNone = None, value: SerdeOrNone = None) -> GroupedStream:
+        """Records of one key together, for count, reduce and aggregate."""
+        from standfast.stream.dsl.grouped import GroupedStream  # here, because the two name each other
+
+        # Any, because type checkers know this class by two paths once the other file names it.
+        _check("group_by_key", key, value)
+        own: Any = replace(self, key=key or self.key, value=value or self.value)
+        return GroupedStream(own)
+
+    def group_by(
+        self,
+        mapper: Callable[[Any, Any], Any],
+        *,
+        key: SerdeOrNone = None,
+        value: SerdeOrNone = None,
+        **step: Unpack[StepOptions],
+    ) -> GroupedStream:
+        """Records together by `mapper(key, value)`, which goes through a repartition topic."""
+        _check("group_by", key, value, mapper=mapper)
+        return self.select_key(mapper, key=key, **step).group_by_key(value=value)
+
+    def join(
+        self,
+        table: Table,
+        joiner: Callable[[Any, Any], Any],
+        *,
+        value: SerdeOrNone = None,
+        **step: Unpack[StepOptions],
+    ) -> Stream:
+        """`joiner(value, table value)` for each record whose key is in the table.
+
+        A stream whose key may have changed goes through `<app>-<name>-repartition` first; `name` is `<table>-join`
+        by default, which only one unnamed join of an application that runs may have.
+        """
+        return self._join(table, joiner, False, value, step)
+
+    def left_join(
+        self,
+        table: Table,
+        joiner: Callable[[Any, Any], Any],
+        *,
+        value: SerdeOrNone = None,
+        **step: Unpack[StepOptions],
+    ) -> Stream:
+        """As `join`, with None where the key is not in the table."""
+        return self._join(table, joiner, True, value, step)
+
+    def _join(
+        self, table: Table, joiner: Callable[[Any, Any], Any], left: bool, value: SerdeOrNone, step: StepOptions
+    ) -> Stream:
+        if not isinstance(table, Table) or table.store is None:
+            raise BadConfig(
+                [
+                    "a stream is joined with a table that has a store, such as app.table(topic) or .count(store): this "
+                    "one has none, or was filtered or mapped"
+                ]
+            )
+        _check("left_join" if left else "join", value, joiner=joiner)
+        name = step.get("name")
+        policy = named_step(self.builder, "join", {**step, "name": name or f"{table.store}-join"})[1]
+        own = self.keyed(self._join_topic(table.store, name), policy)
+        node = self.builder.add_processor(
+            name or self.builder.new_name("join"),
+            partial(TableJoin, table.store, joiner, left),
+            [own.node],
+            [table.store],
+            null_keys=left,
+            policy=policy,
+            given=own.serdes(),
+        )
+        return Stream(self.builder, node, self.defaults, own.key, value, own.rekeyed)
+
+    def _join_topic(self, store: str, name: str | None) -> str:
+        """Name of the topic before a join, if there must be one; what shares it would be joined too."""
+        what = f"join with table {store!r}, of a stream whose key may have changed"
+        if name is None:
+            return self.builder.lasting_name(f"{store}-join", what) if self.rekeyed else ""
+        if self.rekeyed and f"{self.builder.app}-{name}-repartition" in self.builder.internal:
+            raise BadConfig([f"{what}: {name!r} goes through a topic of that name already: give it another name"])
+        return name
+
+    def keyed(self, name: str, policy: ErrorPolicy | None = None, key: SerdeOrNone = None) -> Stream:
+        """This stream with equal keys together: itself, or through `<app>-<name>-repartition` if its key changed.
+
+        `policy` is that of the step which needs them together, and holds on the way there too.
+        """
+        if not self.rekeyed:
+            return self
+        return self._through(name, "repartition", 0, key or self._key(), self._value(), policy)
+
+    def serdes(self) -> Serdes:
+        """Of its keys and values, as far as they are known."""
+        return self._key(), self._value()
+
+    def _step(self, kind: str, make: Callable[[], Processor], step: StepOptions, *others: str) -> Stream:
+        name, policy = named_step(self.builder, kind, step)
+        node = self.builder.add_processor(name, make, [self.node, *others], policy=policy, given=self.serdes())
+        return Stream(self.builder, node, self.defaults, self.key, self.value, self.rekeyed)
+
+    def _through(
+        self,
+        name: str,
+        kind: Any,
+        partitions: int,
+        key: Serde[Any],
+        value: Serde[Any],
+        policy: ErrorPolicy | None,
+    ) -> Stream:
+        if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 0:
+            raise BadConfig([f"{kind} {name!r}: partitions must be a whole number from 1, or 0 for as many as before"])
+        node = self.builder.add_exchange(name, kind, [self.node], key, value, partitions, policy)
+        return Stream(self.builder, node, self.defaults, key, value)
+
+    def _key(self) -> Serde[Any]:
+        return self.key or self.defaults.key
+
+    def _value(self) -> Serde[Any]:
+        return self.value or self.defaults.value
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Stream):
+    """A stream of updates: the latest value of each key; `record.old_value` is the one before, None value a delete.
+
+    `store` is the name of the store that holds it, if one does. A table goes on by `map_values`, `peek`, `process`,
+    `to` and `to_stream`. A step of streams that would answer for updates instead of for the table, such as a filter
+    that loses the delete of what it let through before, is BadConfig.
+    """
+
+    store: str | None = None
+
+    def to_stream(self) -> Stream:
+        """The updates as a plain stream: a delete is a record whose value is None, and steps give it to functions."""
+        return Stream(self.builder, self.node, self.defaults, self.key, self.value, self.rekeyed)
+
+    def map_values(
+        self, mapper: Callable[[Any], Any], *, value: SerdeOrNone = None, **step: Unpack[StepOptions]
+    ) -> Table:
+        """`mapper(value)` gives the new value, of the old one too; it is not called for a delete, which stays one."""
+        _check("map_values", value, mapper=mapper)
+        return self._updates("map-values", partial(MapTableValues, mapper), step, value)
+
+    def peek(self, action: Callable[[Any, Any], Any], **step: Unpack[StepOptions]) -> Table:
+        """Call `action(key, value)` for each update, with value None for a delete; the update goes on as it is."""
+        _check("peek", action=action)
+        return self._updates("peek", partial(Peek, action), step, self.value)
+
+    def filter(self, predicate: Callable[[Any, Any], bool], **step: Unpack[StepOptions]) -> Stream:
+        raise self._refused("filter", "a key whose value passed before, and does not any more, would stay downstream")
+
+    def filter_not(self, predicate: Callable[[Any, Any], bool], **step: Unpack[StepOptions]) -> Stream:
+        raise self._refused(
+            "filter_not", "a key whose value passed before, and does not any more, would stay downstream"
+        )
+
+    def map(self, *given: Any, **settings: Any) -> Stream:
+        raise self._refused("map", "the old value of a changed key would stay downstream")
+
+    def flat_map(self, *given: Any, **settings: Any) -> Stream:
+        raise self._refused("flat_map", "the old value of a changed key would stay downstream")
+
+    def select_key(self, *given: Any, **settings: Any) -> Stream:
+        raise self._refused("select_key", "the old value of a changed key would stay downstream")
+
+    def merge(self, other: Stream, **step: Unpack[StepOptions]) -> Stream:
+        raise self._refused("merge", "the keys of two tables would overwrite each other")
+
+    def repartition(self, name: str, **settings: Any) -> Stream:
+        raise self._refused("repartition", "the old value of an update does not go through a topic")
+
+    def broadcast(self, name: str, **settings: Any) -> Stream:
+        raise self._refused("broadcast", "the old value of an update does not go through a topic")
+
+    def group_by_key(self, **settings: Any) -> GroupedStream:
+        raise self._refused("group_by_key", "each update would be added without taking its old value away")
+
+    def group_by(self, mapper: Callable[[Any, Any], Any], **settings: Any) -> GroupedStream:
+        raise self._refused("group_by", "each update would be added without taking its old value away")
+
+    def _join(
+        self, table: Table, joiner: Callable[[Any, Any], Any], left: bool, value: SerdeOrNone, step: StepOptions
+    ) -> Stream:
+        raise self._refused(
+            "left_join" if left else "join", "updates of the other table, and deletes, would change nothing"
+        )
+
+    def _updates(self, kind: str, make: Callable[[], Processor], step: StepOptions, value: SerdeOrNone) -> Table:
+        node = self._step(kind, make, step).node
+        return Table(self.builder, node, self.defaults, self.key, value, self.rekeyed)
+
+    def _refused(self, step: str, why: str) -> BadConfig:
+        what = f"table {self.store!r}" if self.store is not None else f"the table at node {self.node!r}"
+        return BadConfig(
+            [
+                f"{step}: {what} cannot be taken through this step: {why}. For its updates as plain records, a delete "
+                f"being one whose value is None, write .to_stream().{step}(...); for the table itself keep your own "
+                "state in .process(...)"
+            ]
+        )
+
+
+def _check(what: str, *serdes: SerdeOrNone, **functions: object) -> None:
+    """Refuse arguments of a step before it is declared: what is no serde, and what is no function."""
+    refuse([f"{what}: {problem}" for one in serdes if one is not None for problem in serde_problems(serde=one)])
+    check_functions(what, **functions)
+
+
+def named_step(builder: TopologyBuilder, kind: str, step: StepOptions) -> tuple[str, ErrorPolicy | None]:
+    """Name and policy of a step. TypeError for an option that no step has, BadConfig for one that cannot be used."""
+    given, on_error = _split(**step)
+    name = builder.new_name(kind) if given is None else check_name("step", given)
+    return name, step_policy(name, **on_error)
+
+
+def _split(*, name: str | None = None, **on_error: Unpack[OnErrorOptions]) -> tuple[str | None, OnErrorOptions]:
+    return name, on_error
+
+
+def store_of_kind(builder: TopologyBuilder, name: str, kinds: Sequence[type], what: str) -> Any:
+    """The declared store that a step names; BadConfig if there is none, or one of another kind."""
+    spec = builder.specs.get(name) if isinstance(name, str) else None
+    if spec is None:
+        declared = ", ".join(builder.specs) or "none"
+        raise BadConfig([f"{what}: store {name!r:.100} is not declared (declared: {declared}): add it to stores=[...]"])
+    if not isinstance(spec, tuple(kinds)):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise BadConfig([f"{what}: store {name!r} is a {type(spec).__name__}, it needs a {wanted}"])
+    return spec

@@ -1,0 +1,92 @@
+"""Aggregation by sessions, over a session store.
+
+    record joins no session          a session of its own
+    record joins one or two          they are removed, merged, and the record added; downstream sees each go before the
+                                     new one comes, also where the bounds did not change (cached: only what is different
+                                     at the flush)
+    on close                         a session that was given is not joined any more: it stays in the store as given
+
+So each record is in one final result, however long the store keeps its sessions. Kafka Streams joins such a session as
+long as it is kept and gives it again, with what it had and more; with the least retention, its DSL's default, it
+cannot, and the results are these.
+
+Rules of this file: what a record joins is `SessionWindows.merge`; here it is carried out. A result's timestamp is the
+end of its session. Semantics of Kafka Streams' KStreamSessionWindowAggregate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from standfast.replication.log import Headers
+from standfast.store import session_key
+from standfast.store.results import Windowed
+from standfast.stream.dsl.windowed_aggregate import ClosingAggregation
+from standfast.stream.open_windows import Entry
+from standfast.stream.record import Record
+from standfast.stream.windows import SessionWindows, Window
+
+
+class SessionAggregate(ClosingAggregation[SessionWindows]):
+    """Count, reduce and aggregate by key and session."""
+
+    def process(self, record: Record) -> None:
+        key, value, stamp, headers, _ = record
+        if (key is None or value is None) and self.skipped(record):
+            return
+        raw_key = self.encode_key(key)
+        through = self.observe(stamp, headers)
+        earliest_end, latest_start = self.windows.search_bounds(stamp)
+        if self.finals is not None and earliest_end <= through:
+            earliest_end = through + 1
+        rows = {Window(start, end): row for start, end, row in self.state.rows_of(raw_key, earliest_end, latest_start)}
+        session, absorbed, removed = self.windows.merge(rows, stamp)
+        if session.end <= through:
+            self.drop_window(key, stamp, session)
+            return
+        aggregate = self.initial()
+        assert self.merge is not None  # checked where it is declared
+        for one in absorbed:
+            aggregate = self.merge(key, aggregate, self.decode_value(rows[one]))
+        for one in removed:
+            self._write(record, raw_key, one, rows.pop(one), None)
+        self._write(record, raw_key, session, rows.get(session), self.add(key, value, aggregate))
+
+    def check_time(self, timestamp: int) -> None:
+        self.windows.search_bounds(timestamp)
+
+    def _write(self, record: Record, raw_key: bytes, session: Window, old_row: bytes | None, new: Any) -> None:
+        start, end = session
+        row_key = session_key.pack(raw_key, start, end)
+        if not self.state.put_row(row_key, end, self.encode_value(new), record.timestamp):
+            if new is not None:
+                self.drop_window(record.key, record.timestamp, session)
+        elif self.held is not None:
+            self.held.add(row_key, old_row, record.headers, end)
+        elif self.finals is None:
+            old = None if old_row is None else self.decode_value(old_row)
+            self.forward(Record(Windowed(record.key, start, end), new, end, record.headers, old))
+        elif new is None:
+            self.finals.discard(end, (start, raw_key))
+        else:
+            self.finals.add(end, (start, raw_key))
+
+    def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
+        raw_key, start, end = session_key.unpack(row_key)
+        row = self.state.get_row(row_key, end)
+        if row is None and old_row is None:
+            return None
+        new = None if row is None else self.decode_value(row)
+        old = None if old_row is None else self.decode_value(old_row)
+        return Record(Windowed(self.decode_key(raw_key), start, end), new, timestamp, headers, old)
+
+    def read_final(self, end: int, rest: Any, headers: Headers) -> Record | None:
+        start, raw_key = rest
+        row = self.state.get_row(session_key.pack(raw_key, start, end), end)
+        if row is None:
+            return None
+        return Record(Windowed(self.decode_key(raw_key), start, end), self.decode_value(row), end, headers)
+
+    def scan_open(self, end_from: int) -> Iterator[Entry]:
+        return ((end, (start, key)) for start, end, key in self.state.rows_from(end_from))

@@ -1,0 +1,39 @@
+"""Aggregation by sliding windows, over a window store.
+
+Rules of this file: which windows a record updates and makes, and from which rows, is `SlidingWindows.plan`; here it is
+carried out. Rows are read before any is written, because the plan speaks of rows as they were before the record.
+Semantics of Kafka Streams' KStreamSlidingWindowAggregate.
+"""
+
+from __future__ import annotations
+
+from standfast.store import window_key
+from standfast.store.value_timestamp import TIMESTAMP
+from standfast.stream.dsl.windowed_aggregate import StartedWindows
+from standfast.stream.record import Record
+from standfast.stream.windows import SlidingWindows
+
+
+class SlidingAggregate(StartedWindows[SlidingWindows]):
+    """Count, reduce and aggregate by key and sliding window."""
+
+    def process(self, record: Record) -> None:
+        key, value, stamp, headers, _ = record
+        if (key is None or value is None) and self.skipped(record):
+            return
+        raw_key = self.encode_key(key)
+        through = self.observe(stamp, headers)
+        low, high = self.windows.search_starts(stamp)
+        rows = dict(self.state.rows_of(raw_key, low, high))
+        stored = [(start, TIMESTAMP.unpack_from(row)[0]) for start, row in rows.items()]
+        plan = self.windows.plan(stamp, stored, through + self.delay_ms)
+        for window in plan.dropped:
+            self.drop_window(key, stamp, window)
+        for (start, _), source, adds, newest in plan.changes:
+            aggregate = self.initial() if source is None else self.decode_value(rows[source][8:])
+            old_row = rows.get(start)
+            old = None
+            if old_row is not None and self.held is None and self.finals is None:
+                old = self.decode_value(old_row[8:])
+            new = self.add(key, value, aggregate) if adds else aggregate
+            self.write(record, window_key.pack(raw_key, start), start, old_row, old, new, newest)

@@ -1,0 +1,193 @@
+"""Aggregation by aligned windows: tumbling, hopping and unlimited, over a window store.
+
+    time:<store>    among the task's progress numbers: observed stream time, the largest timestamp processed
+
+    window end > observed - grace    it is updated         (observed includes the record in hand)
+    else                             one "late_window" is counted, for each window; so for one that was given on close
+
+Rules of this file: semantics of Kafka Streams' KStreamWindowAggregate. A record without a key changes nothing, not even
+the observed stream time. Which windows a record belongs to is `standfast.stream.windows`; only tumbling windows, the
+path of most records, are worked out here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from standfast.replication.log import Headers
+from standfast.store import window_key
+from standfast.store.results import Windowed
+from standfast.store.value_timestamp import TIMESTAMP
+from standfast.store.window_key import end_of
+from standfast.stream.dsl.aggregation import Aggregation, Aggregator
+from standfast.stream.dsl.final_results import FinalResults
+from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy
+from standfast.stream.open_windows import Entry
+from standfast.stream.record import Record
+from standfast.stream.topology.processor import Context
+from standfast.stream.windows import (
+    TIME_MAX,
+    AnyWindows,
+    HoppingWindows,
+    SlidingWindows,
+    TumblingWindows,
+    UnlimitedWindows,
+    Window,
+)
+
+W = TypeVar("W", bound=AnyWindows)
+S = TypeVar("S", bound=TumblingWindows | HoppingWindows | UnlimitedWindows | SlidingWindows)
+A = TypeVar("A", bound=TumblingWindows | HoppingWindows | UnlimitedWindows)
+
+
+class ClosingAggregation(Aggregation, Generic[W]):
+    """An aggregation whose windows close as its observed stream time moves on."""
+
+    def __init__(self, store: str, aggregator: Aggregator, windows: W, emit: EmitStrategy) -> None:
+        super().__init__(store, aggregator)
+        self.windows: W = windows
+        self.emit = emit
+        self.time_key = f"time:{store}"
+        self.delay_ms = -windows.closed_through(0)  # a window is closed if end <= observed - delay
+
+    def init(self, context: Context) -> None:
+        super().init(context)
+        self.progress = context.progress
+        self.finals: FinalResults | None = None
+        if self.emit is ON_WINDOW_CLOSE:
+            stored = self.rows.observed_ms >= 0
+            self.finals = FinalResults(context, self.store_name, self.buffer, self.read_final, self.scan_open, stored)
+
+    def gives_updates(self) -> bool:
+        return self.emit is ON_WINDOW_UPDATE
+
+    def observe(self, timestamp: int, headers: Headers) -> int:
+        """Move the observed stream time, give what it closes; returns the largest end that is closed now."""
+        if timestamp.__class__ is not int or not 0 <= timestamp <= TIME_MAX:
+            self.check_time(timestamp)
+        progress = self.progress
+        observed = progress.get(self.time_key, -1)
+        if timestamp > observed:
+            if self.buffer.in_savepoint:
+                self.buffer.remember(progress, self.time_key)
+            progress[self.time_key] = observed = timestamp
+        through = observed - self.delay_ms
+        finals = self.finals
+        if finals is None:
+            return through
+        if through >= finals.next_end:
+            finals.give(through, headers)
+        # With a longer grace than before, windows are open that were given already: they stay as they were given.
+        return max(through, finals.closed_through)
+
+    @abstractmethod
+    def check_time(self, timestamp: int) -> None:
+        """Raise InvalidRequest for a timestamp that is none."""
+
+    @abstractmethod
+    def read_final(self, end: int, rest: Any, headers: Headers) -> Record | None:
+        """The final result of a window, None if its row is gone."""
+
+    @abstractmethod
+    def scan_open(self, end_from: int) -> Iterator[Entry]:
+        """Every stored window with end >= end_from."""
+
+    def drop_window(self, key: Any, timestamp: int, window: Window | tuple[int, int]) -> None:
+        """Count a window that is not updated any more."""
+        self.context.drop(
+            "late_window",
+            f"key {key!r} at {timestamp}: window {window[0]}..{window[1]} of {self.store_name!r} is closed "
+            f"(observed {self.progress.get(self.time_key)}, grace {self.windows.grace_ms})",
+        )
+
+
+class StartedWindows(ClosingAggregation[S]):
+    """What aggregations over a window store share: rows by key and start, windows of one size.
+
+    The index of open windows has start + size, also where that lies beyond 2**63 - 1: so the end tells the start.
+    """
+
+    def init(self, context: Context) -> None:
+        super().init(context)
+        self.size_ms = self.windows.size_ms
+
+    def check_time(self, timestamp: int) -> None:
+        self.windows.windows_for(timestamp)
+
+    def write(
+        self, record: Record, row_key: bytes, start: int, old_row: bytes | None, old: Any, new: Any, stamp: int
+    ) -> None:
+        """Put the new aggregate of a window, and give or hold back the result. `old` is decoded from `old_row`."""
+        written = record.timestamp if new is None else stamp  # a removal: see `standfast.stream.dsl.aggregate`
+        if not self.state.put_row(row_key, start, self.encode_value(new), written):
+            self.drop_window(record.key, record.timestamp, (start, end_of(start, self.size_ms)))
+        elif self.held is not None:
+            self.held.add(row_key, old_row, record.headers, written)
+        elif self.finals is None:
+            key = Windowed(record.key, start, end_of(start, self.size_ms))
+            self.forward(Record(key, new, stamp, record.headers, old))
+        elif old_row is None:
+            self.finals.add(start + self.size_ms, row_key[: -window_key.SUFFIX_BYTES])
+
+    def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
+        raw_key, start, _ = window_key.unpack(row_key)
+        row = self.state.get_row(row_key, start)
+        if row is None and old_row is None:
+            return None
+        new = None if row is None else self.decode_value(row[8:])
+        old = None if old_row is None else self.decode_value(old_row[8:])
+        key = Windowed(self.decode_key(raw_key), start, end_of(start, self.size_ms))
+        return Record(key, new, timestamp, headers, old)
+
+    def read_final(self, end: int, rest: Any, headers: Headers) -> Record | None:
+        start = end - self.size_ms
+        row = self.state.get_row(window_key.pack(rest, start), start)
+        if row is None:
+            return None
+        key = Windowed(self.decode_key(rest), start, end_of(start, self.size_ms))
+        return Record(key, self.decode_value(row[8:]), TIMESTAMP.unpack_from(row)[0], headers)
+
+    def scan_open(self, end_from: int) -> Iterator[Entry]:
+        size = self.size_ms
+        return ((start + size, key) for start, key in self.state.rows_from(max(end_from - size, 0)))
+
+
+class WindowedAggregate(StartedWindows[A]):
+    """Count, reduce and aggregate by key and aligned window."""
+
+    def init(self, context: Context) -> None:
+        super().init(context)
+        self.tumbling = isinstance(self.windows, TumblingWindows)
+
+    def process(self, record: Record) -> None:
+        key, value, stamp, headers, _ = record
+        if (key is None or value is None) and self.skipped(record):
+            return
+        raw_key = self.encode_key(key)
+        through = self.observe(stamp, headers)
+        size = self.size_ms
+        if self.tumbling:
+            self.update(record, raw_key, stamp - stamp % size, through)
+        else:
+            for window in self.windows.windows_for(stamp):
+                self.update(record, raw_key, window.start, through)
+
+    def update(self, record: Record, raw_key: bytes, start: int, through: int) -> None:
+        """Add the record to one window, unless that is closed."""
+        key, value, stamp, _, _ = record
+        if start + self.size_ms <= through:
+            self.drop_window(key, stamp, (start, end_of(start, self.size_ms)))
+            return
+        row_key = window_key.pack(raw_key, start)
+        old_row = self.state.get_row(row_key, start)
+        if old_row is None:
+            aggregate = old = None
+        else:
+            aggregate = old = self.decode_value(old_row[8:])
+            stamp = max(stamp, TIMESTAMP.unpack_from(old_row)[0])
+            if self.held is None and self.finals is None:
+                old = self.decode_again(old, old_row, 8)
+        new = self.add(key, value, self.initial() if aggregate is None else aggregate)
+        self.write(record, row_key, start, old_row, old, new, stamp)

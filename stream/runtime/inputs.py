@@ -1,0 +1,163 @@
+"""One input partition of a task: records waiting, the next one decoded, and what becomes of those that cannot be.
+
+    fetched ──> queue ──> head (decoded, with its timestamp) ──> processors
+                            │ cannot be decoded, or has no valid timestamp
+                            └──> fail, skip and count, or dead letter, as the source says
+
+Rules of this file: it decides about one record at a time and keeps the offsets right: `consumed` is the next offset to
+process, and moves past what was left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from standfast.replication.log import Record as LogRecord
+from standfast.store.errors import InvalidRequest
+from standfast.store.task.cut import source_key
+from standfast.stream.control import is_control
+from standfast.stream.record import Record
+from standfast.stream.topology.nodes import SourceNode
+from standfast.stream.topology.policy import ErrorPolicy
+from standfast.stream.topology.processor import Forward
+from standfast.stream.topology.sources import ARRIVAL_TIME
+from standfast.stream.watermarks import SourceWatermarks
+
+TIME_MAX_MS = 2**63 - 1
+
+
+class RecordFailed(InvalidRequest):
+    """A record that cannot be deserialised, or has no valid timestamp; `reason` is what it is counted as."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(message)
+
+
+LeaveOut = Callable[["Input", LogRecord, Exception, str], None]
+
+
+class Input:
+    """Records of one topic and partition on their way into a task."""
+
+    __slots__ = (
+        "_deserialize_key", "_deserialize_value", "at_end", "consumed", "fetched", "head", "idle", "key", "largest_ms",
+        "partition", "policy", "process", "protected", "queue", "raw", "settings", "source", "timestamp", "topic",
+        "wall_ms", "watermarks",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        source: SourceNode,
+        partition: int,
+        position: int,
+        process: Forward,
+        wall_ms: Callable[[], int],
+        policy: ErrorPolicy,
+    ) -> None:
+        self.source = source
+        self.settings = source.settings
+        self.topic = source.topic
+        self.partition = partition
+        self.key = source_key(source.topic, partition)
+        self.process = process
+        self.queue: deque[LogRecord] = deque()
+        self.head: Record | None = None
+        self.raw: LogRecord | None = None
+        self.at_end = False
+        self.consumed = position
+        self.fetched = position
+        self.idle = False  # silent for so long that it holds back no stream time
+        self.largest_ms = -1
+        self.policy = policy  # of an internal topic: that of what is written to it
+        self.protected = policy.protects
+        self.timestamp = source.settings.timestamp
+        self.watermarks: SourceWatermarks | None = None
+        self.wall_ms = wall_ms
+        self._deserialize_key = source.settings.key.deserialize
+        self._deserialize_value = source.settings.value.deserialize
+
+    @property
+    def waiting(self) -> int:
+        """Records fetched and not processed."""
+        return len(self.queue) + (self.head is not None)
+
+    def add(self, records: Sequence[LogRecord], next_offset: int, at_end: bool) -> None:
+        """Take fetched records in; `next_offset` may lie beyond the last of them."""
+        self.queue.extend(records)
+        self.fetched = next_offset
+        self.at_end = at_end
+
+    def advance(self, leave_out: LeaveOut) -> None:
+        """Decode the next record; those that cannot be are left out, or RecordFailed is raised, as the source says."""
+        queue, internal = self.queue, self.source.internal
+        while queue:
+            raw = queue.popleft()
+            try:
+                if internal and is_control(raw):
+                    self.head = Record(None, None, max(raw.timestamp, 0))
+                else:
+                    self.head = self.decode(raw)
+            except RecordFailed as failure:
+                self.head = None
+                if not self._may_leave_out(failure):
+                    raise
+                leave_out(self, raw, failure, failure.reason)
+                self.consumed = raw.offset + 1
+                continue
+            self.raw = raw
+            return
+        self.head = self.raw = None
+        self.consumed = max(self.consumed, self.fetched)
+
+    def decode(self, raw: LogRecord) -> Record:
+        """The record with its timestamp. Raises RecordFailed."""
+        try:
+            key = None if raw.key is None else self._deserialize_key(raw.key)
+            value = None if raw.value is None else self._deserialize_value(raw.value)
+        except Exception as error:
+            raise RecordFailed(
+                f"{self.at(raw)}: cannot be deserialised ({type(error).__name__}: {error}): give the source the serdes "
+                'it was written with, or on_error="skip" or "dead_letter"',
+                "deserialize",
+            ) from error
+        record = Record(key, value, raw.timestamp, raw.headers)
+        if self.timestamp is None:
+            if raw.timestamp >= 0:
+                return record
+            return record._replace(timestamp=self._instead(raw, raw.timestamp))
+        stamp = self._extract(record, raw)
+        return record._replace(timestamp=stamp)
+
+    def at(self, raw: LogRecord) -> str:
+        """Where a record is, for messages."""
+        return f"record of {self.topic}-{self.partition} at offset {raw.offset}"
+
+    def _may_leave_out(self, failure: RecordFailed) -> bool:
+        if failure.reason == "invalid_timestamp":
+            return self.settings.invalid_timestamp == "skip"
+        return self.protected
+
+    def _extract(self, record: Record, raw: LogRecord) -> int:
+        if self.timestamp is ARRIVAL_TIME:
+            return self.wall_ms()
+        try:
+            stamp = self.timestamp(record)  # type: ignore[misc]
+        except Exception as error:
+            raise RecordFailed(
+                f"{self.at(raw)}: the timestamp extractor failed ({type(error).__name__}: {error})", "process"
+            ) from error
+        if type(stamp) is int and 0 <= stamp <= TIME_MAX_MS:
+            return stamp
+        return self._instead(raw, stamp)
+
+    def _instead(self, raw: LogRecord, stamp: object) -> int:
+        if self.settings.invalid_timestamp == "partition_time" and self.largest_ms >= 0:
+            return self.largest_ms
+        known = " and its partition has had no record yet" * (self.settings.invalid_timestamp == "partition_time")
+        raise RecordFailed(
+            f"{self.at(raw)}: timestamp {stamp!r} is not whole milliseconds from 0{known}: give the source a timestamp "
+            'extractor, or invalid_timestamp="skip" or "partition_time"',
+            "invalid_timestamp",
+        )

@@ -1,0 +1,144 @@
+"""What becomes of what is left out: counted, and kept in a side topic if its source or step names one.
+
+    record that cannot be deserialised       dead letter: the record as it was read, with headers that say why; behind a
+    or processed                             repartition the record as it stood there
+    record that fails in a step              dead letter: the record as it came to the step, by the serdes it had there
+    result that fails further on             dead letter: key and value of the result, by the serdes of its table
+    timer, punctuation                       counted only: there is no record
+    row that its serde cannot read           counted only, where a result was to be made of it: the store keeps it
+    at or before the watermark               the source's `late` topic: the record as it was read
+    no valid timestamp                       counted only
+
+Rules of this file: a side output is an output of the task like any other and becomes durable with its next commit.
+Dead letters carry the headers of Kafka Streams (KIP-1034), and the step's name where a step failed.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from standfast.replication.log import Headers
+from standfast.replication.log import Record as LogRecord
+from standfast.store.errors import InvalidRequest
+from standfast.store.serde import Serde
+from standfast.store.timestamps import writable
+from standfast.stream.record import Record
+from standfast.stream.runtime.guard import Guard
+from standfast.stream.runtime.inputs import Input, RecordFailed
+from standfast.stream.session.task import Task
+from standfast.stream.topology.nodes import Serdes
+from standfast.stream.topology.policy import ErrorPolicy
+from standfast.stream.topology.processor import InHand
+
+DEAD_LETTER_PREFIX = "__streams.errors."
+TEXT_MAX_BYTES = 4_096  # of a message or a stack trace, where the whole would be too large for the log
+
+
+class LeftOut:
+    """What one task leaves out."""
+
+    def __init__(self, task: Task, guard: Guard, in_hand: InHand, partitions_of: Mapping[str, int]) -> None:
+        self._task = task
+        self._guard = guard
+        self._in_hand = in_hand
+        self._partitions_of = partitions_of
+
+    def failed(self, one: Input, raw: LogRecord, error: Exception, reason: str) -> None:
+        """Count a record that failed, and set it aside where its policy asks for that."""
+        policy = one.policy
+        self._guard.drop(None, policy.counted_as(reason), f"{one.at(raw)}: {_told(error)}")
+        if policy.dead_letter is not None and reason != "invalid_timestamp":
+            self._dead_letter(
+                policy.dead_letter,
+                (raw.key, raw.value, max(raw.timestamp, 0)),
+                raw.headers,
+                error,
+                {"topic": one.topic, "partition": str(one.partition), "offset": str(raw.offset)},
+            )
+
+    def failed_at(
+        self, policy: ErrorPolicy, node: str, serdes: Serdes | None, record: Record, error: Exception
+    ) -> None:
+        """Count a record that failed in a step, or a result that failed behind one, and set it aside."""
+        hand = self._in_hand
+        at = "" if hand.topic is None else f" (record of {hand.topic}-{hand.partition} at offset {hand.offset})"
+        self._guard.drop(
+            node, policy.counted_as("result"), f"key {record.key!r} at {record.timestamp}{at}: {_told(error)}"
+        )
+        if policy.dead_letter is None:
+            return
+        about = {"step": node}
+        if hand.topic is not None:
+            about |= {"topic": hand.topic, "partition": str(hand.partition), "offset": str(hand.offset)}
+        parts = []
+        for part, given, serde in zip(("key", "value"), record, serdes or (None, None), strict=False):
+            raw, as_text = _raw(given, serde)
+            parts.append(raw)
+            if as_text:
+                about[f"{part}.text"] = "repr"
+        key, value = parts
+        self._dead_letter(policy.dead_letter, (key, value, record.timestamp), record.headers, error, about)
+
+    def callback_failed(self, policy: ErrorPolicy, node: str, what: str, reason: str, error: Exception) -> None:
+        """Count a timer or a punctuation that failed, or a result that could not be read."""
+        self._guard.drop(node, policy.counted_as(reason), f"{what}: {_told(error)}")
+
+    def late(self, one: Input, raw: LogRecord, record: Record, watermark_ms: int | None) -> None:
+        """Set a late record aside, or count it where its source names no topic for those."""
+        topic = one.settings.late
+        if topic is not None:
+            self._send(topic, raw.key, raw.value, record.timestamp, raw.headers)
+            return
+        self._guard.drop(None, "late_record", f"{one.at(raw)}: {record.timestamp} <= watermark {watermark_ms}")
+
+    def _dead_letter(
+        self,
+        topic: str,
+        record: tuple[bytes | None, bytes | None, int],
+        headers: Headers,
+        error: Exception,
+        about: Mapping[str, str],
+    ) -> None:
+        try:
+            self._send(topic, *record, dead_letter_headers(headers, error, about))
+        except InvalidRequest:  # headers over the limit: what is said about it gets shorter, never the record
+            self._send(topic, *record, dead_letter_headers(headers, error, about, TEXT_MAX_BYTES))
+
+    def _send(self, topic: str, key: bytes | None, value: bytes | None, stamp: int, headers: Headers) -> None:
+        partition = self._task.id.partition % self._partitions_of[topic]
+        # A copy for people: it must not fail for the very timestamp that the record may have failed for.
+        stamp = writable(stamp, self._task.stores.limits.least_timestamp_ms)
+        self._task.send(topic, key, value, stamp, partition=partition, headers=headers)
+
+
+def dead_letter_headers(
+    headers: Headers, error: Exception, about: Mapping[str, str], text_bytes: int | None = None
+) -> Headers:
+    """The record's own headers and those that say why it is here, of what was raised first."""
+    first = error.__cause__ if isinstance(error, RecordFailed) and error.__cause__ is not None else error
+    said = {
+        "exception": type(first).__name__,
+        "message": str(first),
+        "stacktrace": "".join(traceback.format_exception(error)),
+        **about,
+    }
+    added = ((DEAD_LETTER_PREFIX + name, text.encode("utf-8", "replace")[:text_bytes]) for name, text in said.items())
+    return (*headers, *added)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _raw(given: Any, serde: Serde[Any] | None) -> tuple[bytes | None, bool]:
+    """Bytes of a key or a value, and whether they are its repr, because its serde cannot write it."""
+    if given is None:
+        return None, False
+    if serde is not None:
+        try:
+            return serde.serialize(given), False
+        except Exception:  # noqa: BLE001 - this may be what failed; a dead letter is kept all the same
+            return repr(given).encode("utf-8", "replace"), True
+    return repr(given).encode("utf-8", "replace"), True

@@ -1,0 +1,453 @@
+"""The loop of an application: poll, initialise and restore, process, punctuate, commit.
+
+    tasks that run here ──> fetch ──> turn of each task: records, clocks, commit ──> next round
+                                           │ an exception
+                                           └──> the task fails; the restart strategy says when it is opened again,
+                                                or that it never is: the others commit, and the loop ends with the error
+
+Rules of this file: one thread, driven by `poll_once`. It stands on the session: restore, standbys and take-over are
+the session's; while the gate is shut every source is paused and polled, and every position stays. What one task
+suffers the others do not feel; a task that may not be restarted any more ends the loop with its error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from standfast.replication.lease.progress import LOOP
+from standfast.replication.log import Record
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.clock import Clock
+from standfast.store.errors import (
+    BadConfig,
+    Corruption,
+    DiskFull,
+    Fenced,
+    Held,
+    InvalidRequest,
+    StandfastError,
+    StateLost,
+    Unavailable,
+    is_of_serde,
+)
+from standfast.store.log import logger
+from standfast.stream.restart import RestartHistory, RestartStrategy
+from standfast.stream.runtime.guard import can_skip
+from standfast.stream.runtime.runner import RunnerSettings, TaskRunner
+from standfast.stream.runtime.source_discovery import SourceDiscovery
+from standfast.stream.session.session import SOURCE_READER, Session
+from standfast.stream.session.task import Outputs, Task, TaskState
+from standfast.stream.topology.topology import Topology
+
+FETCH_RECORDS_MAX = 1_000
+RECORDS_PER_TURN = 250
+WAITING_MAX = 2_000  # records taken in and not processed at which an input is paused; resumed at half of it
+BATCH_BYTES = 1 << 20
+LINGER_MS = 100  # Kafka Streams' default for its producers
+SHUT_WAIT_MS = 5
+RETRY_WAIT_MS = 200
+PURGE_INTERVAL_MS = 30_000  # Kafka Streams' repartition.purge.interval.ms
+HINT = '; to go on without such records give the source, or the step, on_error="skip" or "dead_letter"'
+
+
+@dataclass(slots=True)
+class RunningTask:
+    """A task that processes here."""
+
+    task: Task
+    runner: TaskRunner
+    next_commit_ms: int
+
+
+class Loop:
+    """Runs every task of an application that is active on this instance."""
+
+    def __init__(
+        self,
+        session: Session,
+        topology: Topology,
+        runners: RunnerSettings,
+        *,
+        commit_interval_ms: int,
+        restart: RestartStrategy,
+        clock: Clock,
+        batch_bytes: int = BATCH_BYTES,
+        linger_ms: int = LINGER_MS,
+        discovery: SourceDiscovery | None = None,
+    ) -> None:
+        self.records_total = 0
+        self._discovery = discovery
+        self.paused = False
+        self._session = session
+        self._topology = topology
+        self._groups = {topic: group.group for group in topology.groups for topic in group.topics}
+        self._runners = runners
+        self._progress = runners.progress = session.progress
+        self._commit_interval_ms = commit_interval_ms
+        self._restart = restart
+        self._batch_bytes = batch_bytes
+        self._linger_ms = linger_ms
+        self._clock = clock
+        self._reader = session.reader(SOURCE_READER)
+        self._running: dict[TaskId, RunningTask] = {}
+        self._turns: deque[TaskId] = deque()
+        self._held: set[TopicPartition] = set()  # paused because much of them waits here
+        self._shut: set[TopicPartition] = set()  # paused because the gate is shut
+        self._failures: dict[TaskId, RestartHistory] = {}
+        self._reopen_at: dict[TaskId, int] = {}
+        self._fatal: Exception | None = None  # of a task that may not be opened again
+        self._ended = False  # whether the others had their last commit
+        self._next_purge_ms = clock.monotonic_ms() + PURGE_INTERVAL_MS
+
+    def poll_once(self, timeout_ms: int = 0) -> int:
+        """One round; returns how many records were processed. Raises the error of a task that is given up."""
+        processed = self._round(timeout_ms)
+        self._raise_fatal()
+        return processed
+
+    def _round(self, timeout_ms: int) -> int:
+        self._progress.step(LOOP)
+        self._reopen_due()
+        if self._discovery is not None and self._discovery.poll():
+            for task_id, one in list(self._running.items()):
+                self._guarded(task_id, one, one.runner.follow_upstream)
+        tasks = self._session.open_tasks()
+        self._follow_tasks(tasks)
+        if self.paused or self._session.disk.full or not tasks.keys() >= self._running.keys():
+            # What was processed before stays uncommitted for at most its interval.
+            self._commit_due()
+            self._poll_shut()
+            return 0
+        self._open_up()
+        if not self._running:
+            self._clock.sleep_ms(timeout_ms)
+            return 0
+        self._fetch(timeout_ms)
+        processed = 0
+        self._turns.rotate(-1)
+        for task_id in list(self._turns):
+            running = self._running.get(task_id)
+            if running is not None:
+                processed += self._turn(task_id, running)
+        self._purge_due()
+        self.records_total += processed
+        return processed
+
+    def commit_all(self) -> None:
+        """Commit every task now."""
+        for task_id, running in list(self._running.items()):
+            self._guarded(task_id, running, partial(self._commit, running))
+            self._progress.step(LOOP)
+        self._raise_fatal()
+
+    def close(self) -> None:
+        """Close the processors and the reader; what is uncommitted is forgotten.
+
+        The first error of a processor's `close` is raised once all had their turn.
+        """
+        errors: list[Exception] = []
+        for task_id in list(self._running):
+            try:
+                self._end(task_id)
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+        self._reader.close()
+        self._progress.end(LOOP)
+        if errors:
+            raise errors[0]
+
+    # --- tasks come and go ---
+
+    def _follow_tasks(self, tasks: Mapping[TaskId, Task]) -> None:
+        held = self._session.all_tasks()
+        for task_id, running in list(self._running.items()):
+            if held.get(task_id) is not running.task or running.task.state is not TaskState.RUNNING:
+                self._leave(task_id)
+        for task_id, task in tasks.items():
+            if task_id not in self._running:
+                self._begin(task_id, task)
+
+    def _begin(self, task_id: TaskId, task: Task) -> None:
+        group = self._topology.groups[task_id.group]
+        partitions = [TopicPartition(topic, task_id.partition) for topic in sorted(group.topics)]
+        try:
+            bounds = self._reader.bounds(partitions)
+        except Unavailable as error:
+            self._wait_for_log(error)
+            return
+        try:
+            positions = {at: task.source_offsets().get(at, bounds[at].begin) for at in partitions}
+            runner = TaskRunner(task, group, self._runners, positions)
+        except Exception as error:  # noqa: BLE001 - taken over just now, or the application's code; decided there
+            self._failed(task_id, task, error)
+            return
+        running = RunningTask(task, runner, self._clock.monotonic_ms() + self._commit_interval_ms)
+        try:
+            self._reader.add(positions)
+        except Unavailable as error:
+            self._wait_for_log(error)
+            return
+        task.on_outputs = self._hand_over
+        self._running[task_id] = running
+        self._turns.append(task_id)
+        logger.info("task %s runs here, from %s", task_id, _offsets(positions))
+        self._guarded(task_id, running, runner.start)
+
+    def _end(self, task_id: TaskId) -> None:
+        running = self._running.pop(task_id)
+        self._turns.remove(task_id)
+        partitions = running.runner.partitions
+        self._reader.remove(partitions)
+        self._held.difference_update(partitions)
+        self._shut.difference_update(partitions)
+        running.runner.close()
+
+    def _leave(self, task_id: TaskId) -> None:
+        """End the run of a task that is not this instance's any more, or that failed."""
+        try:
+            self._end(task_id)
+        except Exception:  # noqa: BLE001 - the task is gone either way, and the others go on
+            logger.exception("task %s: closing its processors failed", task_id)
+
+    def _guarded(self, task_id: TaskId, running: RunningTask, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - decided there
+            self._failed(task_id, running.task, error)
+
+    def _failed(self, task_id: TaskId, task: Task, error: Exception) -> None:
+        """End a task's run; it is the session's, the restart strategy's, or the end of the loop."""
+        # Whoever takes a task over, revokes or loses it does so in a thread of its own, in the middle of our work.
+        gone = task.state is not TaskState.RUNNING and task.error is not error
+        if not gone:
+            task.fail(error)
+        running = self._running.get(task_id)
+        at = None if running is None else running.runner.failed_at
+        hint = HINT if at or (running is not None and running.runner.failed_behind) else ""
+        if running is not None:
+            self._leave(task_id)
+        if gone or (isinstance(error, (Corruption, Fenced, StateLost)) and not is_of_serde(error)):
+            logger.warning("task %s stops: %s", task_id, error)
+            return
+        self._session.counters.task_failures += 1
+        self._open_later(task_id, error, at, _committed(task), hint if can_skip(error) else "")
+
+    def _open_later(self, task_id: TaskId, error: Exception, at: str | None, committed: str, hint: str = "") -> None:
+        """`at` is the source offset of the record that failed, None where it was none; `committed` the task's last."""
+        now_ms = self._clock.monotonic_ms()
+        if isinstance(error, (Unavailable, DiskFull)):
+            if task_id in self._failures:
+                self._failures[task_id].interrupted()
+            # Not the task's fault: it waits for the log as long as that takes, and goes on as soon as it is back.
+            logger.warning("task %s is opened again when the log answers: %s", task_id, error)
+            self._reopen_at[task_id] = now_ms + RETRY_WAIT_MS
+            return
+        if isinstance(error, BadConfig):
+            # Such as a permission that was taken away: it stays wrong until a person puts it right.
+            self._fatal = self._fatal or error
+            return
+        history = self._failures.setdefault(task_id, RestartHistory(self._restart))
+        delay_ms = history.failed(now_ms, at or committed)
+        if delay_ms is None:
+            error.add_note(f"task {task_id} is given up: {history.reason}{hint}")
+            logger.error("task %s is given up: %s%s", task_id, history.reason, hint, exc_info=error)
+            self._fatal = self._fatal or error
+            return
+        logger.error("task %s failed (%d so far) %s, opened again in %d ms%s", task_id, history.failures,
+                     f"at {at}" if at else f"(committed: {committed})", delay_ms, hint, exc_info=error)  # fmt: skip
+        self._reopen_at[task_id] = now_ms + delay_ms
+
+    def _reopen_due(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        for task_id, at_ms in list(self._reopen_at.items()):
+            if now_ms < at_ms:
+                continue
+            del self._reopen_at[task_id]
+            task = self._session.all_tasks().get(task_id)
+            if task is None or task.state not in (TaskState.FAILED, TaskState.CLOSED):
+                continue
+            try:
+                self._session.reopen(task_id)
+            except (Held, Fenced) as other:
+                logger.warning("task %s is not opened again: %s", task_id, other)
+            except StandfastError as again:
+                self._open_later(task_id, again, None, _committed(task))
+
+    def _raise_fatal(self) -> None:
+        """Raise the error of a task that is given up, once the others have committed what they did."""
+        if self._fatal is None:
+            return
+        if not self._ended:
+            self._ended = True
+            for task_id, running in list(self._running.items()):
+                self._guarded(task_id, running, partial(self._commit, running))
+        raise self._fatal
+
+    # --- one round ---
+
+    def _poll_shut(self) -> None:
+        """Sources stay paused, and are polled nevertheless: what is wrong with the log shows here too."""
+        sources = {at for running in self._running.values() for at in running.runner.partitions}
+        shutting = sources - self._shut
+        self._reader.pause(shutting)
+        self._shut |= shutting
+        if sources:
+            self._take_in_fetched(0)
+        self._clock.sleep_ms(SHUT_WAIT_MS)
+
+    def _open_up(self) -> None:
+        if self._shut:
+            self._reader.resume(self._shut - self._held)
+            self._shut.clear()
+
+    def _fetch(self, timeout_ms: int) -> None:
+        wall_due_ms = min(running.runner.next_wall_ms - running.runner.wall_ms() for running in self._running.values())
+        busy = any(running.runner.runnable for running in self._running.values())
+        self._take_in_fetched(0 if busy else max(min(timeout_ms, wall_due_ms), 0))
+
+    def _take_in_fetched(self, wait_ms: int) -> None:
+        try:
+            fetched = self._reader.fetch(FETCH_RECORDS_MAX, wait_ms)
+        except StateLost as lost:
+            self._out_of_reach(lost)
+            return
+        except Unavailable as error:
+            self._wait_for_log(error)
+            return
+        for batch in fetched:
+            task_id = TaskId(self._groups[batch.source.topic], batch.source.partition)
+            running = self._running.get(task_id)
+            if running is not None:
+                take_in = partial(self._take_in, running.runner, batch.source, batch.records, batch.next_offset)
+                self._guarded(task_id, running, partial(take_in, batch.at_end))
+
+    def _wait_for_log(self, error: Unavailable) -> None:
+        logger.warning("the log does not answer, trying again: %s", error)
+        for history in self._failures.values():
+            history.interrupted()
+        self._clock.sleep_ms(RETRY_WAIT_MS)
+
+    def _out_of_reach(self, lost: StateLost) -> None:
+        """Fail the tasks whose next record is gone: a newer owner processed and purged it, or it was kept too short.
+
+        Which of the two it was shows when the task is opened again.
+        """
+        positions = self._reader.assignment()
+        try:
+            bounds = self._reader.bounds(positions)
+        except Unavailable as error:
+            self._wait_for_log(error)  # what was lost is told again
+            return
+        for at, (begin, end) in bounds.items():
+            running = self._running.get(TaskId(self._groups[at.topic], at.partition))
+            anew = at in lost.sources and lost.reason in ("topic-recreated", "diverged")
+            if running is not None and (anew or not begin <= positions[at] <= end):
+                problem = InvalidRequest(
+                    f"task {running.task.id}: {at} begins at {begin} and ends at {end}, but the next offset to "
+                    f"process is {positions[at]}: keep records until they are processed, or reset the application"
+                )
+                problem.__cause__ = lost
+                self._failed(running.task.id, running.task, problem)
+
+    def _hand_over(self, written: Outputs, acknowledged: Mapping[TopicPartition, int]) -> None:
+        """Give what a task wrote to an internal topic to the next task, if it runs here, without reading it again.
+
+        Only where it stands exactly at the first of these records: otherwise others wrote in between, or it lags.
+        """
+        for at, batch in written.items():
+            task_id = TaskId(self._groups.get(at.topic, -1), at.partition)
+            running = self._running.get(task_id)
+            next_offset = acknowledged.get(at, 0)
+            first = next_offset - len(batch)
+            if running is None or at in self._held or running.runner.inputs[at.topic].fetched != first:
+                continue
+            records = [Record(offset, stamp, key, value, headers)
+                       for offset, (key, value, stamp, headers) in enumerate(batch, first)]  # fmt: skip
+            self._reader.seek(at, next_offset)
+            self._session.counters.handed_over_records += len(records)
+            self._guarded(task_id, running, partial(self._take_in, running.runner, at, records, next_offset, True))
+
+    def _take_in(
+        self, runner: TaskRunner, at: TopicPartition, records: Sequence[Record], next_offset: int, at_end: bool
+    ) -> None:
+        if runner.add(at.topic, records, next_offset, at_end) > WAITING_MAX:
+            self._reader.pause([at])
+            self._held.add(at)
+
+    def _turn(self, task_id: TaskId, running: RunningTask) -> int:
+        runner, task = running.runner, running.task
+        processed = 0
+        try:
+            while processed < RECORDS_PER_TURN:
+                count = runner.run(RECORDS_PER_TURN - processed)
+                processed += count
+                if not (task.commit_requested or task.stores.buffer.full):
+                    break
+                self._commit(running)
+            runner.tick()
+            task.write_outputs(batch_bytes=self._batch_bytes, linger_ms=self._linger_ms)
+            # A punctuation waits for the interval like a record; what it wrote may have filled the buffer, though.
+            asked = task.commit_requested or task.stores.buffer.full
+            if asked or self._clock.monotonic_ms() >= running.next_commit_ms:
+                self._commit(running)
+        except Exception as error:  # noqa: BLE001 - decided there
+            self._failed(task_id, task, error)
+            return processed
+        self._resume(runner)
+        return processed
+
+    def _resume(self, runner: TaskRunner) -> None:
+        if self._held:
+            ready = [at for at in self._held.intersection(runner.partitions) if runner.waiting(at) <= WAITING_MAX // 2]
+            if ready:
+                self._reader.resume(ready)
+                self._held.difference_update(ready)
+
+    def _commit_due(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        for task_id, running in list(self._running.items()):
+            if now_ms >= running.next_commit_ms or running.task.commit_requested:
+                self._guarded(task_id, running, partial(self._commit, running))
+
+    def _commit(self, running: RunningTask) -> None:
+        running.next_commit_ms = self._clock.monotonic_ms() + self._commit_interval_ms
+        counters = self._session.counters
+        before = counters.commits["committed"]
+        running.runner.commit()
+        history = self._failures.get(running.task.id)
+        if history is not None and counters.commits["committed"] > before:
+            history.committed()
+
+    def _purge_due(self) -> None:
+        """Records of internal topics that were processed are of no use to anybody."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._next_purge_ms:
+            return
+        self._next_purge_ms = now_ms + PURGE_INTERVAL_MS
+        internal = {one.name for one in self._topology.internal}
+        done = {}
+        for running in self._running.values():
+            try:
+                offsets = running.task.source_offsets()
+            except StandfastError:  # gone just now, which the next round finds out
+                continue
+            done.update({at: offset for at, offset in offsets.items() if at.topic in internal})
+        if not done:
+            return
+        try:
+            self._session.log.admin.delete_records(done)
+        except Unavailable as error:
+            self._wait_for_log(error)
+
+
+def _committed(task: Task) -> str:
+    """Where a task stands, also one that failed: the source offsets of its last commit."""
+    offsets = sorted(task.stores.cut.sources.items())
+    return ", ".join(f"{source} at offset {offset}" for source, offset in offsets) or "none was committed yet"
+
+
+def _offsets(positions: Mapping[TopicPartition, int]) -> str:
+    return ", ".join(f"{at} at offset {offset}" for at, offset in sorted(positions.items()))

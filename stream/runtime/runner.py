@@ -1,0 +1,553 @@
+"""One task at work: its sub-topology, one instance of every processor, its clocks, and the commit.
+
+    add(fetched) ──> inputs ──> smallest head timestamp first ──> source ──> processors ──> sinks ──> task.send
+                                      │                                │
+                                      └── stream time, watermarks      └── stores (write buffer of the task)
+    after each record    stream-time punctuation, event-time timers
+    tick()               wall-clock punctuation, processing-time timers, periodic watermarks, idle partitions
+    commit()             what aggregations held back goes downstream; then task.commit
+
+Rules of this file: one thread; it fetches nothing and knows no log beyond the task it is given. What an exception means
+for the task is the loop's business: here it goes through, with a note that says which record was in hand.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from standfast.replication.lease.progress import LOOP, LeaseProgress
+from standfast.replication.log import Record as LogRecord
+from standfast.replication.offsets import TopicPartition
+from standfast.store.clock import Clock
+from standfast.store.errors import Corruption, InvalidRequest
+from standfast.store.failpoint import reach
+from standfast.store.timestamps import writable
+from standfast.stream.control import control_headers, is_control
+from standfast.stream.punctuation import (
+    STREAM_TIME,
+    Callback,
+    Cancellable,
+    PunctuationQueue,
+    PunctuationType,
+    first_due,
+)
+from standfast.stream.record import Record
+from standfast.stream.runtime.event_time import EventTime
+from standfast.stream.runtime.guard import Guard, can_skip, failing
+from standfast.stream.runtime.inputs import Input
+from standfast.stream.runtime.left_out import LeftOut
+from standfast.stream.runtime.task_status import InputStatus, TaskStatus
+from standfast.stream.runtime.timers import Timers
+from standfast.stream.session.task import Task
+from standfast.stream.stream_time import Policy, TaskStreamTime
+from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, Timer, TimerKind
+from standfast.stream.topology.drops import Drops
+from standfast.stream.topology.nodes import ProcessorNode, SinkNode, SubTopology
+from standfast.stream.topology.policy import ErrorPolicy
+from standfast.stream.topology.processor import Context, Forward, InHand, Processor
+from standfast.stream.topology.wiring import wire
+from standfast.stream.watermarks import Signal, Watermark
+
+NEVER = 2**63
+
+
+@dataclass(slots=True)
+class RunnerSettings:
+    """What all runners of an application share."""
+
+    clock: Clock
+    drops: Drops
+    stream_time: Policy = "min"
+    watermark_interval_ms: int = 200
+    partitions_of: Mapping[str, int] = field(default_factory=dict)
+    upstream: Mapping[str, Sequence[str]] = field(default_factory=dict)  # internal topic -> tasks with watermarks
+    event_time: frozenset[int] = frozenset()  # groups that know watermarks
+    compacted: frozenset[str] = frozenset()  # output topics that take no record without a key
+    progress: LeaseProgress = field(default_factory=LeaseProgress)  # each record and callback is a step of the loop
+
+
+class TaskRunner:
+    """Runs the sub-topology of one task that is restored."""
+
+    def __init__(
+        self, task: Task, topology: SubTopology, settings: RunnerSettings, positions: Mapping[TopicPartition, int]
+    ) -> None:
+        self.task = task
+        self.partitions = tuple(positions)
+        self._name = str(task.id)
+        self.topology = topology
+        self.in_hand = InHand()
+        self.failed_at: str | None = None  # the source offset of the record that could not be processed
+        self.failed_behind = False  # in what records caused without one in hand, which an on_error covers too
+        self._settings = settings
+        self._clock = settings.clock
+        self._wall_offset_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
+        self._thread = threading.get_ident()
+        self._inside = False  # whether a processor is at work
+        self._begun = 0  # processors whose init was called
+        self._guard = Guard(task, settings.drops)
+        self._left_out = LeftOut(task, self._guard, self.in_hand, settings.partitions_of)
+        self._step_policies = {
+            node.name: node.policy for node in topology.processors if node.policy is not None and node.policy.protects
+        }
+        self._flushes: list[Callable[[], None]] = []
+        self._stream_queue = PunctuationQueue()
+        self._wall_queue = PunctuationQueue()
+        self._stream_due_ms = NEVER
+        self._timers: dict[str, Timers] = {}  # parents first, so that what their timers bring is there for the next
+        self._contexts: list[Context] = []
+        self._processors: list[Processor] = []
+        self._time = TaskStreamTime(policy=settings.stream_time)
+        self.inputs: dict[str, Input] = {}
+        # What one record brings forth, or falls due at once, cannot be committed in parts; the commit follows it.
+        task.stores.buffer.refuse_bytes = NEVER
+        task.compacted = settings.compacted
+        task.stores.buffer.leave_disk()  # the loop looks before it begins a record
+        self._build(positions)
+        self._time.restore(task.stream_times)
+        self._single = next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
+        now_ms = self._clock.monotonic_ms()
+        self._heard_ms = dict.fromkeys(self.inputs, now_ms)
+        self._idles = [one for one in self.inputs.values() if one.settings.idle_after_ms is not None]
+        for one in self.inputs.values():
+            largest_ms = self._time.partition_ms(one.key)
+            one.largest_ms = -1 if largest_ms is None else largest_ms
+        self._event_time: EventTime | None = None
+        if topology.group in settings.event_time:
+            self._event_time = EventTime(
+                list(self.inputs.values()),
+                settings.upstream,
+                task.progress,
+                interval_ms=settings.watermark_interval_ms,
+                now_ms=now_ms,
+                fire=partial(self._fire_timers, EVENT_TIME),
+                send=self._send_signal,
+            )
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Call every processor's `init`, and let downstream know that this task is there."""
+        with self._at_work(behind_records=False):
+            for processor, context in zip(self._processors, self._contexts, strict=True):
+                self._begun += 1
+                processor.init(context)
+        if self._event_time is not None:
+            self._event_time.announce(self._clock.monotonic_ms())
+
+    def close(self) -> None:
+        """Close every processor that was begun; the first error is raised once all had their turn."""
+        errors: list[Exception] = []
+        for processor in self._processors[: self._begun]:
+            try:
+                processor.close()
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+        for context in self._contexts:
+            context.close()
+        if errors:
+            raise errors[0]
+
+    # --- records ---
+
+    def add(self, topic: str, records: Sequence[LogRecord], next_offset: int, at_end: bool) -> int:
+        """Take in what was fetched of one input; returns how many of its records wait here now."""
+        one = self.inputs[topic]
+        one.add(records, next_offset, at_end)
+        if records:
+            self._heard_ms[topic] = self._clock.monotonic_ms()
+        if one.head is None:
+            self._advance(one)
+        return one.waiting
+
+    def run(self, limit: int) -> int:
+        """Process up to `limit` records, until none may be or a commit is due; returns how many."""
+        task, buffer, single = self.task, self.task.stores.buffer, self._single
+        words = self._settings.progress.words
+        count = 0
+        self._inside = True
+        try:
+            while count < limit:
+                one = single if single is not None else self._choose()
+                if one is None or one.head is None:
+                    break
+                self._process(one, one.head)
+                words[LOOP] += 1
+                count += 1
+                if task.commit_requested or buffer.full:
+                    break
+        finally:
+            self._inside = False
+            task.counters.processed_records[self._name] += count
+            self.in_hand.clear()
+            task.record_timestamp = None
+        return count
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a record could be processed now."""
+        return self._choose() is not None
+
+    def waiting(self, at: TopicPartition) -> int:
+        """Records of one input that were taken in and not processed."""
+        return self.inputs[at.topic].waiting
+
+    # --- time ---
+
+    def tick(self) -> None:
+        """What the wall clock brings, with or without records."""
+        now_ms = self._clock.monotonic_ms()
+        with self._at_work():
+            for one in self._idles:
+                self._see_idle(one, now_ms)
+            if self._event_time is not None:
+                self._event_time.tick(now_ms)
+            wall_ms = self.wall_ms()
+            if self._wall_queue.can_punctuate(wall_ms):
+                self._wall_queue.may_punctuate(wall_ms)
+            self._fire_timers(PROCESSING_TIME, wall_ms)
+
+    def follow_upstream(self) -> None:
+        """There are more upstream tasks, which `settings.upstream` names by now."""
+        if self._event_time is not None:
+            with self._at_work():
+                self._event_time.add_upstream(self.inputs.values(), self._settings.upstream)
+
+    def flush(self) -> None:
+        """Let go what aggregations hold back."""
+        with self._at_work():
+            for flush in self._flushes:
+                flush()
+                self._settings.progress.step(LOOP)
+
+    def commit(self) -> None:
+        """Let go what is held back, then make state, outputs and offsets durable as one cut."""
+        self.flush()
+        reach("commit.flushed")
+        task = self.task
+        task.stream_times = self._time.to_state()
+        if self._event_time is not None:
+            task.progress.update(self._event_time.progress())
+        task.commit({(one.topic, one.partition): one.consumed for one in self._moved()})
+
+    def _moved(self) -> Iterator[Input]:
+        known = self.task.source_offsets()
+        for one in self.inputs.values():
+            if known.get(TopicPartition(one.topic, one.partition)) != one.consumed:
+                yield one
+
+    def status(self) -> TaskStatus:
+        """The task's clocks, who holds them back, and its inputs, as they are now."""
+        wall_ms = self.next_wall_ms
+        return TaskStatus(
+            task=self._name,
+            stream_time_ms=self._time.now_ms,
+            stream_time_waits_for=self._time.holding_back(),
+            event_time=None if self._event_time is None else self._event_time.statistics(),
+            next_wall_clock_ms=None if wall_ms == NEVER else wall_ms,
+            inputs=tuple(
+                InputStatus(
+                    one.topic, one.partition, one.consumed, one.waiting, self._time.partition_ms(one.key), one.idle
+                )
+                for one in self.inputs.values()
+            ),
+        )
+
+    # --- services of contexts ---
+
+    def schedule(
+        self, context: Context, interval_ms: int, kind: PunctuationType, callback: Callback, start_ms: int | None
+    ) -> Cancellable:
+        self._check_inside("schedule a punctuation")
+        due_ms = first_due(kind, self.wall_ms(), interval_ms, start_ms)
+        if not callable(callback):
+            raise InvalidRequest(f"processor {context.name!r}: callback {callback!r} cannot be called")
+        queue = self._stream_queue if kind is STREAM_TIME else self._wall_queue
+        handle = queue.schedule(due_ms, interval_ms, partial(self._fire, context.name, kind, queue, callback))
+        if kind is STREAM_TIME:
+            self._stream_due_ms = min(self._stream_due_ms, due_ms)
+        return handle
+
+    def set_timer(self, context: Context, key: Any, time_ms: int, kind: TimerKind) -> None:
+        self._check_inside("set a timer")
+        timers = self._timers_of(context)
+        if kind is EVENT_TIME and self._event_time is None:
+            raise InvalidRequest(
+                f"processor {context.name!r}: an event-time timer needs watermarks, and no source of task "
+                f"{self.task.id} makes any: give the source watermarks=..., or set a PROCESSING_TIME timer"
+            )
+        timers.set(key, time_ms, kind)
+
+    def cancel_timer(self, context: Context, key: Any, time_ms: int, kind: TimerKind) -> None:
+        self._check_inside("cancel a timer")
+        self._timers_of(context).cancel(key, time_ms, kind)
+
+    @property
+    def next_wall_ms(self) -> int:
+        """When the wall clock brings something next, in its milliseconds; NEVER if nothing is scheduled."""
+        due_ms = self._wall_queue.next_due_ms
+        timers = (one.next_ms(PROCESSING_TIME) for one in self._timers.values())
+        return min([NEVER if due_ms is None else due_ms, *timers])
+
+    def stream_time_ms(self) -> int | None:
+        return self._time.now_ms
+
+    def watermark_ms(self) -> int | None:
+        return None if self._event_time is None else self._event_time.clock_ms
+
+    def wall_ms(self) -> int:
+        """The wall clock of the task's beginning, moved on by the monotonic clock: it never goes back."""
+        return self._wall_offset_ms + self._clock.monotonic_ms()
+
+    def drop(self, node: str, reason: str, detail: str) -> None:
+        self._guard.drop(node, reason, detail)
+
+    def on_flush(self, flush: Callable[[], None]) -> None:
+        self._flushes.append(flush)
+
+    def giver(self, node: str, forward: Forward) -> Forward:
+        policy = self.topology.policy_at(node)
+        if not policy.protects:
+            return forward
+        serdes = next(one.results for one in self.topology.processors if one.name == node)
+
+        def give(record: Record) -> None:
+            error = self._guard.attempt(forward, record)
+            if error is not None:
+                self._left_out.failed_at(policy, node, serdes, record, error)
+
+        return give
+
+    def read_result(self, node: str, read: Callable[..., Record | None], given: tuple[Any, ...]) -> Record | None:
+        try:
+            return read(*given)
+        except Corruption as error:
+            policy = self.topology.policy_at(node)
+            if not (policy.protects and can_skip(error)):
+                raise
+            self._left_out.callback_failed(policy, node, "result of a stored row", "result", error)
+            return None
+
+    # --- inside ---
+
+    def _own_policy(self, node: ProcessorNode | SinkNode, forward: Forward) -> Forward:
+        policy = node.policy
+        if policy is None or not policy.protects:
+            return failing(forward)
+        return partial(self._attempt_step, node, policy, forward)
+
+    def _attempt_step(
+        self, node: ProcessorNode | SinkNode, policy: ErrorPolicy, forward: Forward, record: Record
+    ) -> None:
+        error = self._guard.attempt(forward, record)
+        if error is not None:
+            self._left_out.failed_at(policy, node.name, node.given, record, error)
+
+    def _build(self, positions: Mapping[TopicPartition, int]) -> None:
+        wired = wire(self.topology, self, self._settings.partitions_of, self._own_policy)
+        for node, processor, context in wired.processors:
+            self._processors.append(processor)
+            self._contexts.append(context)
+            if node.timer_store is not None and node.timer_key is not None:
+                where = f"processor {node.name!r} of task {self.task.id}"
+                store = self.task.store(node.timer_store)
+                fire = partial(self._fire_timer, node, processor)
+                self._timers[node.name] = Timers(store, node.timer_key, fire, where)
+        for source in self.topology.sources:
+            at = TopicPartition(source.topic, self.task.id.partition)
+            policy = self.topology.policy_at(source.name)
+            one = Input(source, at.partition, positions[at], wired.entries[source.name], self.wall_ms, policy)
+            self.inputs[source.topic] = one
+            self._time.add(one.key)
+
+    def _timers_of(self, context: Context) -> Timers:
+        try:
+            return self._timers[context.name]
+        except KeyError:
+            raise InvalidRequest(
+                f"processor {context.name!r} has no timers: define on_timer(self, timer) in its class"
+            ) from None
+
+    def _choose(self) -> Input | None:
+        """The input whose next record is the earliest; None while one that is not at its end has nothing here."""
+        chosen: Input | None = None
+        for one in self.inputs.values():
+            if one.head is None:
+                if not one.at_end:
+                    return None
+            elif chosen is None or one.head.timestamp < chosen.head.timestamp:  # type: ignore[union-attr]
+                chosen = one
+        return chosen
+
+    def _process(self, one: Input, record: Record) -> None:
+        raw = one.raw
+        assert raw is not None  # there is a head
+        hand, task, stamp = self.in_hand, self.task, record.timestamp
+        hand.topic, hand.partition, hand.offset, hand.headers = one.topic, one.partition, raw.offset, record.headers
+        if one.source.internal and is_control(raw):
+            if self._event_time is not None:
+                self._event_time.on_control(one, raw, self._clock.monotonic_ms())
+        else:
+            task.record_timestamp = stamp
+            if stamp > one.largest_ms or one.idle:
+                one.largest_ms = max(stamp, one.largest_ms)
+                one.idle = False
+                self._time.observe(one.key, stamp)
+            try:
+                if self._event_time is not None:
+                    self._process_in_event_time(one, record, raw, self._event_time)
+                elif one.protected:
+                    self._process_protected(one, record, raw)
+                else:
+                    one.process(record)
+            except Exception as error:
+                error.add_note(f"while task {task.id} processed the {one.at(raw)}")
+                self.failed_at = f"{one.topic}-{one.partition} at offset {raw.offset}"
+                raise
+        one.consumed = raw.offset + 1
+        self._advance(one)
+        now_ms = self._time.now_ms
+        if now_ms is not None and now_ms >= self._stream_due_ms:
+            self._punctuate_stream()
+
+    def _advance(self, one: Input) -> None:
+        try:
+            one.advance(self._left_out.failed)
+        except Exception:
+            self.failed_at = f"{one.topic}-{one.partition} at offset {one.consumed}"
+            raise
+
+    def _process_protected(self, one: Input, record: Record, raw: LogRecord) -> Sequence[Signal]:
+        event_time = self._event_time
+        signals: list[Signal] = []
+        if event_time is None:
+            error = self._guard.attempt(one.process, record)
+        else:
+
+            def process(record: Record) -> None:
+                signals.extend(self._process_unless_late(one, record, raw, event_time))
+
+            error = self._guard.attempt(process, record)
+        if error is not None:
+            self._left_out.failed(one, raw, error, "process")
+        return signals
+
+    def _process_in_event_time(self, one: Input, record: Record, raw: LogRecord, event_time: EventTime) -> None:
+        if one.protected:
+            signals = self._process_protected(one, record, raw)
+        else:
+            signals = self._process_unless_late(one, record, raw, event_time)
+        if one.watermarks is not None:
+            event_time.on_record(one, signals, self._clock.monotonic_ms())
+
+    def _process_unless_late(
+        self, one: Input, record: Record, raw: LogRecord, event_time: EventTime
+    ) -> Sequence[Signal]:
+        """Returns what the record's watermark brings, which comes after the record itself."""
+        marks = one.watermarks
+        if marks is None:
+            one.process(record)
+            return ()
+        if event_time.is_late(record.timestamp):
+            self._left_out.late(one, raw, record, event_time.clock_ms)
+        else:
+            one.process(record)
+        return marks.on_record(record.value, record.timestamp, self._clock.monotonic_ms())
+
+    def _see_idle(self, one: Input, now_ms: int) -> None:
+        idle_after_ms = one.settings.idle_after_ms
+        if one.waiting or not one.at_end:
+            self._heard_ms[one.topic] = now_ms
+        elif idle_after_ms is not None and not one.idle and now_ms - self._heard_ms[one.topic] > idle_after_ms:
+            one.idle = True
+            before_ms = self._time.now_ms
+            self._time.set_idle(one.key, True)
+            if self._time.now_ms != before_ms:  # records of the others had brought it there
+                self._punctuate_stream()
+
+    def _punctuate_stream(self) -> None:
+        now_ms = self._time.now_ms
+        if now_ms is None or now_ms < self._stream_due_ms:
+            return
+        self._stream_queue.may_punctuate(now_ms)
+        due_ms = self._stream_queue.next_due_ms
+        self._stream_due_ms = NEVER if due_ms is None else due_ms
+
+    def _fire(self, node: str, kind: PunctuationType, queue: PunctuationQueue, callback: Callback, now_ms: int) -> None:
+        self.task.counters.punctuation_delay_seconds[(kind.value,)].observe(queue.late_ms / 1_000)
+        with_record = self._set_aside(now_ms)
+        outcome = "failed"
+        policy = self._step_policies.get(node)
+        try:
+            # No record has caused it, so that only the step itself can say what becomes of it.
+            error = None if policy is None else self._guard.attempt(callback, now_ms)
+            if policy is None:
+                callback(now_ms)
+            elif error is not None:
+                self._left_out.callback_failed(policy, node, f"punctuation ({kind.value}) at {now_ms}", node, error)
+            outcome = "fired" if error is None else "failed"
+        finally:
+            self.task.counters.punctuations[kind.value, outcome] += 1
+            self._take_up(with_record)
+
+    def _fire_timer(self, node: ProcessorNode, processor: Processor, timer: Timer) -> None:
+        policy = self.topology.policy_at(node.name)
+        with_record = self._set_aside(timer.time if timer.kind is EVENT_TIME else self.wall_ms())
+        try:
+            if not policy.protects:
+                processor.on_timer(timer)
+                return
+            error = self._guard.attempt(processor.on_timer, timer)
+            if error is not None:  # the timer stays fired: it would fail again, and hold up those behind it
+                what = f"timer of key {timer.key!r} at {timer.time} ({timer.kind.value})"
+                self._left_out.callback_failed(policy, node.name, what, "timer", error)
+        finally:
+            self._take_up(with_record)
+
+    def _fire_timers(self, kind: TimerKind, until_ms: int) -> None:
+        for timers in self._timers.values():
+            timers.fire(kind, until_ms)
+
+    def _set_aside(self, now_ms: int) -> tuple[Any, ...]:
+        self._settings.progress.step(LOOP)
+        hand = self.in_hand
+        kept = (hand.topic, hand.partition, hand.offset, hand.headers, self.task.record_timestamp)
+        hand.clear()
+        self.task.record_timestamp = now_ms
+        return kept
+
+    def _take_up(self, kept: tuple[Any, ...]) -> None:
+        hand = self.in_hand
+        hand.topic, hand.partition, hand.offset, hand.headers, self.task.record_timestamp = kept
+
+    def _send_signal(self, signal: Signal) -> None:
+        stamp = signal.watermark_ms if isinstance(signal, Watermark) else (self.watermark_ms() or 0)
+        headers = control_headers(str(self.task.id), signal)
+        written = writable(stamp, self.task.stores.limits.least_timestamp_ms)  # the header has the watermark itself
+        for sink in self.topology.sinks:
+            if sink.internal is not None:
+                for partition in range(self._settings.partitions_of[sink.topic]):
+                    self.task.send(sink.topic, None, None, written, partition=partition, headers=headers)
+
+    @contextmanager
+    def _at_work(self, *, behind_records: bool = True) -> Iterator[None]:
+        before, self._inside = self._inside, True
+        try:
+            yield
+        except Exception:
+            self.failed_behind = behind_records
+            raise
+        finally:
+            self._inside = before
+
+    def _check_inside(self, what: str) -> None:
+        if not self._inside or threading.get_ident() != self._thread:
+            raise InvalidRequest(
+                f"cannot {what} outside a processor: do it in init, process, a punctuation or a timer, in the thread "
+                f"that runs task {self.task.id}"
+            )

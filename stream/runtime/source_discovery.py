@@ -1,0 +1,114 @@
+"""New partitions of an application's source topics: seen at an interval, given to session and runners.
+
+    describe source topics ──> Discovery (pure) ──> session: changelogs grow, then tasks are shared out
+                                                └─> runners: further upstream tasks to wait for
+
+A group of tasks gets as many as the source topic with the fewest partitions has, and never more than a topic of the
+application's own that it reads together with them. Topics between tasks keep their partitions: another number would
+give keys to other tasks than have their state.
+
+Rules of this file: one thread, the loop's. A log that does not answer, or a topic that is gone or made anew, is logged
+and looked at again an interval later; what is to be done about it is decided where records are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from standfast.replication.discovery import Discovery
+from standfast.replication.offsets import TaskId
+from standfast.store.clock import Clock
+from standfast.store.errors import BadConfig, InvalidRequest, StateLost, Unavailable
+from standfast.store.log import logger
+from standfast.stream.runtime.runner import RunnerSettings
+from standfast.stream.session.session import Session
+from standfast.stream.topology.nodes import SubTopology
+from standfast.stream.topology.topology import Topology
+
+
+class SourceDiscovery:
+    """Looks every `interval_ms`; None: never. Raises BadConfig for a source topic that is gone by now."""
+
+    def __init__(
+        self, session: Session, topology: Topology, runners: RunnerSettings, interval_ms: int | None, clock: Clock
+    ) -> None:
+        self._session = session
+        self._admin = session.log.admin
+        self._topology = topology
+        self._runners = runners
+        self._clock = clock
+        self._tasks = {group.group: group.partitions for group in topology.groups}
+        self._external = {
+            group.group: sorted(source.topic for source in group.sources if not source.internal)
+            for group in topology.groups
+        }
+        names = [name for names in self._external.values() for name in names if interval_ms is not None]
+        found = {name: self._admin.describe_topic(name) for name in names}
+        gone = [name for name, info in found.items() if info is None]
+        if gone:
+            raise BadConfig([f"source topic {name!r} was deleted just now: create it again" for name in gone])
+        # As many partitions as tasks were made for: what was added since is found by the first look.
+        infos = {
+            name: replace(info, partitions=min(info.partitions, runners.partitions_of[name]))
+            for name, info in found.items()
+            if info is not None
+        }
+        groups = {number: [infos[name] for name in names if name in infos] for number, names in self._external.items()}
+        self._discovery = Discovery(groups, interval_ms, clock.monotonic_ms())
+
+    def poll(self) -> bool:
+        """Look if it is time; whether there are more tasks now."""
+        names = self._discovery.poll(self._clock.monotonic_ms())
+        if not names:
+            return False
+        try:
+            self._discovery.described({name: self._admin.describe_topic(name) for name in names})
+            return self._follow()
+        except Unavailable as error:
+            logger.warning("partition discovery: the log does not answer, trying again: %s", error)
+        except (InvalidRequest, StateLost) as error:
+            logger.error("partition discovery: %s", error)
+        return False
+
+    def _follow(self) -> bool:
+        wanted = {group.group: self._wanted(group) for group in self._topology.groups}
+        grown = {number: count for number, count in wanted.items() if count > self._tasks[number]}
+        if not grown:
+            return False
+        self._session.grow(grown)
+        for number, count in grown.items():
+            tasks = [str(TaskId(number, partition)) for partition in range(self._tasks[number], count)]
+            logger.warning(
+                "%s: %d partitions now, so there are new tasks %s. A key that its writers send to another partition "
+                "than before begins anew there",
+                ", ".join(self._external[number]), count, ", ".join(tasks),
+            )  # fmt: skip
+            self._tasks[number] = count
+            self._tell_downstream(self._topology.groups[number], tasks)
+        return True
+
+    def _wanted(self, group: SubTopology) -> int:
+        external = self._external[group.group]
+        if not external:
+            return 0
+        known = self._discovery.partitions
+        counts = {name: known.get(name, 0) for name in external}
+        counts |= {topic: self._runners.partitions_of[topic] for topic in group.topics - set(external)}
+        fewest, most = min(counts.values()), max(counts.values())
+        if most > fewest and most > self._tasks[group.group]:
+            behind = ", ".join(f"{name} has {count}" for name, count in counts.items() if count < most)
+            logger.warning(
+                "topics that are processed together have up to %d partitions, but %s: their further tasks begin once "
+                "all have as many", most, behind,
+            )  # fmt: skip
+        return fewest
+
+    def _tell_downstream(self, group: SubTopology, tasks: list[str]) -> None:
+        """Their watermarks count downstream, too."""
+        if group.group not in self._runners.event_time:
+            return
+        internal = {one.name for one in self._topology.internal}
+        written = {sink.topic for sink in group.sinks if sink.topic in internal}
+        self._runners.upstream = {
+            topic: (*known, *(tasks if topic in written else ())) for topic, known in self._runners.upstream.items()
+        }

@@ -1,0 +1,1 @@
+"""Hosting of tasks: sessions, ownership, opening, commits."""

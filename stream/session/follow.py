@@ -1,0 +1,104 @@
+"""Placement `group`: the application's own consumer group decides the actives; here the standbys follow.
+
+    each tick   view of the group ──> lost to a newer owner?  ──> place_standbys (pure) ──> open, keep, let go
+                                  ──> a task that is wanted here and does not run: open it, if it is free
+
+Rules of this file: driven by the instance under the session's lock; who stands by for what is decided by
+`standfast.replication.placement`. What could not be done for want of the log is tried again at the next tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from standfast.replication.offsets import TaskId
+from standfast.replication.placement import may_let_go, place_standbys
+from standfast.replication.takeover import MemberPlan, plans
+from standfast.store.errors import Fenced, StandfastError, Unavailable
+from standfast.store.log import logger
+from standfast.stream.session.take_over import Holder
+from standfast.stream.session.task import TaskState
+
+FOLLOW_TICK_MS = 500
+WARM_LAG_RECORDS = 10_000  # Kafka Streams' acceptable.recovery.lag
+RETAKE_MS = 2_000  # how long the last owner of a task may be alive without running it
+
+
+class GroupFollower:
+    """What one instance adds to its consumer group's decisions."""
+
+    def __init__(self, instance: Holder, replicas: int, learn_partitions: Callable[[], None]) -> None:
+        self.wanted: frozenset[TaskId] = frozenset()  # active here by the group's word
+        self._instance = instance
+        self._replicas = replicas
+        self._learn_partitions = learn_partitions  # an instance without an active task may not know how many there are
+        self._idle_since: dict[TaskId, int] = {}
+        self._told: tuple[frozenset[TaskId], int] = (frozenset(), 0)  # warm, missing
+
+    def warm(self) -> frozenset[TaskId]:
+        """Standbys here that are close enough to the end to take their task over at once."""
+        behind = {tailed.task for tailed in self._instance.tailer.changelogs.values() if tailed.lag > WARM_LAG_RECORDS}
+        standing_by = (task_id for task_id, task in self._instance.tasks.items() if task.state is TaskState.STANDBY)
+        return frozenset(task_id for task_id in standing_by if task_id not in behind)
+
+    def tick(self, now_ms: int) -> None:
+        """Look at the group, open what is wanted here, and bring the standbys in line with the group."""
+        instance = self._instance
+        view = instance.look_at_group()
+        members = plans(view)
+        if instance.member not in members:
+            return  # the lease ran out: the next heartbeat joins again
+        owners = instance.owners(frozenset(instance.tasks) | self.wanted)
+        for task_id, owner in owners.items():
+            task = instance.tasks.get(task_id)
+            if task is not None and task.role == "active" and owner != instance.member and task.error is None:
+                task.fail(Fenced(f"{owner} owns task {task_id} now"))
+        held = instance.tasks
+        instance.connect(one for one in sorted(self.wanted) if one not in held or held[one].role == "standby")
+        for task_id in sorted(self.wanted):
+            task = instance.tasks.get(task_id)
+            if task is None or task.role == "standby":
+                instance.take(task_id, if_free=not self._left_idle(task_id, owners.get(task_id), members, now_ms))
+            elif task.state is TaskState.FAILED and isinstance(task.error, Unavailable):
+                try:
+                    instance.reopen(task_id)
+                except StandfastError as error:  # it says so at its owner's next call; the others are looked after
+                    logger.warning("task %s is not opened again: %s", task_id, error)
+        placed = place_standbys(members, self._replicas)
+        changed = False
+        mine = placed.standbys[instance.member]
+        for task_id, task in list(instance.tasks.items()):
+            surplus = task.role == "standby" and task_id not in mine
+            if surplus and may_let_go(instance.member, task_id, placed, members):
+                instance.revoke(task_id)
+                changed = True
+        new = sorted(mine - frozenset(instance.tasks) - self.wanted)
+        if new:
+            self._learn_partitions()
+        for task_id in new:
+            instance.try_standby(task_id)
+            changed = True
+        self._tell(placed.missing, changed)
+
+    def _left_idle(self, task_id: TaskId, owner: str | None, members: Mapping[str, MemberPlan], now_ms: int) -> bool:
+        """Whether the last owner, though alive, has not run a task for a while: it gave it up, the group says."""
+        plan = None if owner is None or owner == self._instance.member else members.get(owner)
+        if plan is None or task_id in plan.active:
+            self._idle_since.pop(task_id, None)
+            return False
+        return now_ms - self._idle_since.setdefault(task_id, now_ms) >= RETAKE_MS
+
+    def _tell(self, missing: int, changed: bool) -> None:
+        warm, missed = self._told
+        self._told = (self.warm(), missing)
+        self._instance.standbys_missing = missing
+        if missing and missing != missed:
+            logger.warning(
+                "application %s: %d of the standbys asked for (%d a task) have no instance to be on: start more "
+                "instances, or lower standby_replicas",
+                self._instance.app,
+                missing,
+                self._replicas,
+            )
+        if changed or warm != self._told[0]:
+            self._instance.publish()

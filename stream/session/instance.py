@@ -1,0 +1,773 @@
+"""All tasks of one process: opened, restored, promoted, given up.
+
+    assign / take over ──> opener ──> restorer ──> RUNNING            standby ──> tailer ──> promote ──┐
+                             ^                                                                          │
+                             └──────────────── reinitialise (state lost, corrupt) <── failed <──────────┘
+
+Rules of this file: driven by `poll_once` under the session's lock, by one thread at a time; it owns no thread. What
+to take over, when a gate opens and what to restore are decided by pure code; this carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
+
+from standfast.replication.lease.progress import WORK
+from standfast.replication.listeners import Listener
+from standfast.replication.log import Committed, EnteredView, Group, GroupView, Log, LogReader, LogWriter
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.tailer import Tailer, TailResult
+from standfast.replication.takeover import MemberPlan
+from standfast.restore.gate import Gate
+from standfast.restore.gate import Policy as GatePolicy
+from standfast.restore.plan import CORRUPT, DIVERGED, RESUME
+from standfast.restore.replay.bulk_plan import BulkSettings
+from standfast.restore.replay.restorer import Restorer, RestoreRound
+from standfast.store.clock import Clock
+from standfast.store.disk import DiskGuard
+from standfast.store.errors import (
+    BadConfig,
+    Corruption,
+    Fenced,
+    Held,
+    InvalidRequest,
+    StandfastError,
+    StateLost,
+    Unavailable,
+)
+from standfast.store.log import logger
+from standfast.store.task.task_stores import Unwritten
+from standfast.store.tracebacks import let_go
+from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
+from standfast.stream.session.lease import LeaseKeeper
+from standfast.stream.session.mending import Loss
+from standfast.stream.session.opener import NOTHING, Opened, Ranges, TaskOpener
+from standfast.stream.session.ownership import Ownership, lost_task
+from standfast.stream.session.statistics import LEASE_LATE, LEASE_STALLED, SessionCounters
+from standfast.stream.session.take_over import TakeOver
+from standfast.stream.session.task import Task, TaskState
+
+TAKE_OVER_TICK_MS = 100
+RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, looks every 100 ms took a tenth of its time
+STANDBY_TICK_MS = 500
+AGAIN_TICK_MS = 500
+DISK_TICK_MS = 500
+DISK_WRITING_TICK_MS = 50
+GONE = (TaskState.FAILED, TaskState.CLOSED)
+
+
+class Instance:
+    """The tasks of one process and what drives them."""
+
+    def __init__(
+        self,
+        log: Log,
+        group: Group,
+        opener: TaskOpener,
+        *,
+        member: str,
+        clock: Clock,
+        listener: Listener,
+        counters: SessionCounters,
+        gate_policy: GatePolicy,
+        lease_ms: int,
+        take_over: bool,
+        standby_replicas: int,
+        all_tasks: frozenset[TaskId] | None,
+        reader: Callable[[str], LogReader],
+        bulk: BulkSettings | None = None,
+        disk: DiskGuard | None = None,
+        learn_partitions: Callable[[], None] | None = None,
+        lease: LeaseKeeper | None = None,
+    ) -> None:
+        self.log = log
+        self.app = opener.app
+        self.member = member
+        self.tasks: dict[TaskId, Task] = {}
+        self.ownership = Ownership()
+        self.gate = Gate(gate_policy)
+        self.restorer = Restorer(log, listener, reader("restore"), bulk)
+        self.tailer = Tailer(log, group, listener, reader("standby"))
+        self.counters = counters
+        counters.restored_records = self.restorer.restored_records
+        counters.restored_bytes = self.restorer.restored_bytes
+        counters.restore_phases_ns = self.restorer.phases_ns
+        counters.standby_records = self.tailer.applied_records
+        self.view: GroupView | None = None
+        self.standbys_missing = 0
+        self._group = group
+        self._opener = opener
+        self._clock = clock
+        self._disk = disk
+        self._listener = listener
+        self._lease_ms = lease_ms
+        self._lease = lease
+        self._joined = False
+        self._take_over = TakeOver(self, standby_replicas, allowed=take_over)
+        self._all_tasks = all_tasks  # the tasks to share out by take-over; None: the caller assigns
+        self.follower: GroupFollower | None = None
+        if learn_partitions is not None:  # placement `group`
+            self.follower = GroupFollower(self, standby_replicas, learn_partitions)
+        self._since: dict[TaskId, tuple[int, str]] = {}
+        self._local_counts: dict[TaskId, bool] = {}
+        self._gate_shut_ms = -1
+        # Closed for want of the log: why they had to be opened anew, and what of their state is lost.
+        self._again: dict[TaskId, tuple[str, Loss]] = {}
+        self._next_again_ms = 0
+        self._returning: set[TaskId] = set()  # lost, and to be stood by for again, as they were assigned
+        self._copies: set[TaskId] = set()  # standbys for which something was set aside
+        # Rows of failed tasks that are assigned anew, though closed: the log has their commit, and no directory has.
+        self._unwritten: dict[TaskId, Unwritten] = {}
+        self._untold = False  # the group does not know what is held here
+        self._next_take_over_ms = 0
+        self._next_standby_ms = 0
+        self._next_disk_ms = 0
+
+    def assign(
+        self, active: Iterable[TaskId], standby: Iterable[TaskId], *, take_back: frozenset[TaskId] | None = None
+    ) -> None:
+        """Make exactly these the tasks of the process; what is missing is closed, what is there stays as it is.
+
+        Of the tasks that another instance took over, those in `take_back` are taken back, None: all of them. The
+        others stay lost (`ownership.lost`), however short a time ago it was.
+        """
+        wanted_active, wanted_standby = frozenset(active), frozenset(standby)
+        both = wanted_active & wanted_standby
+        if both:
+            raise InvalidRequest(f"task {min(both)} cannot be active and standby on one instance: choose one")
+        stay_lost: frozenset[TaskId] = frozenset()
+        if take_back is not None:
+            self._ask_for_owners(take_back & self._active())
+            self._look_for_fenced(wanted_active)
+            stay_lost = wanted_active & self.ownership.lost.keys() - take_back
+        self.ownership.assign(wanted_active, wanted_standby, stay_lost=stay_lost)
+        self._hold(wanted_active - stay_lost, wanted_standby)
+
+    def _hold(self, wanted_active: frozenset[TaskId], wanted_standby: frozenset[TaskId]) -> None:
+        for task_id, task in list(self.tasks.items()):
+            if task_id not in wanted_active | wanted_standby or task.state in GONE:
+                if task.stores.unwritten is not None:
+                    self._unwritten[task_id] = task.stores.unwritten
+                self.revoke(task_id)
+        self._unwritten = {one: rows for one, rows in self._unwritten.items() if one in wanted_active}
+        new = sorted(wanted_active - self._active())
+        self.connect(new)
+        for task_id in new:
+            started_ms = self._clock.monotonic_ms()
+            self._run(task_id, self._open_writer(task_id, if_free=False), started_ms)
+        for task_id in sorted(wanted_standby):
+            if task_id in self._active():
+                self.revoke(task_id)
+            if task_id not in self.tasks:
+                self.open_standby(task_id)
+        self.publish()
+
+    def grow(self, group: int, partitions: int) -> None:
+        """Let the changelogs of a group have that many partitions."""
+        self._opener.grow(group, partitions)
+
+    @property
+    def shared(self) -> frozenset[TaskId] | None:
+        """The tasks that live instances share out by take-over; None: the caller assigns."""
+        return self._all_tasks
+
+    def share_out(self, tasks: frozenset[TaskId]) -> None:
+        """These are the tasks to share out from now on, where they are."""
+        self._all_tasks = None if self._all_tasks is None else tasks
+
+    def revoke(self, task_id: TaskId) -> None:
+        """Close a task cleanly: what is uncommitted is forgotten, files are flushed for a quick reopen."""
+        self._step()
+        task = self.tasks.pop(task_id)
+        self._untold = True
+        try:
+            self.restorer.remove(task_id, "revoked")
+            self.tailer.remove(task_id, "revoked")
+            if task.role == "active":
+                self._forget_gate(task_id)
+            if task.state not in GONE:
+                _flush(task)
+                self._step()
+        finally:  # it is in no list any more, and open it would keep the lock of its directory for good
+            task.close()
+
+    def adopt(self, added: Iterable[TaskId]) -> None:
+        """These are active here from now on, beside those that are."""
+        active, added = self._active(), frozenset(added)
+        self.ownership.adopt(added)
+        if self.follower is not None:
+            self.follower.wanted |= added
+        try:
+            self._hold(frozenset(active | added), frozenset(self.tasks) - active - added)
+        except (Unavailable, Fenced) as error:
+            if self.follower is None:
+                raise
+            # Fenced: a former owner claimed one while it was opened here; the group's word is not changed by that.
+            logger.warning("what the group gave is opened as soon as the log answers: %s", error)
+
+    def give_up(self, tasks: Iterable[TaskId]) -> None:
+        """These are active elsewhere from now on: uncommitted changes are forgotten."""
+        gone = frozenset(tasks)
+        self.ownership.give_back(gone)
+        for task_id in gone:
+            self._unwritten.pop(task_id, None)
+        if self.follower is not None:
+            self.follower.wanted -= gone
+        for task_id in gone & self._active():
+            self.revoke(task_id)
+        self.publish()
+
+    def reopen(self, task_id: TaskId, *, if_free: bool = False) -> None:
+        """Open a task that failed or was taken over again; what the log holds beyond its stored position is replayed.
+
+        Held where tasks are shared out, or with `if_free`, and a live member took it over meanwhile, Fenced if one
+        takes it at the same time: it is lost then. Whatever is raised, it may be asked for again.
+        """
+        started_ms = self._clock.monotonic_ms()
+        why = self.ownership.why_lost(task_id)
+        self.ownership.reopen(task_id)
+        task = self.tasks.get(task_id)
+        if task is not None and task.role == "standby" and task_id not in self.ownership.wanted:
+            self._reopen_standby(task)
+            return
+        promotes = task is not None and task.role == "standby" and task.state not in GONE
+        if task is not None and not promotes:
+            let_go(task.error)
+            self.restorer.remove(task_id, "reopened")
+            self.tailer.remove(task_id, "reopened")
+            self._forget_gate(task_id)
+            task.close()
+        try:
+            writer = self._open_writer(task_id, if_free=if_free or self._all_tasks is not None)
+        except (Held, Fenced) as other:
+            self._lose(task_id, str(other))
+            raise
+        except StandfastError as error:
+            self._not_reopened(task_id, error, why)
+            raise
+        try:
+            (self._promote if promotes else self._open_active)(task_id, writer, started_ms)
+        except StandfastError as error:
+            self._not_reopened(task_id, error, why)
+            raise
+
+    def _reopen_standby(self, task: Task) -> None:
+        if task.state in GONE:
+            self.tailer.remove(task.id, "reopened")
+            task.close()
+            self.open_standby(task.id)
+
+    def _not_reopened(self, task_id: TaskId, error: StandfastError, why: str | None) -> None:
+        """It stays closed with its error, or lost; one that was assigned and never came to be here stays absent."""
+        task = self.tasks.get(task_id)
+        if task is None:
+            if why is not None:
+                self.ownership.lose(task_id, why)
+        elif task.state in GONE:
+            task.error = error
+            self._keep_gate_shut(task_id, error)
+
+    def poll_once(self) -> int:
+        """One round of restore, standby and take-over work; returns how many records were applied."""
+        try:
+            return self._round()
+        except StandfastError:
+            raise
+        except BaseException as error:
+            self._begin_again(error)
+            raise
+
+    def _begin_again(self, error: BaseException) -> None:
+        """A signal handler broke a round off: records may be read and not applied, so stored positions say what is."""
+        for task_id, task in self.tasks.items():
+            if task.state in (TaskState.RESTORING, TaskState.STANDBY):
+                logger.warning("task %s is opened again, because its reading was broken off by %r", task_id, error)
+                self.restorer.remove(task_id, "failed")
+                self.tailer.remove(task_id, "failed")
+                task.fail(error)
+                self._again[task_id] = (RESUME, NOTHING)
+        let_go(error)
+
+    def _round(self) -> int:
+        now_ms = self._clock.monotonic_ms()
+        self._look_after_failed()
+        self._try_again(now_ms)
+        self._return_to_standby()
+        may_write = self._has_room(now_ms)
+        restored = self.restorer.poll_once(now_ms) if may_write else RestoreRound()
+        for task_id, error in restored.failed.items():
+            self._reinitialise(task_id, error)
+        whole = self._whole()
+        committed = self._group.committed() if whole else {}  # one question for all: each took 4 ms on Kafka
+        for task_id in whole:
+            self._activate(task_id, committed)
+        # A standby is given nothing while an active task of this instance is still restoring.
+        self.tailer.allow(not self.restorer.tasks)
+        tailed = self.tailer.poll_once(self._clock.wall_ms()) if may_write else TailResult()
+        for task_id, error in tailed.failed.items():
+            self._reinitialise(task_id, error)
+        if now_ms >= self._next_standby_ms:
+            self._next_standby_ms = now_ms + STANDBY_TICK_MS
+            if may_write:
+                self.tailer.commit_tick(self._clock.wall_ms())
+            self.tailer.refresh_ends(self._clock.wall_ms())
+            self._drop_copies()
+        if self._untold:
+            self.publish()
+        if now_ms >= self._next_take_over_ms:
+            quick_ms = RESTORING_TICK_MS if self.restorer.tasks else TAKE_OVER_TICK_MS
+            self._next_take_over_ms = now_ms + (quick_ms if self.follower is None else FOLLOW_TICK_MS)
+            if self.follower is None:
+                self._take_over.tick()
+            else:
+                self.follower.tick(now_ms)
+        return restored.records + tailed.applied
+
+    def _has_room(self, now_ms: int) -> bool:
+        """Whether restores and standbys may write: below the floor they stand still, and go on by themselves.
+
+        A round writes 16 MiB at most, and so do two or three in a twentieth of a second.
+        """
+        if self._disk is None:
+            return True
+        writes = bool(self.restorer.tasks or self.tailer.changelogs)
+        if now_ms >= self._next_disk_ms:
+            self._next_disk_ms = now_ms + (DISK_WRITING_TICK_MS if writes else DISK_TICK_MS)
+            self._disk.look()
+        return not self._disk.full
+
+    def join(self) -> None:
+        """Become a member of the application's group, with the tasks held now."""
+        self._join(self._group)
+
+    def look_at_group(self) -> GroupView:
+        """The group as it is now."""
+        self.view = self._group.view()
+        return self.view
+
+    def publish(self) -> None:
+        """Tell the group which tasks are held here."""
+        self._untold = True
+        self.join()
+        self._untold = False
+
+    def heartbeat(self, group: Group) -> None:
+        """Renew the lease; a lease that ran out is taken again (tasks lost meanwhile are fenced at the log)."""
+        try:
+            self.view = group.heartbeat(self.member)
+        except Fenced:
+            self._join(group)
+
+    def close(self) -> None:
+        """Close every task and leave the group, so that others may take over at once."""
+        with ExitStack() as last:  # each step, whatever the one before said
+            for close in (self._opener.close, self.tailer.close, self.restorer.close, self._leave):
+                last.callback(close)
+            for task_id in reversed(list(self.tasks)):
+                last.callback(self.revoke, task_id)
+
+    def _leave(self) -> None:
+        try:
+            self._group.leave(self.member)
+        except (Unavailable, BadConfig) as error:  # a permission may be gone, too: all else is closed
+            logger.warning("%s could not leave the group, its lease runs out by itself: %s", self.member, error)
+
+    def _step(self) -> None:
+        """One more task of many was dealt with: the work on all of them together may take longer than `max_stall`."""
+        if self._lease is not None:
+            self._lease.progress.step(WORK)
+
+    def _join(self, group: Group) -> None:
+        self.view = group.join(self.member, self._plan().to_json(), lease_ms=self._lease_ms)
+        if isinstance(self.view, EnteredView) and self._joined:
+            reason = LEASE_STALLED if self._lease is not None and self._lease.was_stalled() else LEASE_LATE
+            self.counters.leases_lost[reason] += 1
+            logger.warning("lease of %s had run out (%s): joined again", self.member, reason)
+        self._joined = True
+
+    def _plan(self) -> MemberPlan:
+        held = {task_id: task.role for task_id, task in dict(self.tasks).items() if task.state not in GONE}
+        return MemberPlan(
+            active=frozenset(task_id for task_id, role in held.items() if role == "active"),
+            standby=frozenset(task_id for task_id, role in held.items() if role == "standby"),
+            takes_any=self._all_tasks is not None,
+            warm=frozenset() if self.follower is None else self.follower.warm(),
+        )
+
+    def _active(self) -> set[TaskId]:
+        return {task_id for task_id, task in self.tasks.items() if task.role == "active"}
+
+    def _writer_id(self, task_id: TaskId) -> str:
+        return f"{self._opener.app}-{task_id.group}-{task_id.partition}"
+
+    def _open_writer(self, task_id: TaskId, *, if_free: bool) -> LogWriter:
+        return self.log.writer(self._writer_id(task_id), group=self._opener.app, owner=self.member, if_free=if_free)
+
+    def _run(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
+        """Run a task whose writer was opened just now: its standby, or all of it."""
+        if task_id in self.tasks:
+            self._promote(task_id, writer, started_ms)
+        else:
+            self._open_active(task_id, writer, started_ms)
+
+    def _open_active(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
+        before = self.tasks.get(task_id)
+        unwritten = self._unwritten.get(task_id) if before is None else before.stores.unwritten
+        try:
+            opened = self._opener.open(task_id, unwritten=unwritten)
+        except BaseException:
+            writer.close()
+            raise
+        self._started(opened)
+        self._unwritten.pop(task_id, None)
+        opened.task.open_writer(writer)
+        self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, _why(opened, "assign"))
+
+    def open_standby(self, task_id: TaskId) -> None:
+        """Stand by for a task from now on."""
+        self._stand_by_for(self._opener.open(task_id))
+
+    def try_standby(self, task_id: TaskId) -> None:
+        """`open_standby` for placements, which go on: a task that is refused stays closed here, with its rows."""
+        try:
+            self.open_standby(task_id)
+        except (StateLost, Corruption) as refused:
+            logger.error("task %s cannot stand by here, its rows stay: %s", task_id, refused)
+            self.tasks[task_id] = self._opener.closed(task_id, refused, "standby")
+
+    def _stand_by_for(self, opened: Opened) -> None:
+        self._started(opened)
+        if self._opener.state_dir.aside(str(opened.task.id)):
+            self._copies.add(opened.task.id)
+        opened.task.move(TaskState.STANDBY)
+        try:
+            self.tailer.add(opened.task.applier, opened.task.applier.limited)
+        except Unavailable as error:
+            self._fail_for_now(opened.task, error, "unavailable")
+
+    def _drop_copies(self) -> None:
+        """A standby that has caught up needs no more what was set aside for it."""
+        for task_id in list(self._copies):
+            task = self.tasks.get(task_id)
+            if task is None or task.state is not TaskState.STANDBY:
+                self._copies.discard(task_id)  # an active drops it itself
+            elif self.tailer.is_whole(task_id):
+                self._copies.discard(task_id)
+                self._opener.state_dir.drop_aside(str(task_id))
+
+    def _started(self, opened: Opened) -> None:
+        opened.task.count_in(self.counters)
+        self.tasks[opened.task.id] = opened.task
+        self._untold = True
+        self.counters.wipes.update(set(opened.lost.values()))
+        self.counters.store_wipes.update(opened.lost.items())
+
+    def _promote(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
+        task = self.tasks[task_id]
+        try:
+            self.tailer.write(task_id)  # what it was given counts, and is not read again
+            planned = self._opener.plan_again(task)
+        except Unavailable:
+            writer.close()  # it goes on standing by until the log answers
+            raise
+        except Corruption as damage:
+            if damage.of_log:
+                self.tailer.remove(task_id, "promoted")
+                task.open_writer(writer)
+                raise
+            planned = Loss.by(damage)
+        except BaseException:
+            self.tailer.remove(task_id, "promoted")
+            task.open_writer(writer)
+            raise
+        self.tailer.remove(task_id, "promoted")
+        task.open_writer(writer)
+        if isinstance(planned, Loss):
+            self._start_over(task_id, next(iter(planned.stores.values()), CORRUPT), planned, started_ms)
+            return
+        ranges, local_counts = planned
+        self._restore(task, ranges, local_counts, started_ms, "promote")
+
+    def _restore(self, task: Task, ranges: Ranges, local_counts: bool, started_ms: int, why: str) -> None:
+        self._step()
+        task.move(TaskState.RESTORING)
+        if self._gate_shut_ms < 0:
+            self._gate_shut_ms = started_ms
+        self.gate.assigned([task.id])
+        self._since[task.id] = (started_ms, why)
+        try:
+            self.restorer.add(task.applier, ranges, self._clock.monotonic_ms())
+        except Unavailable as error:
+            self._fail_for_now(task, error, why)
+        except Corruption as damage:  # looked after with the next round
+            task.fail(damage)
+        # Last: without it `_whole` passes over a task that a signal handler kept from being restored.
+        self._local_counts[task.id] = local_counts
+
+    def _whole(self) -> list[TaskId]:
+        """Tasks that are restored and do not run yet; those for which the log did not answer last time too."""
+        return [
+            task_id
+            for task_id, task in self.tasks.items()
+            if task.state is TaskState.RESTORING
+            and task_id not in self.restorer.tasks
+            and task_id in self._local_counts
+        ]
+
+    def _activate(self, task_id: TaskId, committed: Mapping[TopicPartition, Committed]) -> None:
+        self._step()
+        task = self.tasks[task_id]
+        task.resume_from_log(committed, local_counts=self._local_counts[task_id])
+        task.move(TaskState.RUNNING)
+        del self._local_counts[task_id]
+        self._opener.state_dir.drop_aside(str(task_id))
+        now_ms = self._clock.monotonic_ms()
+        started_ms, why = self._since.pop(task_id)
+        self.counters.restore_seconds.observe((now_ms - started_ms) / 1_000)
+        for name in task.stores.specs:
+            self.counters.store_restore_seconds[name, why].observe((now_ms - started_ms) / 1_000)
+        if why == "promote":
+            self.counters.promotions["completed"] += 1
+            self.counters.promotion_seconds.observe((now_ms - started_ms) / 1_000)
+            self.counters.promotion_last_ms = now_ms - started_ms
+        self.gate.restored(task_id)
+        self._note_gate()
+
+    def _note_gate(self) -> None:
+        if self._gate_shut_ms >= 0 and not self.gate.missing():
+            waited_ms = self._clock.monotonic_ms() - self._gate_shut_ms
+            self.counters.gate_wait_seconds.observe(waited_ms / 1_000)
+            self.counters.gate_last_wait_ms = waited_ms
+            self._gate_shut_ms = -1
+
+    def _forget_gate(self, task_id: TaskId) -> None:
+        if task_id in self.gate:
+            self.gate.revoked([task_id])
+        self._since.pop(task_id, None)
+        self._local_counts.pop(task_id, None)
+        self._note_gate()
+
+    def _look_after_failed(self) -> None:
+        self._look_for_fenced(self.tasks.keys())
+        for task_id, task in list(self.tasks.items()):
+            if task.stores.damaged is not None and task.state not in GONE:
+                task.fail(task.stores.damaged)
+            if task.state is TaskState.FAILED and isinstance(task.error, StandfastError) and _is_lost(task.error):
+                self._reinitialise(task_id, task.error)
+
+    def _ask_for_owners(self, tasks: frozenset[TaskId]) -> None:
+        """Fail those that have a newer owner: one that commits nothing would not meet it at the log."""
+        for task_id, owner in (self.owners(tasks) if tasks else {}).items():
+            if owner != self.member and self.tasks[task_id].error is None:
+                self.tasks[task_id].fail(Fenced(f"{owner} owns task {task_id} now"))
+
+    def _look_for_fenced(self, among: Collection[TaskId]) -> None:
+        """A commit on any thread may have found a newer owner since the last look."""
+        for task_id, task in list(self.tasks.items()):
+            if task_id in among and task.state is TaskState.FAILED and isinstance(task.error, Fenced):
+                self._lose(task_id, str(task.error))
+
+    def _try_again(self, now_ms: int) -> None:
+        """Open the tasks that were closed only because the log did not answer."""
+        if not self._again or now_ms < self._next_again_ms:
+            return
+        self._next_again_ms = now_ms + AGAIN_TICK_MS
+        waiting, self._again = self._again, {}
+        for task_id, (reason, loss) in waiting.items():
+            if task_id in self.tasks and self.tasks[task_id].state in GONE:
+                self._start_over(task_id, reason, loss, now_ms)
+
+    def _fail_for_now(self, task: Task, error: Unavailable, reason: str) -> None:
+        logger.warning("task %s is opened again when the log answers: %s", task.id, error)
+        task.fail(error)
+        self._again[task.id] = (reason, NOTHING)
+
+    def _lose(self, task_id: TaskId, why: str) -> None:
+        """A newer owner has the task: close it, and stand by for it again where that was assigned or is shared out."""
+        logger.warning("task %s was taken over by a newer owner, it is closed here: %s", task_id, why)
+        self.counters.fenced += 1
+        self.ownership.lose(task_id, why)
+        self._unwritten.pop(task_id, None)
+        # It may have been restoring still: what reads on for a task that is not here fails the whole instance.
+        self.restorer.remove(task_id, "fenced")
+        self.tailer.remove(task_id, "fenced")
+        self._forget_gate(task_id)
+        task = self.tasks.pop(task_id, None)
+        if task is not None:
+            task.fail(Fenced(why))
+            task.close()
+        if task_id in self.ownership.standby and self._all_tasks is None:
+            self._returning.add(task_id)
+        self.publish()
+
+    def _return_to_standby(self) -> None:
+        """A standby that had taken its task over, and lost it to another owner, is what it was assigned as again."""
+        for task_id in sorted(self._returning & self.ownership.standby - self.tasks.keys()):
+            try:
+                self.open_standby(task_id)
+            except Unavailable as error:
+                logger.warning("task %s is stood by for again when that is possible: %s", task_id, error)
+                return
+            except StandfastError as error:
+                logger.error("task %s cannot be stood by for again: %s", task_id, error)
+            self._returning.discard(task_id)
+        self._returning &= self.ownership.standby - self.tasks.keys()
+
+    def _reinitialise(self, task_id: TaskId, error: StandfastError) -> None:
+        """State that does not fit the log, or is damaged, is set aside and read again from the log."""
+        if isinstance(error, Unavailable):
+            self._fail_for_now(self.tasks[task_id], error, "unavailable")
+            return
+        if not _is_lost(error):
+            self.restorer.remove(task_id, "failed")
+            self.tailer.remove(task_id, "failed")
+            task = self.tasks[task_id]
+            task.fail(error)
+            logger.error("task %s failed: %s", task_id, error)
+            if isinstance(error, BadConfig) and task.role == "active":
+                raise error  # a permission is missing: its gate would stay shut without an end
+            return
+        reason = error.reason if isinstance(error, StateLost) else "corrupt"
+        logger.warning("task %s: state lost (%s): %s", task_id, reason, error)
+        loss = _loss(self.tasks[task_id], error)
+        self._start_over(task_id, reason, loss, self._clock.monotonic_ms())
+
+    def _start_over(self, task_id: TaskId, reason: str, loss: Loss, started_ms: int) -> None:
+        """Close a task and open it again: the plan decides again and may refuse; only lost stores go."""
+        old = self.tasks[task_id]
+        active = old.writer is not None
+        # The caller did not ask for this: a commit of offsets whose rows are gone must not succeed.
+        if active and old.uncommitted:
+            old.dropped = reason
+        self.restorer.remove(task_id, reason)
+        self.tailer.remove(task_id, reason)
+        self._forget_gate(task_id)
+        if loss and not old.stores.closed:
+            _flush(old)  # a log that is not empty is checked byte by byte before a store is taken out
+        old.close()
+        try:
+            # Free, or ours: whoever took it over while it failed here keeps it.
+            writer = self._open_writer(task_id, if_free=True) if active else None
+        except (Held, Fenced) as other:
+            self._lose(task_id, str(other))
+            return
+        except StandfastError as error:
+            self._stays_closed(old, reason, loss, error)
+            return
+        try:
+            opened = self._opener.open(task_id, loss=loss, unwritten=old.stores.unwritten)
+        except StandfastError as error:
+            if writer is not None:
+                writer.close()
+            self._stays_closed(old, reason, loss, error)
+            return
+        if writer is None:
+            self._stand_by_for(opened)
+            return
+        self._started(opened)
+        opened.task.dropped = old.dropped
+        opened.task.open_writer(writer)
+        self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, _why(opened, reason))
+
+    def _stays_closed(self, task: Task, reason: str, loss: Loss, error: StandfastError) -> None:
+        """Refused (the local rows may be the last copy): it stays closed, and says why. Out of reach: until later."""
+        task.error = error
+        if isinstance(error, Unavailable):
+            self._again[task.id] = (reason, loss)
+        logger.error("task %s cannot be opened again: %s", task.id, error)
+        if task.writer is not None:
+            self._keep_gate_shut(task.id, error)
+            if isinstance(error, BadConfig):
+                raise error  # such as a permission that is missing: nothing here will put it right
+
+    def _keep_gate_shut(self, task_id: TaskId, error: StandfastError) -> None:
+        self.gate.assigned([task_id])
+        self.gate.failed(task_id, str(error))
+
+    def absent(self) -> dict[TaskId, str]:
+        """Active tasks that the caller named and that are not here, and why. Shared tasks are at home anywhere."""
+        if self._all_tasks is not None:
+            return {}
+        here = {task_id for task_id, task in dict(self.tasks).items() if task.role == "active"}
+        return {
+            task_id: self.ownership.why_lost(task_id) or "could not be opened yet"
+            for task_id in self.ownership.wanted - here
+        }
+
+    def check_lost(self) -> None:
+        """Raise Fenced if a task was taken over that only the caller can bring back."""
+        absent = self.absent() if self.follower is None else {}
+        for task_id in sorted(absent.keys() & self.ownership.lost.keys()):
+            raise lost_task(task_id, absent[task_id])
+
+    def connect(self, tasks: Iterable[TaskId]) -> None:
+        """The writers of tasks that will be opened one after the other connect at the same time."""
+        self.log.prepare([self._writer_id(task_id) for task_id in tasks])
+
+    def take(self, task_id: TaskId, *, if_free: bool = True) -> None:
+        """Run a task; with `if_free` not while another live member owns it. One that failed here stays as it is."""
+        if task_id in self._active() or (task_id in self.tasks and self.tasks[task_id].state in GONE):
+            return
+        started_ms = self._clock.monotonic_ms()
+        try:
+            writer = self._open_writer(task_id, if_free=if_free)
+        except (Held, Fenced) as other:
+            # Fenced: another instance claimed it after this one, and before the log let this one in. A standby goes on
+            # standing by; the next look at the group says whose the task is.
+            logger.info("task %s: %s", task_id, other)
+            return
+        try:
+            self._run(task_id, writer, started_ms)
+        except Held as held:
+            logger.warning("task %s cannot be opened yet: %s", task_id, held)
+            return
+        except (StateLost, Corruption) as refused:
+            logger.error("task %s cannot be taken over: %s", task_id, refused)
+            if task_id in self.tasks:
+                self.tasks[task_id].fail(refused)
+            else:
+                self._keep_closed(task_id, refused)
+        self.publish()
+
+    def _keep_closed(self, task_id: TaskId, refused: StandfastError) -> None:
+        """A task that is owned here and must not be opened: it keeps the gate shut, and says why."""
+        self.tasks[task_id] = self._opener.closed(task_id, refused, "active")
+        self.gate.assigned([task_id])
+        self.gate.failed(task_id, str(refused))
+
+    def owners(self, candidates: frozenset[TaskId]) -> dict[TaskId, str]:
+        """Who last opened a writer for these."""
+        names = {self._writer_id(task_id): task_id for task_id in candidates}
+        return {names[name]: owner for name, owner in self._group.owners().items() if name in names}
+
+
+def _flush(task: Task) -> None:
+    """Leave the next opening no write-ahead log to read; damage in one file stops the flushes of all."""
+    try:
+        task.stores.flush()
+    except StandfastError as error:
+        logger.warning("task %s is closed without a flush, its rows are in its write-ahead log: %s", task.id, error)
+
+
+def _why(opened: Opened, otherwise: str) -> str:
+    """Why a task is restored, as one word."""
+    return next(iter(opened.lost.values()), otherwise)
+
+
+def _loss(task: Task, error: StandfastError) -> Loss:
+    """What an error says is lost of a task, as far as the stored positions do not show it."""
+    if isinstance(error, Corruption):
+        return Loss.by(error)
+    if not isinstance(error, StateLost) or error.reason != DIVERGED:
+        return NOTHING
+    stores = task.applier.store_of
+    names = [stores[at] for at in map(TopicPartition._make, error.sources) if at in stores]
+    return Loss(dict.fromkeys(names or task.applier.changelogs, DIVERGED))
+
+
+def _is_lost(error: StandfastError) -> bool:
+    """Whether local state is to be restored; what is damaged in the log, or a serde cannot read, is no fault of it."""
+    if isinstance(error, Corruption):
+        return not (error.sources or error.of_log or error.of_serde)
+    return isinstance(error, StateLost)

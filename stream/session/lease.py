@@ -1,0 +1,142 @@
+"""Keeps a session's lease: by a lease process where others may take its tasks over, else by a thread.
+
+    open the session ── start ──> lease process connects          thread: looks every fifth of the lease
+    joined ── begin ──────────> it renews                         it does not renew (starts, died): the thread does
+    it ran out ───────────────> the thread joins again; tasks that were taken meanwhile are fenced at the log
+
+Measured on two cores (ARCHITECTURE.md, Take-over): a thread cannot renew while RocksDB replays a WAL or user code stays
+in a C call, since both hold the interpreter, for as long as they last.
+
+Rules of this file: one thread, which starts the process and outlives it. Nothing is renewed for a process that makes no
+progress (`replication/lease/renewal.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Protocol
+
+from standfast.replication.lease.process import LeaseProcess
+from standfast.replication.lease.progress import ALLOWED, GAP, STALLED, STALLS, LeaseProgress
+from standfast.replication.lease.renewal import StallWatch, renewal_interval_ms
+from standfast.replication.log import Group
+from standfast.store.clock import Clock, SystemClock
+from standfast.store.errors import Corruption, Unavailable
+from standfast.store.log import logger
+from standfast.stream.session.statistics import SessionCounters
+
+
+class LeaseHolder(Protocol):
+    """An instance, as its keeper sees it."""
+
+    @property
+    def member(self) -> str: ...
+    def heartbeat(self, group: Group) -> None: ...
+
+
+class LeaseKeeper:
+    """See the head of this file."""
+
+    def __init__(self, lease_ms: int, max_stall_ms: int, clock: Clock, counters: SessionCounters) -> None:
+        self._lease_ms = lease_ms
+        self._max_stall_ms = max_stall_ms
+        self._clock = clock
+        self._counters = counters
+        self._watch = StallWatch(max_stall_ms)
+        self._stop = threading.Event()
+        self._began = threading.Event()
+        self._started = threading.Event()
+        self._process: LeaseProcess | None = None
+        self._holder: tuple[LeaseHolder, Group] | None = None
+        self._renewed_ms = -1
+        self._stalled: tuple[str, ...] = ()
+        self._withheld = False
+        self._stalls = 0  # of the process, those that were asked after
+        self.progress = LeaseProgress()
+
+    def use_process(self, address: str) -> None:
+        """Have a process renew; before the thread runs. A clock that is not the machine's needs the thread."""
+        # A frozen program is its own interpreter, and would start itself.
+        startable = bool(sys.executable) and not getattr(sys, "frozen", False)
+        if startable and isinstance(self._clock, SystemClock):
+            self.progress = LeaseProgress(shared=True)
+            self._process = LeaseProcess(address, self.progress, self._max_stall_ms, self._clock)
+
+    @property
+    def pid(self) -> int | None:
+        """The lease process that runs now."""
+        return None if self._process is None else self._process.pid
+
+    def was_stalled(self) -> bool:
+        """Whether renewals were withheld, for want of progress, since the last one or the last call."""
+        before, self._stalls = self._stalls, self.progress.words[STALLS]
+        withheld, self._withheld = self._withheld, bool(self._stalled)
+        return withheld or before != self._stalls
+
+    def begin(self, holder: LeaseHolder, group_name: str, group: Group) -> None:
+        """Renew from now on: the session has joined. `group` is the thread's own."""
+        self._holder = (holder, group)
+        self._started.wait()
+        if self._process is not None:
+            self._process.renew(group_name, holder.member, self._lease_ms)
+        self._began.set()
+
+    def run(self) -> None:
+        """The thread's work, until `stop`."""
+        try:
+            if self._process is not None:
+                self._process.start()
+            self._started.set()
+            self._began.wait()
+            while not self._stop.wait(renewal_interval_ms(self._lease_ms) / 1_000):
+                self._round()
+        finally:
+            self._started.set()
+            if self._process is not None:
+                self._process.close()
+            self.progress.close()
+
+    def stop(self) -> None:
+        """End the thread soon."""
+        self._stop.set()
+        self._began.set()
+
+    def _round(self) -> None:
+        now_ms, words = self._clock.monotonic_ms(), self.progress.words
+        still = self._watch.look(self.progress.counts(), words[ALLOWED], now_ms)
+        if still and not self._stalled:
+            logger.error(
+                "no progress for %d ms (%s): the lease is not renewed, so that a standby takes the tasks over; give "
+                "max_stall_ms more than one record or one commit may take",
+                self._max_stall_ms + words[ALLOWED],
+                " and ".join(still),
+            )
+        self._stalled = still
+        self._withheld |= bool(still)
+        process = self._process
+        if process is not None:
+            by_process, lost = process.poll(self._lease_ms // 2), process.lost()
+            self._counters.lease_gap_ms = max(self._counters.lease_gap_ms, words[GAP])
+            if by_process:
+                self._renewed_ms = -1  # its gaps are those of the process
+            if by_process and not lost:
+                if not words[STALLED]:
+                    self.was_stalled()  # it did not cost the lease
+                return
+        if still:
+            return
+        assert self._holder is not None
+        holder, group = self._holder
+        try:
+            holder.heartbeat(group)
+        except (Unavailable, Corruption) as error:
+            if isinstance(error, Corruption) and not error.of_log:
+                raise
+            logger.warning("heartbeat failed, trying again: %s", error)  # whoever needs what is damaged says so
+            return
+        after_ms = self._clock.monotonic_ms()
+        if self._renewed_ms >= 0:
+            self._counters.lease_gap_ms = max(self._counters.lease_gap_ms, after_ms - self._renewed_ms)
+        self._renewed_ms = after_ms
+        self.was_stalled()

@@ -1,0 +1,444 @@
+"""Opens tasks: stores, changelogs and the restore plan, and what must happen before the first record.
+
+    active    writer (fences older owners) -> stores -> plan against the log's bounds -> ranges to restore
+    standby                                  stores -> plan against the log's bounds -> tail
+
+Rules of this file: the plan is pure (`standfast.restore.plan`); here it is carried out. A store that does not fit the
+log, or is damaged, is taken out of its directory (`standfast.stream.session.mending`) and the reason is told; the other
+stores of the task stay as they are, and a plan that is refused changes nothing. Stores, partitions and changelogs are
+those of the task's own group. Where a source topic serves as changelog the restore ends at the group's committed
+offset, read here, after the previous owner was fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from standfast.replication.lease.progress import LeaseProgress
+from standfast.replication.listeners import Listener
+from standfast.replication.log import Group, Log, TopicInfo
+from standfast.replication.offsets import Bounds, TaskId, TopicPartition
+from standfast.replication.permissions import Need, changelog_needs
+from standfast.replication.tail.applier import ChangelogApplier
+from standfast.replication.topics.changelog import (
+    changelog_problems,
+    ensure_changelogs,
+    grow_changelogs,
+)
+from standfast.replication.topics.fixes import Fixes
+from standfast.replication.topics.foreign import foreign_changelogs
+from standfast.restore.plan import (
+    CORRUPT,
+    LocalPosition,
+    LogState,
+    Plan,
+    Refuse,
+    Reinitialise,
+    Resume,
+    UpToDate,
+    plan_changelog,
+)
+from standfast.store.clock import Clock
+from standfast.store.disk import DiskGuard
+from standfast.store.errors import BadConfig, Corruption, StandfastError, StateLost
+from standfast.store.log import logger
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.rows import RowLimits
+from standfast.store.task.cut import Position
+from standfast.store.task.state_dir import StateDir
+from standfast.store.task.task_stores import TaskStores, Unwritten
+from standfast.stream.session.groups import TaskGroup
+from standfast.stream.session.mending import Loss, Mender
+from standfast.stream.session.settings import Guarantee
+from standfast.stream.session.task import Task
+
+Ranges = dict[TopicPartition, tuple[int, int, str]]
+NOTHING = Loss()
+
+
+@dataclass(slots=True)
+class Opened:
+    """A task with what it still has to restore, and the stores that begin anew, with the reason."""
+
+    task: Task
+    ranges: Ranges
+    local_counts: bool
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+
+class TaskOpener:
+    """What every task of a session is opened with."""
+
+    def __init__(
+        self,
+        app: str,
+        log: Log,
+        group: Group,
+        state_dir: StateDir,
+        groups: Mapping[int, TaskGroup],
+        shared: RocksShared,
+        *,
+        clock: Clock,
+        listener: Listener,
+        guarantee: Guarantee,
+        limits: RowLimits,
+        accept_empty_log: bool,
+        accept_missing_history: bool,
+        accept_unreadable_rows: bool,
+        buffer_bytes: Callable[[], int],
+        disk: DiskGuard,
+        foreign: bool = False,
+        progress: LeaseProgress | None = None,
+    ) -> None:
+        self.app = app
+        self.log = log
+        self.groups = groups  # the session's own mapping: it may learn the partitions of a group later
+        self.state_dir = state_dir
+        self._group = group
+        self._shared = shared
+        self._clock = clock
+        self._listener = listener
+        self._guarantee: Guarantee = guarantee
+        self._limits = limits
+        self._accept_empty_log = accept_empty_log
+        self._accept_missing_history = accept_missing_history
+        self._buffer_bytes = buffer_bytes
+        self._disk = disk
+        self._fixes = Fixes(log.address)
+        self._progress = progress or LeaseProgress()
+        self._foreign = foreign  # the changelogs are another application's: they are taken as they are
+        self._reader = log.reader()
+        self._mender = Mender(
+            state_dir, shared, self._stores, self._refuse_loss, accept_unreadable_rows=accept_unreadable_rows
+        )
+        self._permitted: set[int] = set()  # groups whose changelogs this user may use
+
+    def ensure_topics(self, *, follow: bool) -> None:
+        """Make missing changelogs of every group; BadConfig lists every problem at once, before any is made.
+
+        `follow`: a changelog with fewer partitions than its source has now is no problem, it grows.
+        """
+        for number in self.groups:
+            self._check_permissions(number)
+        problems = []
+        for group in () if self._foreign else self.groups.values():
+            problems += changelog_problems(self.log.admin, self.app, group.specs, group.partitions, self._fixes,
+                                           "fewer" if follow else "none")  # fmt: skip
+        if problems:
+            raise BadConfig(problems)
+        for number, group in sorted(self.groups.items()):
+            if follow and not self._foreign:
+                self.grow(number, group.partitions)
+            self.topics(number)
+
+    def topics(self, group: int) -> Mapping[str, TopicInfo]:
+        """The changelogs of a group by store, created where missing and checked where not."""
+        wanted, admin = self.groups[group], self.log.admin
+        if self._foreign:
+            found = foreign_changelogs(admin, self.app, wanted.specs, wanted.partitions)
+        else:
+            found = ensure_changelogs(admin, self.app, wanted.specs, wanted.partitions, self._fixes, "more")
+        if group not in self._permitted:
+            # Not at each opening, it is a question more. One that is missing here would else show in the worst moment:
+            # READ of a changelog is used for the first time when another instance has failed.
+            self._check_permissions(group)
+            self._permitted.add(group)
+        return found
+
+    def _check_permissions(self, group: int) -> None:
+        """Raise BadConfig with every permission that those changelogs of a group lack that exist."""
+        logged = [spec for spec in self.groups[group].specs if spec.logging]
+        needs: list[Need] = []
+        for spec in logged:  # a source topic that serves as changelog is not written
+            needs += changelog_needs([spec.changelog_of(self.app)], followed=self._foreign or spec.from_source)
+        problems = self.log.admin.lacking(needs)
+        if problems:
+            raise BadConfig(problems)
+
+    def grow(self, group: int, partitions: int) -> None:
+        """Let the changelogs of a group have as many partitions as it has tasks from now on."""
+        grown = grow_changelogs(self.log.admin, self.app, self.groups[group].specs, partitions)
+        for topic in grown:
+            logger.info("changelog %s has %d partitions now, as its source has", topic, partitions)
+
+    def open(self, task: TaskId, *, loss: Loss = NOTHING, unwritten: Unwritten | None = None) -> Opened:
+        """Open the stores of a task and plan its restore; stores that are damaged or do not fit the log begin anew.
+
+        `loss` is what is known to be lost already. `unwritten` are rows that an earlier opening could not write,
+        although the log has their commit.
+        Raises StateLost for what a person must decide; then the task's files are as they were.
+        """
+        topics = self.topics(task.group)
+        lost = self._mender.take_back(task) if self._has_unlogged(task.group) else {}
+        for _ in range(len(self.groups[task.group].specs) + 2):  # each round takes out a store more
+            if loss:
+                lost |= self._mender.take_out(task, loss)
+            try:
+                stores = self._stores(task)
+            except Corruption as damage:
+                loss = Loss.by(damage)
+                continue
+            opened = self._planned(task, topics, stores, lost)
+            if isinstance(opened, Opened):
+                if unwritten is not None and self._guarantee == "exactly_once":
+                    stores.carry(unwritten)  # at least once, the records come again
+                return opened
+            loss = opened
+        raise StateLost(
+            f"task {task} was mended and is damaged again: {loss.damage}: check the disk, then assign the task again",
+            reason=CORRUPT,
+        ) from loss.damage
+
+    def closed(self, task: TaskId, refused: StandfastError, role: str) -> Task:
+        """A task that was refused, closed, with its rows where they are and the error to show."""
+        try:
+            stores = self._stores(task)
+        except StandfastError:  # the files are what it was refused for: a stand-in without any
+            stores = self._stores(task, detached=True)
+        kept = self._task(task, stores, self._applier(task, stores, self.topics(task.group)))
+        kept.role = role
+        kept.close()
+        kept.error = refused
+        return kept
+
+    def plan_again(self, task: Task) -> tuple[Ranges, bool] | Loss:
+        """Plan a promoted standby: what is left to restore, or what of its state is lost."""
+        try:
+            plans = self._plans(task.stores, task.applier, self._topic_infos(task.applier))
+        except Corruption as damage:
+            return Loss.by(damage)
+        _refuse(task.id, plans)
+        lost = _lost(plans, task.applier)
+        if lost:
+            return Loss(lost, planned=True)
+        _step_over_markers(task.applier, plans)
+        return _ranges(plans, task.applier, {}), _all_at_end(plans)
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._reader.close()
+
+    def _planned(
+        self, task: TaskId, topics: Mapping[str, TopicInfo], stores: TaskStores, lost: Mapping[str, str]
+    ) -> Opened | Loss:
+        """The task, or what of its state is lost; the stores are closed then."""
+        try:
+            applier = self._applier(task, stores, topics)
+            plans = self._plans(stores, applier, topics)
+            _refuse(task, plans)
+            found = _lost(plans, applier)
+            if found:
+                stores.close()
+                return Loss(found, planned=True)
+            opened = self._task(task, stores, applier)
+            _step_over_markers(applier, plans)
+        except Corruption as damage:
+            stores.close()
+            return Loss.by(damage)
+        except BaseException:
+            stores.close()
+            raise
+        stores.bind_clock(opened.now_ms)
+        for reason in dict.fromkeys(lost.values()):
+            self._listener.on_state_lost(task, reason)
+        return Opened(opened, _ranges(plans, applier, lost), _all_at_end(plans), dict(lost))
+
+    def _has_unlogged(self, group: int) -> bool:
+        return any(spec.engine == "rocksdb" and not spec.logging for spec in self.groups[group].specs)
+
+    def _refuse_loss(
+        self, task: TaskId, stores: TaskStores, lost: Mapping[str, str], had_rows: Callable[[str], bool] | None
+    ) -> None:
+        """Raise StateLost if the log cannot give back what is lost; `had_rows` where all of the directory is."""
+        topics = self.topics(task.group)
+        _refuse(task, self._plans(stores, self._applier(task, stores, topics), topics, lost, had_rows))
+
+    def _task(self, task: TaskId, stores: TaskStores, applier: ChangelogApplier) -> Task:
+        return Task(
+            task,
+            stores,
+            applier,
+            self._group,
+            app=self.app,
+            guarantee=self._guarantee,
+            clock=self._clock,
+            listener=self._listener,
+            topics=self.groups[task.group].topics,
+        )
+
+    def _applier(self, task: TaskId, stores: TaskStores, topics: Mapping[str, TopicInfo]) -> ChangelogApplier:
+        return ChangelogApplier(task, stores, topics, self._clock, self._reader)
+
+    def _stores(
+        self,
+        task: TaskId,
+        directory: Path | None = None,
+        *,
+        careful: bool = False,
+        whole_wal: bool | None = None,
+        detached: bool = False,
+    ) -> TaskStores:
+        path = directory or self.state_dir.task_path(str(task))
+        with self._progress.replaying(path):
+            return TaskStores(
+                path,
+                self.app,
+                str(task),
+                self.groups[task.group].specs,
+                self._shared,
+                now_ms=self._clock.wall_ms,
+                buffer_bytes=self._buffer_bytes(),
+                disk=self._disk,
+                limits=self._limits,
+                careful=careful,
+                whole_wal=whole_wal,
+                detached=detached,
+            )
+
+    def _topic_infos(self, applier: ChangelogApplier) -> Mapping[str, TopicInfo]:
+        infos = {}
+        for name, changelog in applier.changelogs.items():
+            info = self.log.admin.describe_topic(changelog.topic)
+            if info is None:
+                raise StateLost(
+                    f"changelog {changelog.topic} of store {name!r} no longer exists", reason="topic-deleted"
+                )
+            infos[name] = info
+        return infos
+
+    def _plans(
+        self,
+        stores: TaskStores,
+        applier: ChangelogApplier,
+        topics: Mapping[str, TopicInfo],
+        lost: Mapping[str, str] = MappingProxyType({}),
+        had_rows: Callable[[str], bool] | None = None,
+    ) -> dict[TopicPartition, Plan]:
+        """A plan for each changelog; `lost` are stores whose rows cannot be used, `had_rows` as in `_refuse_loss`."""
+        bounds = self._reader.bounds(applier.store_of)
+        committed = self._group.committed(applier.limited) if applier.limited else {}
+        limits = {at: committed[at].offset if at in committed else 0 for at in applier.limited}
+        locals_ = {
+            at: _local_lost(applier, at, lost[name], had_rows, name)
+            if name in lost
+            else _local(stores, applier, at, name)
+            for at, name in applier.store_of.items()
+        }
+        # A commit is acknowledged before its end is written into every partition: one's own position may be above what
+        # may be read, for as long as the brokers take, such as after all of them were restarted.
+        reached = {at: max(limits.get(at, 0), local.position if local else 0) for at, local in locals_.items()}
+        written = self._written({at: offset for at, offset in reached.items() if offset > bounds[at].end})
+        stored = {at: found for at in locals_ if (found := applier.position(at)) is not None}
+        diverged = self._reader.epoch_ends({at: found.tag for at, found in stored.items() if found.tag})
+        now_ms = self._clock.wall_ms()
+        plans: dict[TopicPartition, Plan] = {}
+        for changelog, name in applier.store_of.items():
+            state = log_state(
+                changelog,
+                topics[name],
+                bounds[changelog],
+                limits.get(changelog),
+                written.get(changelog, -1),
+                diverged.get(changelog),
+            )
+            plans[changelog] = plan_changelog(
+                locals_[changelog],
+                state,
+                now_ms=now_ms,
+                accept_empty_log=self._accept_empty_log,
+                accept_missing_history=self._accept_missing_history,
+            )
+        return plans
+
+    def _written(self, reached: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Ends with open transactions, of partitions where somebody was above what may be read."""
+        written = self._reader.written_ends(reached) if reached else {}
+        for at, end in written.items():
+            logger.warning(
+                "%s: offset %d was processed, which lies in a transaction that is still open, or above the end (%d): "
+                "the store is whole once all below it can be read",
+                at,
+                reached[at],
+                end,
+            )
+        return written
+
+
+def log_state(
+    changelog: TopicPartition,
+    info: TopicInfo,
+    bounds: Bounds,
+    limit: int | None,
+    written: int,
+    diverged_at: int | None,
+) -> LogState:
+    """What the plan needs to know of a changelog; `limit`, `written` and `diverged_at` as in LogState."""
+    return LogState(
+        topic_partition=changelog,
+        topic_id=info.topic_id,
+        begin=bounds.begin,
+        end=bounds.end,
+        cleanup=info.policy.cleanup,
+        retention_ms=info.policy.retention_ms,
+        delete_retention_ms=info.policy.delete_retention_ms,
+        diverged_at=diverged_at,
+        limit=limit,
+        written=written,
+    )
+
+
+def _local(stores: TaskStores, applier: ChangelogApplier, changelog: TopicPartition, name: str) -> LocalPosition | None:
+    stored = applier.position(changelog)
+    return None if stored is None else local_position(stored, rows=stores.has_rows(name))
+
+
+def _local_lost(
+    applier: ChangelogApplier, changelog: TopicPartition, lost: str, had_rows: Callable[[str], bool] | None, name: str
+) -> LocalPosition | None:
+    """A store whose rows cannot be used; where nothing is known of it, its rows may be the last copy."""
+    stored = applier.position(changelog)
+    if had_rows is not None:
+        return LocalPosition(position=0, topic_id="", at_ms=0, rows=had_rows(name), lost=lost)
+    return None if stored is None else local_position(stored, rows=True, lost=lost)
+
+
+def local_position(stored: Position, *, rows: bool, lost: str = "") -> LocalPosition:
+    """What the plan needs to know of a stored position; `rows` and `lost` as in LocalPosition."""
+    return LocalPosition(
+        position=stored.offset,
+        topic_id=stored.topic_id,
+        leader_epoch=stored.leader_epoch,
+        at_ms=stored.at_ms,
+        rows=rows,
+        marker=stored.marker,
+        lost=lost,
+    )
+
+
+def _step_over_markers(applier: ChangelogApplier, plans: Mapping[TopicPartition, Plan]) -> None:
+    """A log that begins right after the marker at our position has no such offset any more."""
+    for changelog, plan in plans.items():
+        stored = applier.position(changelog)
+        if isinstance(plan, Resume) and stored is not None and plan.position > stored.offset:
+            applier.apply(changelog, (), plan.position)
+
+
+def _refuse(task: TaskId, plans: Mapping[TopicPartition, Plan]) -> None:
+    refused = [plan for plan in plans.values() if isinstance(plan, Refuse)]
+    if refused:
+        raise StateLost(f"task {task}: " + "; ".join(plan.message for plan in refused), reason=refused[0].reason)
+
+
+def _lost(plans: Mapping[TopicPartition, Plan], applier: ChangelogApplier) -> dict[str, str]:
+    return {applier.store_of[at]: plan.reason for at, plan in plans.items() if isinstance(plan, Reinitialise)}
+
+
+def _all_at_end(plans: Mapping[TopicPartition, Plan]) -> bool:
+    return all(isinstance(plan, UpToDate) for plan in plans.values())
+
+
+def _ranges(plans: Mapping[TopicPartition, Plan], applier: ChangelogApplier, lost: Mapping[str, str]) -> Ranges:
+    return {at: (plan.position, plan.end, lost.get(applier.store_of[at], plan.reason)) for at, plan in plans.items()}

@@ -1,0 +1,307 @@
+"""The application's own loop: its Kafka consumer decides what is active here, the session holds it back and places it.
+
+    on_assign   open the tasks -> wait a moment for the gate -> assign: ready ones at their offset, the others paused
+    commit      whoever is restored meanwhile: seek, resume -> check the offsets -> commit
+    on_revoke   close the tasks, forget what is uncommitted; the consumer lets the partitions go by itself
+
+Polling goes on while partitions are paused, so a long restore costs no membership. The consumer is only ever called
+by whoever polls it, in a callback or in `commit` (kafka_consumer.py says why), which is why the loop calls `commit`
+after every poll, also with nothing to commit.
+
+Rules of this file: the shell around `source_gate` (pure). What a consumer is asked to do is a generator of calls, so
+that blocking and asyncio clients share it; no lock is held while one is carried out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from standfast.replication.log import Committed, Group
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.clock import Clock
+from standfast.store.errors import BadConfig, InvalidRequest, NotReady, Unavailable
+from standfast.store.log import logger
+from standfast.stream.session.source_gate import OpenTask, SourceGate
+from standfast.stream.session.source_offsets import checked_shape
+from standfast.stream.session.task import Task
+
+OPEN_WAIT_S = 0.5  # how long an assignment waits for the gate: a warm standby opens within it
+LOOK_MS = 250
+OVERDUE_MS = 5_000
+WATCH_MS = 1_000
+
+Offsets = Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the loop needs of the session.
+
+    task_of      the task that reads a source partition
+    adopt        these tasks (their topics) are active here from now on, beside those that are
+    give_up      these are not active here any more
+    opened       tasks that run and whose gate is open
+    wait_ready   raises NotReady after so many seconds
+    """
+
+    app: str
+    address: str
+    clock: Clock
+    group: Group
+    task_of: Callable[[Any], TaskId]
+    adopt: Callable[[frozenset[TaskId], frozenset[str]], None]
+    give_up: Callable[[frozenset[TaskId]], None]
+    opened: Callable[[], dict[TaskId, OpenTask]]
+    wait_ready: Callable[[float], None]
+
+
+class Given(Protocol):
+    """A message of the Kafka client: a record, or an error."""
+
+    def error(self) -> Any: ...
+    def topic(self) -> str | None: ...
+    def partition(self) -> int | None: ...
+
+
+class OwnLoop:
+    """One consumer beside one session."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._gate = SourceGate()
+        self._mutex = threading.Lock()  # of the gate; never held while somebody else is called
+        self._steps: Any = None  # ConsumerSteps of the consumer
+        self.of_asyncio = False  # its methods are coroutines: whoever awaits them drives the steps
+        self._ready_since_ms = -1
+        self._next_look_ms = 0
+        self._next_watch_ms = 0
+        self._first_seen: dict[TopicPartition, Committed | None] = {}
+        self._settings_given = False  # the consumer's settings are likely ours
+        self._eager: bool | None = None  # by those settings
+        self._from_begin = False
+
+    @property
+    def consumer(self) -> Any:
+        """The consumer that partitions were assigned to last; None before the first."""
+        return None if self._steps is None else self._steps.consumer
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a consumer has partitions here."""
+        return bool(self._gate.partitions)
+
+    def is_read(self, task: object) -> bool:
+        """Whether the consumer reads for this opening of a task: what it gave may be processed."""
+        with self._mutex:
+            return self._gate.is_read(task)
+
+    def partition_of(self, named: int | TaskId | Given) -> TaskId:
+        """A task by its partition, its id, or a message of a partition that it reads. Raises what an error says."""
+        if not callable(getattr(named, "error", None)):
+            return named if isinstance(named, TaskId) else TaskId(0, cast(int, named))
+        message = cast(Given, named)
+        if message.error() is not None:
+            from standfast.replication.kafka.consumer import error_given
+
+            raise error_given(message, self._host.address)
+        return self._host.task_of(TopicPartition(message.topic() or "", message.partition() or 0))
+
+    def check_read(self, task: Task, *, reopens: bool) -> None:
+        """Raise Unavailable for a task that the consumer does not read for: what it gave is of an earlier opening."""
+        with self._mutex:
+            waits = self._gate.goes_back(task.id, task)
+        failed = reopens and isinstance(task.error, Unavailable)
+        if failed or (waits and task.error is None):
+            why = f" ({task.error})" if failed else ""
+            raise Unavailable(
+                f"task {task.id} is opened again{why}: go on polling, and call commit after each poll; records of it "
+                "that were not committed come again"
+            )
+
+    def settings(self, address: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of a consumer for this application. Raises BadConfig."""
+        if not address.startswith("kafka://"):
+            raise BadConfig([f"log {address} has no consumers of Kafka: use a log at kafka://host:9092"])
+        from standfast.replication.kafka.consumer import begins_early, consumer_settings, is_eager
+
+        settings = consumer_settings(address, self._host.app, given)
+        self._settings_given, self._eager = True, is_eager(settings)
+        self._from_begin = begins_early(settings)
+        return settings
+
+    def on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+        """A blocking consumer's callback; with None for the consumer only the tasks are opened."""
+        if consumer is not None:
+            self._drive(consumer, self.assigned(consumer, partitions))
+            return
+        tasks = frozenset(map(self._host.task_of, partitions))
+        self._host.adopt(tasks, frozenset(one.topic for one in partitions))
+
+    def on_revoke(self, partitions: Iterable[Any]) -> None:
+        """These partitions left; after the session's end there is nothing to do."""
+        gone = [TopicPartition(one.topic, one.partition) for one in partitions]
+        with self._mutex:
+            tasks = self._gate.revoked(gone)
+        try:
+            self._host.give_up(tasks | frozenset(map(self._host.task_of, gone)))
+        except Unavailable as error:
+            logger.warning("%d partitions were revoked, and the group cannot be told: %s", len(gone), error)
+
+    def before_commit(self, offsets: Offsets) -> Offsets:
+        """With a blocking consumer: go on with what is restored, and check the offsets."""
+        if self.consumer is None or self.of_asyncio:
+            return offsets
+        given: Offsets = self._drive(self.consumer, self.committing(offsets))
+        return given
+
+    def assigned(self, consumer: Any, partitions: Iterable[Any]) -> Any:
+        """Steps of an assignment."""
+        from standfast.replication.kafka.consumer import ConsumerSteps
+
+        if self.consumer is not consumer:
+            self._steps = ConsumerSteps(consumer, eager=self._eager)
+            if not self._settings_given:
+                logger.warning(
+                    "application %s: make sure that its consumer has enable.auto.commit=false, which is not the "
+                    "default; session.consumer_settings() gives settings that fit",
+                    self._host.app,
+                )
+        yield from self._steps.check_group(self._host.app)
+        sources = {TopicPartition(one.topic, one.partition): self._host.task_of(one) for one in partitions}
+        self._host.adopt(frozenset(sources.values()), frozenset(at.topic for at in sources))
+        with self._mutex:
+            self._gate.assigned(sources)
+            self._first_seen = {at: seen for at, seen in self._first_seen.items() if at not in sources}
+        tasks = self._opened_soon() if sources else {}
+        ready = [at for at, task_id in sources.items() if task_id in tasks]
+        positions = {at: tasks[sources[at]].positions.get(at) if at in ready else None for at in sources}
+        yield from self._steps.assign(positions)
+        shut = [at for at in sources if at not in ready]
+        if shut:
+            yield from self._steps.pause(shut)
+        if ready:  # one that was paused when it left may still be
+            yield from self._steps.resume(ready)
+        with self._mutex:
+            self._gate.resumed(ready, tasks)
+        yield from self.moves()
+
+    def moves(self) -> Any:
+        """Steps that bring the consumer in line with the restore gate; gives the partitions that go back."""
+        tasks = self._host.opened()
+        with self._mutex:
+            moves = self._gate.moves(tasks)
+        self._ready_since_ms = -1
+        if moves.none:
+            return frozenset()
+        if moves.pause:
+            yield from self._steps.pause(moves.pause)
+            with self._mutex:
+                self._gate.paused(moves.pause)
+        ready = set(moves.resume)
+        for at, offset in moves.seek:
+            if offset is None and not self._from_begin:
+                # The client cannot seek to where it began, and nobody else knows.
+                logger.error(
+                    "%s has no committed offset, and its task was opened again: records that were given before are "
+                    "not given again; take auto.offset.reset=earliest, by session.consumer_settings()",
+                    at,
+                )
+                continue
+            if not (yield from self._steps.seek(at, offset)):
+                ready.remove(at)  # the consumer has not begun with it yet: the next round asks again
+        if ready:
+            yield from self._steps.resume(sorted(ready))
+            with self._mutex:
+                self._gate.resumed(ready, tasks)
+        return frozenset(at for at, _ in moves.seek)
+
+    def committing(self, offsets: Offsets) -> Any:
+        """Steps before a commit; gives the offsets that are news.
+
+        Raises InvalidRequest for an offset beyond what the consumer gave: it is left from before the partition went
+        away and came back, and committing it would skip records.
+        """
+        back = yield from self.moves()
+        given = checked_shape(offsets)
+        for at in back & given.keys():  # processed in an opening that is over, and given again from here on
+            logger.info("offset %d of %s is not committed, its records come again", given.pop(at), at)
+        tasks = self._host.opened()
+        with self._mutex:
+            owners = {at: tasks.get(self._host.task_of(at)) for at in self._gate.partitions & given.keys()}
+            stale = {at for at, task in owners.items() if task and not self._gate.given_for(at, task.opening)}
+        for at, task in owners.items():
+            # What is committed already, or more, needs no second time: a loop may keep its offsets while it runs.
+            if task is not None and given[at] <= task.positions.get(at, -1):
+                del given[at]
+        asked = [at for at, task in owners.items() if task is not None and at in given]
+        if asked:
+            positions = yield from self._steps.positions(asked)
+            for at in asked:
+                if given[at] > positions[at] or at in stale:
+                    raise InvalidRequest(
+                        f"source offset {given[at]} of {at} is not of a record that the consumer gave since the task "
+                        f"was opened (it stands at {positions[at]}): forget the offsets of a partition when it is "
+                        "revoked or a commit fails, or commit after each poll"
+                    )
+        return given
+
+    # -- looked after in the background, without a call to the consumer -----------------------------------------------
+
+    def look_after(self) -> None:
+        """Warn of a loop that leaves restored partitions paused; raise BadConfig if somebody else commits."""
+        now_ms = self._host.clock.monotonic_ms()
+        if not self.in_use or now_ms < self._next_look_ms:
+            return
+        self._next_look_ms = now_ms + LOOK_MS
+        tasks = self._host.opened()
+        with self._mutex:
+            waiting = self._gate.moves(tasks).resume
+        if not waiting:
+            self._ready_since_ms = -1
+        elif self._ready_since_ms < 0:
+            self._ready_since_ms = now_ms
+        elif now_ms - self._ready_since_ms > OVERDUE_MS:
+            self._ready_since_ms = now_ms
+            logger.warning(
+                "%s of application %s are restored but still paused: the loop must call session.commit() after every "
+                "poll, also with nothing to commit, and poll for a second at most",
+                ", ".join(map(str, waiting)),
+                self._host.app,
+            )
+        if now_ms >= self._next_watch_ms:
+            self._next_watch_ms = now_ms + WATCH_MS
+            self._watch_commits(tasks)
+
+    def _watch_commits(self, tasks: Mapping[TaskId, OpenTask]) -> None:
+        """Every commit of ours has metadata: one without it, that was not there at first, is somebody else's."""
+        with self._mutex:
+            mine = [at for at in self._gate.partitions if self._host.task_of(at) in tasks]
+        found = self._host.group.committed(mine)
+        for at in mine:
+            seen = found.get(at)
+            first = self._first_seen.setdefault(at, seen)
+            if seen is None or seen.metadata or seen == first:
+                continue
+            ours = tasks[self._host.task_of(at)].positions.get(at)
+            raise BadConfig(
+                [
+                    f"somebody else commits offsets of group {self._host.app!r}: {at} was set to {seen.offset}, the "
+                    f"state stands at {ours}: set enable.auto.commit=false and leave consumer.commit() out; before "
+                    f"the next start set the group's offset of {at} back to {ours}"
+                ]
+            )
+
+    def _drive(self, consumer: Any, steps: Any) -> Any:
+        from standfast.replication.kafka.consumer import drive
+
+        return drive(consumer, steps)
+
+    def _opened_soon(self) -> dict[TaskId, OpenTask]:
+        try:
+            self._host.wait_ready(OPEN_WAIT_S)
+        except NotReady:
+            pass  # polling goes on meanwhile; commit() goes on with those that are restored
+        return self._host.opened()

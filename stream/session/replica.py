@@ -1,0 +1,208 @@
+"""A read-only replica of stores that another application writes: Kafka Streams, or another standfast.
+
+    replica = Replica("orders", log="kafka://host:9092", state_dir="./replica", stores=[KeyValueStore("totals", ...)])
+    replica.wait_ready(60); view = replica.read("totals", 0); view.store.get(key), view.lag_records
+
+Every partition of every store's changelog is tailed by a standby that nothing ever promotes. Stores whose changelogs
+have as many partitions share their tasks. A replica is ready once each has reached the end of its changelog.
+
+Rules of this file: a session over a log that can only be read (`replication/read_only.py`), so that nothing here can
+write to the application's topics or groups. A changelog that was deleted or made anew is looked for until it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NoReturn, TypedDict, Unpack
+
+from standfast.replication.listeners import Listener
+from standfast.replication.log import Log, LogAdmin
+from standfast.replication.offsets import TaskId
+from standfast.replication.read_only import ReadOnlyLog
+from standfast.replication.tail.open_log import open_log
+from standfast.replication.topics.foreign import foreign_changelog
+from standfast.store.arguments import name_problems, refuse
+from standfast.store.clock import Clock
+from standfast.store.errors import BadConfig, Closed, InvalidRequest, StandfastError, Unavailable
+from standfast.store.log import logger
+from standfast.store.specs import StoreSpec
+from standfast.stream.session.groups import TaskGroup, all_task_ids
+from standfast.stream.session.instance import GONE
+from standfast.stream.session.session import Session
+from standfast.stream.session.session_tasks import ReadView
+from standfast.stream.session.settings import SessionSettings
+
+LOOK_AGAIN_S = 1.0
+LOOK_AGAIN_S_MAX = 60.0
+
+
+class ReplicaOptions(TypedDict, total=False):
+    """The keyword arguments of a replica that have defaults; as those of a session."""
+
+    memory_bytes: int
+    accept_empty_log: bool
+    accept_missing_history: bool
+
+
+class Replica(Session):
+    """Follows the changelogs of application `app`, whose id is that in their names.
+
+    `stores` are declared as the application has them: kind, retention and, where timestamps are wanted, timestamped;
+    the bytes are the same either way. Raises BadConfig for bad settings, UnknownStore for a changelog that is not
+    there, Unavailable if the log does not answer, Held if another process has the state directory.
+    """
+
+    read_only = True
+
+    def __init__(
+        self,
+        app: str,
+        *,
+        log: str,
+        state_dir: str | Path,
+        stores: Sequence[StoreSpec],
+        clock: Clock | None = None,
+        background: bool = True,
+        listeners: Iterable[Listener] = (),
+        **settings: Unpack[ReplicaOptions],
+    ) -> None:
+        refuse(name_problems(settings, list(ReplicaOptions.__annotations__)))
+        _check(app, stores)
+        with closing(open_log(log, clock=clock)) as found:
+            groups = task_groups(found.admin, app, stores)
+        self._every = all_task_ids(groups)
+        self._lost: dict[TaskId, str] = {}  # why a task is not held, or not well
+        super().__init__(
+            app,
+            log=log,
+            state_dir=state_dir,
+            groups=groups,
+            clock=clock,
+            background=background,
+            listeners=listeners,
+            take_over=False,
+            discovery_interval_ms=None,
+            **settings,
+        )
+        try:
+            super().assign(standby=self._every)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, store: str, partition: int, *, allow_stale: bool = True) -> ReadView:
+        """Rows of a store as far as they have come, from any thread, with the number of records they lack."""
+        return super().read(store, partition, allow_stale=allow_stale)
+
+    def missing(self) -> tuple[str, ...]:
+        """Which changelogs have not been read to their end yet, or cannot be; empty when all have."""
+        with self._lock:
+            gone = [
+                f"task {task_id} is {task.state.value}: {task.error}"
+                for task_id, task in sorted(self._instance.tasks.items())
+                if task.state in GONE
+            ]
+            gone += [
+                f"task {task_id}: {why}"
+                for task_id, why in sorted(self._lost.items())
+                if task_id not in self._instance.tasks
+            ]
+            behind = [
+                f"{changelog}: at {one.machine.position} of {one.end}"
+                for changelog, one in sorted(self._instance.tailer.changelogs.items())
+                if one.caught_up_ms < 0
+            ]
+        return *gone, *behind
+
+    def look_again(self) -> bool:
+        """Open the tasks again whose changelogs were gone or did not fit; whether every task is held now.
+
+        What still keeps one away is told by `missing`.
+        """
+        with self._usable():
+            tasks = self._instance.tasks
+            well = {task_id for task_id, task in tasks.items() if task.state not in GONE}
+            self._lost = {
+                task_id: str(tasks[task_id].error) if task_id in tasks else self._lost.get(task_id, "")
+                for task_id in self._every - well
+            }
+            for task_id in sorted(self._lost):
+                try:
+                    self._instance.assign((), well | {task_id})
+                    well.add(task_id)
+                except StandfastError as error:
+                    if self._lost[task_id] != str(error):
+                        logger.warning("replica of %r: task %s: %s", self.app, task_id, error)
+                    self._lost[task_id] = str(error)
+            self._lost = {task_id: why for task_id, why in self._lost.items() if task_id not in well}
+            return not self._lost
+
+    def assign(self, active: Iterable[int | TaskId] = (), standby: Iterable[int | TaskId] = ()) -> NoReturn:
+        """Refused: a replica holds every partition, as a standby."""
+        self._refuse()
+
+    def on_assign(self, consumer: object, partitions: Iterable[object]) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def on_revoke(self, consumer: object, partitions: Iterable[object]) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    on_lost = on_revoke
+
+    def reopen(self, partition: int | TaskId) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise InvalidRequest(f"a replica only reads what application {self.app!r} writes: open a Session to take part")
+
+    def _open_log(self, address: str) -> Log:
+        return ReadOnlyLog(super()._open_log(address))
+
+    def _background(self) -> dict[str, Callable[[], None]]:
+        return {"standfast-replication": self._run, "standfast-replica": self._run_look}
+
+    def _waits(self) -> bool:
+        return bool(self.missing())
+
+    def _run_look(self) -> None:
+        wait_s = LOOK_AGAIN_S
+        while not self._stop.wait(wait_s):
+            try:
+                wait_s = LOOK_AGAIN_S if self.look_again() else min(wait_s * 2, LOOK_AGAIN_S_MAX)
+            except (Closed, Unavailable):  # closed meanwhile, or stopped by what the other thread ran into
+                return
+
+
+def task_groups(admin: LogAdmin, app: str, stores: Sequence[StoreSpec]) -> dict[int, TaskGroup]:
+    """Stores by the number of partitions of their changelogs, in the order in which such a number first comes.
+
+    Raises UnknownStore.
+    """
+    by_partitions: dict[int, list[StoreSpec]] = {}
+    for spec in stores:
+        topic = foreign_changelog(admin, app, spec.name, spec.changelog_of(app))
+        by_partitions.setdefault(topic.partitions, []).append(spec)
+    return {
+        number: TaskGroup(
+            partitions, tuple(specs), frozenset(spec.changelog_of(app) for spec in specs if spec.from_source)
+        )
+        for number, (partitions, specs) in enumerate(by_partitions.items())
+    }
+
+
+def _check(app: str, stores: Sequence[StoreSpec]) -> None:
+    SessionSettings().check(app, stores)
+    problems = [f"store {spec.name!r} is not logged: there is nothing to follow" for spec in stores if not spec.logging]
+    if not stores:
+        problems.append("a replica needs at least one store: declare those to follow")
+    if problems:
+        raise BadConfig(problems)

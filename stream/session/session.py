@@ -1,0 +1,653 @@
+"""The session: durable state under the application's own loop.
+
+    session = Session(app=..., log=..., state_dir=..., stores=[...])
+    session.assign(active=[0, 1], standby=[2, 3]); session.wait_ready(30)
+    task = session.task(0); task.store("aircraft").put(...); task.commit(source_offsets={("flights", 0): 4712})
+
+Rules of this file: the public face, its lock and its threads (restore and standby work; the lease; log care). Tasks
+that run are the application's; everything else is the background thread's. What goes wrong there is raised at the next
+call, never lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Unpack
+
+from standfast.replication.lease.progress import WORK
+from standfast.replication.listeners import Listener, Listeners
+from standfast.replication.log import Group, GroupView, Log, LogReader
+from standfast.replication.offsets import TaskId
+from standfast.replication.tail.fetch_pipeline import FetchPipeline
+from standfast.replication.tail.open_log import log_folder, open_log, parse_address
+from standfast.store.arguments import flag_problems, list_problems, refuse
+from standfast.store.clock import Clock, SystemClock
+from standfast.store.disk import DiskGuard
+from standfast.store.errors import (
+    Closed,
+    Corruption,
+    DiskFull,
+    InvalidRequest,
+    NotReady,
+    StandfastError,
+    Unavailable,
+)
+from standfast.store.log import logger
+from standfast.store.rocks.engine import RocksShared
+from standfast.store.rows import RowLimits
+from standfast.store.specs import StoreSpec
+from standfast.store.task.state_dir import StateDir
+from standfast.store.tracebacks import letting_go
+from standfast.stream.session.figures import Figures
+from standfast.stream.session.groups import TaskGroup, all_specs, all_task_ids
+from standfast.stream.session.instance import Instance
+from standfast.stream.session.lease import LeaseKeeper
+from standfast.stream.session.log_care import run_care
+from standfast.stream.session.opener import TaskOpener
+from standfast.stream.session.own_loop import Given, Host, OwnLoop
+from standfast.stream.session.session_tasks import (
+    ReadView,
+    checked_tasks,
+    group_of_store,
+    grow_groups,
+    held_task,
+    known_partitions,
+    missing_lines,
+    opened_tasks,
+    planned_commit,
+    records_behind,
+    source_partitions,
+    task_id_of,
+    task_of_source,
+    tasks_grown,
+)
+from standfast.stream.session.settings import CACHE_DEFAULT_BYTES, CACHE_MIN_BYTES, SessionOptions, SessionSettings
+from standfast.stream.session.snapshot import LogFigures, restores_of, session_statistics
+from standfast.stream.session.source_gate import OpenTask
+from standfast.stream.session.statistics import RestoreStatistics, SessionCounters, SessionStatistics
+from standfast.stream.session.task import Task, TaskState
+
+IDLE_WAIT_S = 0.01
+RETRY_WAIT_S = 0.2
+SOURCE_READER = "source"
+SOURCE_LOOK_MS = 20
+LEASE_THREAD = "standfast-lease"
+
+
+def disk_guard(state_path: Path, log: str | None, floor_bytes: int) -> DiskGuard:
+    """A guard of the state directory, and of the log's folder where that is of this machine."""
+    folder = None if log is None else log_folder(log)
+    places = {"state directory": state_path, **({} if folder is None else {"log": folder})}
+    return DiskGuard(places, floor_bytes)
+
+
+class Session:
+    """Stores of one application on one instance, logged, restored and stood by for.
+
+    `log` is an address (`sqlite:///path`); a `StateDir` becomes the session's to close; the rest is `SessionSettings`.
+    `groups` is for sub-topologies: stores, partitions and source topics of each, by its number, instead of `stores` and
+    `partitions` (group 0). Raises BadConfig with every problem, Held if another process has the state directory.
+    """
+
+    read_only = False  # True: it follows changelogs of another application, and reads its standbys as they are
+
+    def __init__(
+        self,
+        app: str,
+        *,
+        log: str,
+        state_dir: str | Path | StateDir,
+        stores: Sequence[StoreSpec] = (),
+        groups: Mapping[int, TaskGroup] | None = None,
+        clock: Clock | None = None,
+        background: bool = True,
+        listeners: Iterable[Listener] = (),
+        **settings: Unpack[SessionOptions],
+    ) -> None:
+        self._settings = SessionSettings.of(settings)
+        self._groups = self._settings.check(app, stores, groups)
+        refuse(flag_problems(background=background) + list_problems("listeners", listeners, Listener, "[MyListener()]"))
+        parse_address(log)  # before the state directory is made
+        self._grouped = groups is not None
+        self.app = app
+        self.clock: Clock = clock or SystemClock()
+        self.listeners = Listeners()
+        for listener in listeners:
+            self.listeners.add(listener)
+        self.counters = SessionCounters()
+        self.specs = all_specs(self._groups)
+        self._lock = threading.RLock()
+        self._figures_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._fatal: BaseException | None = None
+        self._fatal_trace: TracebackType | None = None
+        self._closed = False
+        self._unreached: Mapping[TaskId, tuple[Task, Mapping[tuple[str, int], int]]] = {}
+        self._threads: list[threading.Thread] = []
+        self._pipeline: FetchPipeline | None = None
+        self._keeper = LeaseKeeper(self._settings.lease_ms, self._settings.max_stall_ms, self.clock, self.counters)
+        self.progress = self._keeper.progress
+        self._state = state_dir if isinstance(state_dir, StateDir) else StateDir(state_dir, app)
+        try:
+            leased = background and not self.read_only
+            if leased:
+                self._keep_lease(log)
+            self.disk = self._disk_guard(log)
+            self.disk.look()
+            self.log = self._open_log(log)
+            self._group = self.log.group(app)
+            self._lease_group = self.log.group(app)
+            self._statistics_group: Group | None = None
+            self._statistics_reader = self.log.reader()
+            self._log_figures = LogFigures(self._statistics_reader, self.clock)
+            self._figures = Figures(self._read_statistics, self.clock)
+            if background:
+                self._pipeline = FetchPipeline(self.log, wake=self._wake.set)
+            self._instance = self._make_instance()
+            self._instance.join()
+            if leased:
+                self._keeper.begin(self._instance, app, self._lease_group)
+            tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
+            self.own_loop = OwnLoop(Host(app, self.log.address, self.clock, self._group, *tasks))
+        except BaseException:
+            self._stop_threads()
+            if self._pipeline is not None:
+                self._pipeline.close()
+            self._state.close()
+            raise
+        if background:
+            for name, run in self._background().items():
+                self._start(name, run)
+
+    def _disk_guard(self, address: str) -> DiskGuard:
+        return disk_guard(self._state.path, address, self._settings.disk_floor_bytes)
+
+    def _open_log(self, address: str) -> Log:
+        return open_log(address, clock=self.clock)
+
+    def _background(self) -> dict[str, Callable[[], None]]:
+        """What runs in threads of the session's own, by their names."""
+        return {
+            "standfast-replication": self._run,
+            "standfast-care": lambda: run_care(self.log, self.clock, self._stop, self._log_is_mine),
+        }
+
+    def _make_instance(self) -> Instance:
+        settings = self._settings
+        if not settings.cache_max_bytes:
+            for number, group in self._groups.items():
+                self._groups[number] = replace(group, specs=tuple(replace(spec, caching=False) for spec in group.specs))
+        opener = TaskOpener(
+            self.app,
+            self.log,
+            self._group,
+            self._state,
+            self._groups,
+            RocksShared(settings.memory_bytes),
+            clock=self.clock,
+            listener=self.listeners,
+            guarantee=settings.guarantee,
+            limits=RowLimits(value_bytes=settings.value_max_bytes, least_timestamp_ms=self.log.least_timestamp_ms),
+            accept_empty_log=settings.accept_empty_log,
+            accept_missing_history=settings.accept_missing_history,
+            accept_unreadable_rows=settings.accept_unreadable_rows,
+            buffer_bytes=self._buffer_bytes,
+            disk=self.disk,
+            foreign=self.read_only,
+            progress=self.progress,
+        )
+        if all(group.partitions for group in self._groups.values()):
+            opener.ensure_topics(follow=self._grouped and settings.discovery_interval_ms is not None)
+        shared = settings.placement == "shared"
+        return Instance(
+            self.log,
+            self._group,
+            opener,
+            member=self._state.instance_id,
+            clock=self.clock,
+            listener=self.listeners,
+            counters=self.counters,
+            gate_policy=settings.gate,
+            lease_ms=settings.lease_ms,
+            lease=self._keeper,
+            take_over=settings.take_over,
+            standby_replicas=settings.standby_replicas,
+            all_tasks=all_task_ids(self._groups) if shared else None,
+            reader=self.reader,
+            bulk=settings.bulk(),
+            disk=self.disk,
+            learn_partitions=self._learn_partitions if settings.placement == "group" else None,
+        )
+
+    def reader(self, name: str) -> LogReader:
+        """A reader for one applier: a lane of the session's fetch thread, or one of its own without threads."""
+        if self._pipeline is None:
+            return self.log.reader()
+        if name == SOURCE_READER:  # its applier waits by itself, and has work of its own when it does not
+            return self._pipeline.lane(name, look_ms=SOURCE_LOOK_MS)
+        return self._pipeline.lane(name, self._wake.set)
+
+    @property
+    def instance_id(self) -> str:
+        """Stable id of this instance, kept in the state directory."""
+        return self._state.instance_id
+
+    @property
+    def state_path(self) -> Path:
+        """`<state_dir>/<app>`."""
+        return self._state.path
+
+    def assign(self, active: Iterable[int | TaskId] = (), standby: Iterable[int | TaskId] = ()) -> None:
+        """Make exactly these the tasks of this instance; repeating it changes nothing. A number is a task of group 0.
+
+        Active tasks take the task from whoever had it (an older owner is fenced) and restore behind the gate;
+        standbys begin once every active task is restored.
+        """
+        self._assign(active, standby, None)
+
+    def _assign(
+        self,
+        active: Iterable[int | TaskId],
+        standby: Iterable[int | TaskId],
+        take_back: frozenset[TaskId] | None,
+    ) -> None:
+        wanted, stand_by = self._checked(active), self._checked(standby)
+        with self._usable():
+            self._learn_partitions()
+            if not self._partitions_given:
+                largest = max((task_id.partition for task_id in [*wanted, *stand_by]), default=-1)
+                self._groups[0] = replace(self._groups[0], partitions=max(largest + 1, self._groups[0].partitions))
+            with letting_go():
+                self._instance.assign(wanted, stand_by, take_back=take_back)
+        self._wake.set()
+
+    def grow(self, partitions: Mapping[int, int]) -> None:
+        """Groups get so many tasks, as their source topics got partitions; fewer than they have changes nothing."""
+        with self._usable():
+            grow_groups(self._instance, self._groups, partitions)
+        self._wake.set()
+
+    def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
+        """For `consumer.subscribe(on_assign=...)`: active from now on, paused until `commit` sees the gate open."""
+        self.own_loop.on_assign(consumer, source_partitions("on_assign", partitions))
+
+    def on_revoke(self, consumer: Any, partitions: Iterable[Any]) -> None:
+        """For `consumer.subscribe(on_revoke=...)`: these source partitions left; what is uncommitted is forgotten."""
+        self.own_loop.on_revoke(source_partitions("on_revoke", partitions))
+
+    def on_lost(self, consumer: Any, partitions: Iterable[Any]) -> None:
+        """For `consumer.subscribe(on_lost=...)`: the same, since nothing of them is committed any more either way."""
+        self.on_revoke(consumer, partitions)
+
+    def consumer_settings(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Settings for a consumer of one's own on this Kafka log, `given` over them; it may hold secrets.
+
+        Raises BadConfig with every problem, such as enable.auto.commit.
+        """
+        return self.own_loop.settings(self.log.address, given or {})
+
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Block until the restore gate is open; NotReady says who is missing and how far it is.
+
+        Fenced if an assigned task was taken over, and nothing but the caller can bring it back.
+        """
+        number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool) and timeout_s == timeout_s
+        if timeout_s is not None and not number:
+            raise InvalidRequest(f"wait_ready: timeout_s must be seconds, or None to wait on, not {timeout_s!r:.100}")
+        deadline_ms = None if timeout_s is None else self.clock.monotonic_ms() + timeout_s * 1_000
+        while True:
+            driven = 0 if self._threads else self.poll_once()
+            with self._usable():
+                missing = self._waits()
+                if missing:
+                    self._instance.check_lost()
+            if not missing:
+                return
+            if deadline_ms is not None and self.clock.monotonic_ms() >= deadline_ms:
+                raise NotReady(f"the restore gate is shut after {timeout_s} s: {'; '.join(self.missing())}")
+            if not driven:
+                self.clock.sleep_ms(2)
+
+    def missing(self) -> tuple[str, ...]:
+        """Who keeps the gate shut, and how far it is; empty when it is open."""
+        with self._lock:
+            lines = missing_lines(self._instance, self.clock.monotonic_ms())
+        return (*lines, f"restores wait for space: {self.disk.full}") if lines and self.disk.full else lines
+
+    @property
+    def ready(self) -> bool:
+        """Whether the restore gate is open and every assigned active task is here (no assignment is ready)."""
+        with self._usable():
+            return not self._waits()
+
+    def _waits(self) -> bool:
+        """Whether something must still become whole before the session is ready."""
+        return bool(self._instance.gate.missing() or self._instance.absent())
+
+    def task(self, partition: int | TaskId | Given) -> Task:
+        """The active task of a partition of group 0, of a task id, or of a message that the own consumer gave.
+
+        NotReady while the gate is shut, Fenced if another instance took it over, InvalidRequest if it was never
+        assigned here. Under a consumer of one's own Unavailable for a task that is opened again by itself: what the
+        consumer gave of it before that comes again. A message that is an error is raised, by what is to be done.
+        """
+        with self._usable():
+            task = self._held(self.own_loop.partition_of(partition))
+            self.own_loop.check_read(task, reopens=self._instance.follower is not None)
+            if task.error is not None or task.role == "standby":
+                task.store("")  # raises what the task's state calls for
+            if not self._instance.gate.is_open(task.id) and not self.own_loop.is_read(task):
+                raise NotReady(f"the restore gate is shut: {'; '.join(self.missing())}")
+            return task
+
+    def tasks(self) -> dict[int, Task]:
+        """Tasks of group 0 held here by partition, standbys included."""
+        with self._usable():
+            return {task_id.partition: task for task_id, task in self._instance.tasks.items() if task_id.group == 0}
+
+    def open_tasks(self) -> dict[TaskId, Task]:
+        """Tasks that run here and whose restore gate is open: those that may process."""
+        with self._usable():
+            gate = self._instance.gate
+            return {
+                task_id: task
+                for task_id, task in self._instance.tasks.items()
+                if task.state is TaskState.RUNNING and gate.is_open(task_id)
+            }
+
+    def look(self, task_id: TaskId) -> tuple[Task | None, bool]:
+        """A task held here, if it is, and whether its gate is open; waits for no lock, so it may be old by a moment."""
+        return self._instance.tasks.get(task_id), self._instance.gate.is_open(task_id)
+
+    def all_tasks(self) -> dict[TaskId, Task]:
+        """Tasks of every group held here, standbys included."""
+        with self._usable():
+            return dict(self._instance.tasks)
+
+    def read(self, store: str, partition: int, *, allow_stale: bool = False) -> ReadView:
+        """Committed rows of a store, from any thread. A restoring or standby store only with `allow_stale`.
+
+        The group is the one that has the store: names are unique over all groups.
+        """
+        with self._usable():
+            task = self._held(TaskId(group_of_store(store, self._groups, self.app), partition))
+            running = task.state is TaskState.RUNNING
+            if not running and not allow_stale:
+                raise NotReady(
+                    f"store {store!r} of partition {partition} is {task.state.value} here: ask with allow_stale=True "
+                    "for what it holds so far, or ask the active instance"
+                )
+            view = task.stores.committed_view(store)
+            lag = 0 if running else records_behind(task, store, self._group, self._statistics_reader)
+            return ReadView(view, task.role, lag)
+
+    def reopen(self, partition: int | TaskId) -> None:
+        """Open a task (of group 0, or by its id) again that failed or was taken over: it restores the tail of the log
+        and runs. What was not committed is gone: go on from its `source_offsets()`.
+
+        Taken over means taken back, except with placement `shared`: Held names the owner then.
+        """
+        with self._usable():
+            task_id = task_id_of(partition)
+            if self._instance.ownership.why_lost(task_id) is None and task_id not in self._instance.absent():
+                self._held(task_id)
+            with letting_go():
+                self._instance.reopen(task_id)
+        self._wake.set()
+
+    def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
+        """Commit every active task of group 0, and those of other groups that are given offsets, each with its own.
+
+        Stops at the first that fails; the offsets of those behind it go with the next commit, as their rows do. So do
+        those of one for which there is too little space (DiskFull).
+        Raises Fenced, after the other tasks are committed, if another instance took a task over and no revocation
+        said so: from then on, also with nothing to commit, until `assign`, `on_assign`, `on_revoke` or `reopen` names
+        its partition. Raises InvalidRequest for offsets of a task that is not assigned here, or that it would refuse,
+        NotReady for one that restores, before anything is committed. Offsets of a partition that was revoked
+        (`on_revoke`, `on_lost`) are left out: its new owner processes those records.
+        Under a consumer of one's own, partitions that are restored by now are read from here on: call it after
+        every poll. Offsets of one that restores are left out then, because its records are given again.
+        """
+        tasks = self.all_tasks()
+        self.commit_tasks(tasks, self.own_loop.before_commit(source_offsets))
+
+    def commit_tasks(self, tasks: Mapping[TaskId, Task], source_offsets: Mapping[tuple[str, int], int]) -> None:
+        """What `commit` does without a look at the consumer, which another thread may be using."""
+        with self._usable():
+            plan = planned_commit(
+                source_offsets,
+                tasks,
+                self._groups,
+                self._instance,
+                read=self.own_loop.is_read,
+                replayed=self.own_loop.in_use,
+            )
+        if plan.left_out:
+            logger.info("not committed, as the records are processed again from the last commit: %s", plan.left_out)
+        self._commit_each({task_id: (tasks[task_id], own) for task_id, own in plan.due.items()})
+        if plan.fenced is not None:
+            raise plan.fenced
+
+    def _commit_each(self, due: Mapping[TaskId, tuple[Task, Mapping[tuple[str, int], int]]]) -> None:
+        """Commit tasks one after the other. What one that fails leaves behind it must not be lost: rows without their
+        offsets would be committed alone, and the records processed twice after a crash."""
+        left = {task_id: (task, {**self._uncommitted(task), **own}) for task_id, (task, own) in due.items()}
+        for task, own in left.values():
+            if task.state is TaskState.RUNNING and not task.dropped:  # the others say why they do not commit
+                task.checked_offsets(own)
+        self._unreached = {}
+        for task_id in list(left):
+            task, own = left.pop(task_id)
+            try:
+                task.commit(own)
+            except BaseException as error:
+                if isinstance(error, DiskFull):  # its rows stay as well
+                    left[task_id] = (task, own)
+                self._unreached = left
+                logger.warning("task %s was not committed: %s", task_id, error)
+                raise
+
+    def _uncommitted(self, task: Task) -> Mapping[tuple[str, int], int]:
+        """Offsets that a commit did not come to; those of an earlier opening went with its rows, and the task may have
+        been committed by itself since."""
+        opening, own = self._unreached.get(task.id, (None, {}))
+        return task.ahead(own) if opening is task else {}
+
+    def poll_once(self) -> int:
+        """One round of background work, for callers that run without the background thread."""
+        with self._usable():
+            done = self._instance.poll_once()
+        self.own_loop.look_after()
+        return done
+
+    def statistics(self) -> SessionStatistics:
+        """An immutable snapshot of everything, for metrics and status.
+
+        Where the log keeps the session waiting it is the last one, after a second (`log_read_ms_ago` says how old).
+        """
+        lock: Any = self._usable()
+        if lock._is_owned():  # a thread of its own would wait for this one
+            return self._read_statistics()
+        statistics, age_ms = self._figures.take()
+        return replace(statistics, log_read_ms_ago=statistics.log_read_ms_ago + age_ms) if age_ms else statistics
+
+    def _read_statistics(self) -> SessionStatistics:
+        with self._usable():
+            return session_statistics(
+                self.app,
+                self._instance,
+                self._log_figures,
+                missing=self.missing(),
+                clock=self.clock,
+                disk=self.disk.state,
+            )
+
+    def look_at_group(self) -> GroupView:
+        """The live members of the application's group now. Raises Unavailable."""
+        with self._figures_lock:
+            self._usable()
+            if self._statistics_group is None:  # of its own, so as not to wait with those that write
+                self._statistics_group = self.log.group(self.app)
+            return self._statistics_group.view()
+
+    def restores(self) -> tuple[RestoreStatistics, ...]:
+        """What is being restored, without a look at the log."""
+        with self._usable():
+            return restores_of(self._instance, self.clock.monotonic_ms())
+
+    def close(self) -> None:
+        """Stop the threads, close tasks cleanly, leave the group, release the directory. Closing twice is fine.
+
+        Raises Unavailable, once all else is closed, if the log does not let go of the fetch thread in time.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._stop_threads()
+        with self._lock, ExitStack() as last:
+            last.callback(self._state.close)
+            last.callback(self._close_log)
+            last.callback(self._instance.close)
+            if self._pipeline is not None:
+                last.callback(self._pipeline.close)
+
+    def _stop_threads(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        # The lease last: a round that still runs would join again once it had run out.
+        lease = [thread for thread in self._threads if thread.name == LEASE_THREAD]
+        for thread in (*(one for one in self._threads if one not in lease), *lease):
+            if thread in lease:
+                self._keeper.stop()
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _close_log(self) -> None:
+        if self._pipeline is not None and self._pipeline.running:
+            return  # a call to the log does not return: what it uses must not be closed under it
+        self._statistics_reader.close()
+        self._group.close()
+        self._lease_group.close()
+        if self._statistics_group is not None:
+            self._statistics_group.close()
+        self.log.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _usable(self) -> threading.RLock:
+        """The lock, after checking that the session is open and its background work is well."""
+        if self._closed:
+            raise Closed(f"session of application {self.app!r} is closed")
+        if self._fatal is not None:
+            # With the traceback of that moment: raised again and again, it would grow by each of these calls.
+            raise self._stopped(self._fatal).with_traceback(self._fatal_trace)
+        return self._lock
+
+    def _stopped(self, fatal: BaseException) -> BaseException:
+        """What calls raise once background work stopped: the error itself, since trying again would change nothing."""
+        return fatal
+
+    def _retries(self, error: StandfastError) -> bool:
+        """Whether background work goes on after that, and is tried again."""
+        return isinstance(error, Unavailable)
+
+    def _start(self, name: str, run: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException as error:  # noqa: BLE001 - raised again at the next call
+                logger.exception("%s stopped", name)
+                self._fatal_trace = error.__traceback__
+                self._fatal = error
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            wait_s = IDLE_WAIT_S
+            try:
+                self.progress.step(WORK)
+                with self._lock:
+                    if self._instance.poll_once():
+                        wait_s = 0.0
+                self.own_loop.look_after()
+            except (Unavailable, Corruption) as error:
+                if not self._retries(error):
+                    raise
+                logger.warning("background work will be tried again: %s", error)
+                wait_s = RETRY_WAIT_S
+            if wait_s:
+                self._wake.wait(wait_s)
+                self._wake.clear()
+
+    def _keep_lease(self, address: str) -> None:
+        """Start what renews the lease: it connects while the session opens."""
+        if self._settings.take_over:  # else no other member takes anything over when the lease runs out
+            self._keeper.use_process(address)
+            self.progress = self._keeper.progress
+        self._start(LEASE_THREAD, self._keeper.run)
+
+    def _cares_for(self, leader: str) -> bool:
+        """Whether the log is in this session's care while that member leads: one is enough."""
+        return leader == self.instance_id
+
+    def _log_is_mine(self) -> bool:
+        view = self._instance.view
+        return view is not None and view.leader is not None and self._cares_for(view.leader)
+
+    def _buffer_bytes(self) -> int:
+        total = self._settings.cache_max_bytes or CACHE_DEFAULT_BYTES
+        return max(total // max(len(self._instance.tasks), 1), CACHE_MIN_BYTES)
+
+    @property
+    def _partitions_given(self) -> bool:
+        return self._grouped or self._settings.partitions is not None
+
+    def _held(self, task_id: TaskId) -> Task:
+        return held_task(task_id_of(task_id), self._instance, named_by_id=self._grouped)
+
+    def _learn_partitions(self, topics: Iterable[str] = ()) -> None:
+        """Where nobody said how many tasks there are: as many as the changelogs have, or else these source topics."""
+        if not self._partitions_given:
+            found = known_partitions(self.log.admin, self.specs, self.app, topics)
+            if found:
+                self._groups[0] = replace(self._groups[0], partitions=found)
+
+    def _checked(self, tasks: Iterable[int | TaskId]) -> list[TaskId]:
+        return checked_tasks(tasks, self._groups, limited=self._partitions_given)
+
+    def _task_of(self, source: Any) -> TaskId:
+        return task_of_source(source, self._groups)
+
+    def _adopt(self, added: frozenset[TaskId], topics: frozenset[str]) -> None:
+        with self._usable():
+            self._learn_partitions(topics)
+            if not self._partitions_given and self._settings.discovery_interval_ms is not None:
+                self.grow({0: tasks_grown(self.log.admin, self._groups[0].partitions, added, topics)})
+            with letting_go():
+                self._instance.adopt(self._checked(added))
+        self._wake.set()
+
+    def _give_up(self, gone: frozenset[TaskId]) -> None:
+        with self._lock:  # also after background work stopped: its error was raised elsewhere
+            if not self._closed:
+                self._instance.give_up(gone)
+
+    def _opened(self) -> dict[TaskId, OpenTask]:
+        with self._usable():
+            return opened_tasks(self.open_tasks())

@@ -1,0 +1,209 @@
+"""Which task a caller means: by partition, by a consumer's source partition, by the name of a store.
+
+Rules of this file: looks things up in the groups of a session and says what is wrong; it changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from standfast.replication.log import Group, LogAdmin, LogReader
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.arguments import is_whole
+from standfast.store.errors import Fenced, InternalError, InvalidRequest, NotReady, StandfastError, UnknownStore
+from standfast.store.specs import StoreSpec
+from standfast.stream.session.groups import TaskGroup, all_specs, all_task_ids
+from standfast.stream.session.instance import GONE, Instance
+from standfast.stream.session.ownership import CommitPlan, lost_task, plan_commit
+from standfast.stream.session.source_gate import OpenTask
+from standfast.stream.session.source_offsets import checked_shape
+from standfast.stream.session.task import Task, TaskState
+
+
+class ReadView(NamedTuple):
+    """A read-only view of committed rows, with what it lacks: records of the changelog not applied here yet."""
+
+    store: Any
+    role: str
+    lag_records: int
+
+
+def task_id_of(partition: int | TaskId) -> TaskId:
+    """A number is a task of group 0. Raises InvalidRequest for what is neither a number nor a task id."""
+    found = partition if isinstance(partition, TaskId) else TaskId(0, partition)
+    if not is_whole(found.group) or not is_whole(found.partition):
+        named = found.partition if is_whole(found.group) else partition
+        raise InvalidRequest(f"partition {named!r:.100} does not exist: give a whole number from 0")
+    return found
+
+
+def task_of_source(source: Any, groups: Mapping[int, TaskGroup]) -> TaskId:
+    """The task that reads a source partition of a consumer: of the group that names its topic, or of group 0."""
+    topic = getattr(source, "topic", None)
+    owners = (number for number, group in groups.items() if group.topics is not None and topic in group.topics)
+    return TaskId(next(owners, 0), source.partition)
+
+
+def source_partitions(what: str, given: Any) -> list[Any]:
+    """Source partitions as a consumer gives them. Raises InvalidRequest for anything else."""
+    if not isinstance(given, str | bytes | Mapping) and isinstance(given, Iterable):
+        found = list(given)
+        bad = [one for one in found if not is_whole(getattr(one, "partition", None)) or not hasattr(one, "topic")]
+        if not bad:
+            return found
+        given = bad[0]
+    raise InvalidRequest(
+        f"{what} takes the partitions that a consumer gives, each with topic and partition, not {given!r:.100}; "
+        "partitions by number are for assign"
+    )
+
+
+def group_of_store(store: str, groups: Mapping[int, TaskGroup], app: str) -> int:
+    """The group that has a store. Raises UnknownStore."""
+    for number, group in groups.items():
+        if any(spec.name == store for spec in group.specs):
+            return number
+    known = ", ".join(sorted(spec.name for spec in all_specs(groups))) or "none"
+    raise UnknownStore(f"application {app!r} has no store {store!r}: it declares {known}")
+
+
+def checked_tasks(tasks: Iterable[int | TaskId], groups: Mapping[int, TaskGroup], *, limited: bool) -> list[TaskId]:
+    """Ids of tasks that exist, in order. Raises InvalidRequest; `limited`: the number of partitions is known."""
+    checked = set()
+    if isinstance(tasks, str | bytes | Mapping) or not isinstance(tasks, Iterable):
+        raise InvalidRequest(f"assign takes a list of partitions such as [0, 1], not {tasks!r:.100}")
+    for one in tasks:
+        task_id = task_id_of(one)
+        group = groups.get(task_id.group)
+        if group is None:
+            known = ", ".join(map(str, sorted(groups)))
+            raise InvalidRequest(f"task {task_id} does not exist: the groups are {known}")
+        number, limit = task_id.partition, group.partitions if limited else None
+        if not isinstance(number, int) or number < 0 or (limit is not None and number >= limit):
+            upper = "" if limit is None else f" below {limit}"
+            raise InvalidRequest(f"partition {number!r} does not exist: give whole numbers from 0{upper}")
+        checked.add(task_id)
+    return sorted(checked)
+
+
+def held_task(task_id: TaskId, instance: Instance, *, named_by_id: bool) -> Task:
+    """A task of this instance. Raises Fenced if it was taken over, InvalidRequest that names those it holds."""
+    task = instance.tasks.get(task_id)
+    if task is None:
+        why = instance.ownership.why_lost(task_id)
+        if why is not None:
+            raise lost_task(task_id, why)
+        if task_id in instance.absent():
+            raise NotReady(
+                f"task {task_id} is assigned to this instance and could not be opened yet: reopen or assign it"
+            )
+        what = f"task {task_id}" if named_by_id else f"partition {task_id.partition}"
+        held = ", ".join(str(one) if named_by_id else str(one.partition) for one in sorted(instance.tasks)) or "none"
+        raise InvalidRequest(f"{what} is not assigned to this instance (it holds: {held})")
+    return task
+
+
+def planned_commit(
+    offsets: Mapping[tuple[str, int], int],
+    tasks: Mapping[TaskId, Task],
+    groups: Mapping[int, TaskGroup],
+    instance: Instance,
+    *,
+    read: Callable[[Task], bool],
+    replayed: bool,
+) -> CommitPlan:
+    """What one commit of a session does; see `plan_commit`. `read`: a consumer gives the records of this opening."""
+    given: dict[TaskId, dict[tuple[str, int], int]] = {}
+    for at, offset in checked_shape(offsets).items():
+        given.setdefault(task_of_source(at, groups), {})[at] = offset
+    for task_id, task in tasks.items():
+        if isinstance(task.error, Fenced):  # the instance sees it at its next look
+            instance.ownership.lose(task_id, str(task.error))
+    due = [
+        task_id
+        for task_id, task in tasks.items()
+        if (task.state is TaskState.RUNNING and task_id.group == 0)
+        or (task.state in (TaskState.RUNNING, *GONE) and task_id in given)
+    ]
+    waiting = {task_id: task.state.value for task_id, task in tasks.items() if task_id not in due}
+    waiting |= dict.fromkeys(instance.absent(), "not open yet")
+    again = [task_id for task_id in due if read(tasks[task_id])]
+    return plan_commit(given, due, waiting, instance.ownership, again=again, replayed=replayed)
+
+
+def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:
+    """Who keeps the restore gate shut, and how far it is."""
+    progress = {at.task: (one, at) for one, at in instance.restorer.progress(now_ms) if not at.done}
+    lines = [f"task {task_id}: {why}" for task_id, why in sorted(instance.absent().items())]
+    for task_id in instance.gate.missing():
+        task = instance.tasks.get(task_id)
+        far = progress.get(task_id)
+        if task is not None and task.error is not None:
+            lines.append(f"task {task_id} failed: {task.error}")
+        elif far is not None:
+            one, at = far
+            lines.append(f"task {task_id}: store {one.store!r} at {at.position} of {at.end} ({one.reason})")
+        else:
+            lines.append(f"task {task_id}: waiting")
+    return tuple(lines)
+
+
+def known_partitions(admin: LogAdmin, specs: Iterable[StoreSpec], app: str, topics: Iterable[str]) -> int:
+    """How many tasks there are, where nobody said so: as a changelog, or else source topics, have partitions."""
+    for spec in specs:
+        info = admin.describe_topic(spec.changelog_of(app)) if spec.logging else None
+        if info is not None:
+            return info.partitions
+    infos = [admin.describe_topic(topic) for topic in sorted(topics)]
+    return max((info.partitions for info in infos if info is not None), default=0)
+
+
+def tasks_grown(admin: LogAdmin, known: int, added: Iterable[TaskId], topics: Iterable[str]) -> int:
+    """How many tasks there are by now, if a consumer was given a partition beyond the known ones; else 0."""
+    if not 0 < known <= max((task_id.partition for task_id in added), default=-1):
+        return 0
+    infos = [admin.describe_topic(topic) for topic in sorted(topics)]
+    return max((info.partitions for info in infos if info is not None), default=0)
+
+
+def grow_groups(instance: Instance, groups: dict[int, TaskGroup], partitions: Mapping[int, int]) -> None:
+    """Give groups so many tasks, their changelogs first. Where tasks are shared out, instances take the new ones."""
+    for number, count in sorted(partitions.items()):
+        if count > groups[number].partitions:
+            instance.grow(number, count)
+            groups[number] = replace(groups[number], partitions=count)
+    instance.share_out(all_task_ids(groups))
+
+
+def opened_tasks(tasks: Mapping[TaskId, Task]) -> dict[TaskId, OpenTask]:
+    """Where the sources of these tasks go on; one that failed just now is left out."""
+    found = {}
+    for task_id, task in tasks.items():
+        try:
+            found[task_id] = OpenTask(task, task.source_offsets())
+        except StandfastError:  # its owner's next call raises it
+            continue
+    return found
+
+
+def records_behind(task: Task, store: str, group: Group, reader: LogReader) -> int:
+    """Records of a store's changelog that are not applied here yet, though they may be; 0 without a changelog."""
+    if not task.stores.specs[store].logging:
+        return 0
+    stored = task.stores.cut.positions.get(store)
+    changelog = _changelog_of(task, store)
+    begin, end = reader.bounds([changelog])[changelog]
+    if changelog in task.applier.limited:
+        committed = group.committed([changelog]).get(changelog)
+        end = min(end, committed.offset) if committed is not None else begin
+    return max(end - (stored.offset if stored is not None else begin), 0)
+
+
+def _changelog_of(task: Task, store: str) -> TopicPartition:
+    """The changelog of a store of a task."""
+    try:
+        return task.applier.changelogs[store]
+    except KeyError:
+        raise InternalError(f"store {store!r} of task {task.id} has no changelog") from None

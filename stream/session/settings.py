@@ -1,0 +1,220 @@
+"""Settings of a session, typed and checked in one place.
+
+Rules of this file: plain data; every problem is reported at once. `SessionOptions` lists the same names for callers
+that pass them on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict, get_args
+
+from standfast.restore.gate import Policy as GatePolicy
+from standfast.restore.replay.bulk_plan import COLD_RECORDS, WARM_RECORDS, BulkSettings
+from standfast.store.arguments import INT64_MAX, flag_problems, is_whole, list_problems, name_problems, refuse
+from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.names import check_name
+from standfast.store.rows import VALUE_MAX_BYTES
+from standfast.store.specs import StoreSpec
+from standfast.stream.session.groups import TaskGroup, all_specs, group_problems, source_topic_problems
+
+Guarantee = Literal["exactly_once", "at_least_once"]
+Placement = Literal["static", "shared", "group"]
+
+MEMORY_MIN_BYTES = 1 << 20
+MEMORY_DEFAULT_BYTES = 256 << 20
+CACHE_DEFAULT_BYTES = 10 << 20
+CACHE_MIN_BYTES = 64 << 10
+# Half of the time from a kill to the first record of the standby is within a record of it; ARCHITECTURE.md has figures.
+LEASE_DEFAULT_MS = 1_500
+LEASE_MIN_MS = 100
+MAX_STALL_DEFAULT_MS = 30_000
+DISCOVERY_DEFAULT_MS = 60_000
+RESTORE_WORKERS_MAX = 4
+# Measured: 500,000 rows of 112 bytes in two workers fit; with half of it they took four files instead of two, and the
+# compaction that follows more than three: 5.7 s instead of 3.5.
+RESTORE_MEMORY_DEFAULT_BYTES = 512 << 20
+RESTORE_MEMORY_MIN_BYTES = 16 << 20
+_FLAGS = ("take_over", "accept_empty_log", "accept_missing_history", "accept_unreadable_rows")
+
+
+class SessionOptions(TypedDict, total=False):
+    """The keyword arguments of a session that have defaults; see SessionSettings."""
+
+    guarantee: Guarantee
+    standby_replicas: int
+    partitions: int | None
+    placement: Placement
+    gate: GatePolicy
+    memory_bytes: int
+    cache_max_bytes: int
+    value_max_bytes: int
+    lease_ms: int
+    max_stall_ms: int
+    take_over: bool
+    accept_empty_log: bool
+    accept_missing_history: bool
+    accept_unreadable_rows: bool
+    discovery_interval_ms: int | None
+    restore_workers: int | None
+    restore_memory_bytes: int
+    bulk_restore_records: int
+    disk_floor_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """What a session may be told.
+
+    guarantee               "exactly_once" or "at_least_once"
+    standby_replicas        standbys per task, where placement is shared or group
+    partitions              number of tasks; None: one above the largest assigned, or what the changelogs have
+    placement               "static": the caller assigns; "shared": live instances share all tasks out by take-over;
+                            "group": the application's own consumer group decides the actives, standbys follow
+    gate                    "all": nothing is processed before every active store is restored; "task": each on its own
+    memory_bytes            block cache and write buffers of all stores together
+    cache_max_bytes         record caches of all tasks together; 0: every put is logged
+    value_max_bytes         largest value a store accepts
+    lease_ms                how long a member may be silent before others take its tasks
+    max_stall_ms            how long the background work or the application's loop may make no progress before the lease
+                            is not renewed any more: longer than one record, one callback or one commit ever takes
+    take_over               whether a standby takes its task when the owner is gone
+    accept_empty_log        an operator's word that local rows beside an empty log may go
+    accept_missing_history  an operator's word that a log without its head is enough
+    accept_unreadable_rows  an operator's word that damaged rows of a store without a changelog may go; those that can
+                            be read stay
+    discovery_interval_ms   an application looks so often whether its source topics got partitions, which get tasks, and
+                            their changelogs partitions, without a restart; None: never, and a changelog with fewer
+                            partitions than its source is an error
+    restore_workers         processes that build the files of a bulk restore; 0: batches only, in this process; None: as
+                            many as there are cores, at most 4
+    restore_memory_bytes    what these processes may hold of rows, all together
+    bulk_restore_records    from how many records on a cold store is restored in bulk; three times as many for one that
+                            holds rows
+    disk_floor_bytes        with less free space on the volume of `state_dir`, or of an embedded log, nothing new is
+                            written: a put is DiskFull, an application pauses its sources, restores and standbys wait;
+                            reads, deletes and commits go on. 0: nothing is watched
+    """
+
+    guarantee: Guarantee = "exactly_once"
+    standby_replicas: int = 0
+    partitions: int | None = None
+    placement: Placement = "static"
+    gate: GatePolicy = "all"
+    memory_bytes: int = MEMORY_DEFAULT_BYTES
+    cache_max_bytes: int = CACHE_DEFAULT_BYTES
+    value_max_bytes: int = VALUE_MAX_BYTES
+    lease_ms: int = LEASE_DEFAULT_MS
+    max_stall_ms: int = MAX_STALL_DEFAULT_MS
+    take_over: bool = True
+    accept_empty_log: bool = False
+    accept_missing_history: bool = False
+    accept_unreadable_rows: bool = False
+    discovery_interval_ms: int | None = DISCOVERY_DEFAULT_MS
+    restore_workers: int | None = None
+    restore_memory_bytes: int = RESTORE_MEMORY_DEFAULT_BYTES
+    bulk_restore_records: int = COLD_RECORDS
+    disk_floor_bytes: int = 0
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> SessionSettings:
+        """The settings of keyword arguments. Raises BadConfig for a name that is none of them."""
+        known = [one.name for one in fields(cls)]
+        refuse(name_problems(given, known))
+        return cls(**given)
+
+    def problems(self) -> list[str]:
+        """What is wrong with them, whatever the application and its stores."""
+        flags = {name: getattr(self, name) for name in _FLAGS}
+        return [*self._choice_problems(), *self._number_problems(), *flag_problems(**flags)]
+
+    def bulk(self) -> BulkSettings:
+        """How large restores are done."""
+        workers = self.restore_workers
+        return BulkSettings(
+            workers=min(len(os.sched_getaffinity(0)), RESTORE_WORKERS_MAX) if workers is None else workers,
+            memory_bytes=self.restore_memory_bytes,
+            cold_records=self.bulk_restore_records,
+            warm_records=self.bulk_restore_records * WARM_RECORDS // COLD_RECORDS,
+            disk_floor_bytes=self.disk_floor_bytes,
+        )
+
+    def check(
+        self, app: str, stores: Sequence[StoreSpec], groups: Mapping[int, TaskGroup] | None = None
+    ) -> dict[int, TaskGroup]:
+        """The groups of tasks: those given, or one of all stores (0 partitions: not known yet).
+
+        Raises BadConfig with every problem.
+        """
+        problems = [*_name_problems(app), *self.problems(), *_lists_problems(stores, groups)]
+        refuse(problems)  # what follows looks into the stores
+        if groups is not None:
+            problems += group_problems(groups)
+            if stores or self.partitions is not None:
+                problems.append("groups say stores and partitions themselves: leave `stores` and `partitions` out")
+        elif self.placement == "shared" and self.partitions is None:
+            problems.append('placement="shared" needs partitions: the number of tasks to share out')
+        specs = tuple(stores) if groups is None else all_specs(groups)
+        problems += _store_problems(specs) or source_topic_problems(specs, app)
+        if problems:
+            raise BadConfig(problems)
+        return {0: TaskGroup(self.partitions or 0, specs)} if groups is None else dict(groups)
+
+    def _choice_problems(self) -> list[str]:
+        choices = (("guarantee", Guarantee), ("placement", Placement), ("gate", GatePolicy))
+        return [
+            f"{name} must be one of {', '.join(get_args(allowed))}, not {getattr(self, name)!r:.100}"
+            for name, allowed in choices
+            if getattr(self, name) not in get_args(allowed)
+        ]
+
+    def _number_problems(self) -> list[str]:
+        numbers = (
+            ("standby_replicas", self.standby_replicas, 0),
+            ("memory_bytes", self.memory_bytes, MEMORY_MIN_BYTES),
+            ("cache_max_bytes", self.cache_max_bytes, 0),
+            ("value_max_bytes", self.value_max_bytes, 1),
+            ("lease_ms", self.lease_ms, LEASE_MIN_MS),
+            ("max_stall_ms", self.max_stall_ms, LEASE_MIN_MS),
+            ("restore_workers", 0 if self.restore_workers is None else self.restore_workers, 0),
+            ("restore_memory_bytes", self.restore_memory_bytes, RESTORE_MEMORY_MIN_BYTES),
+            ("bulk_restore_records", self.bulk_restore_records, 1),
+            ("disk_floor_bytes", self.disk_floor_bytes, 0),
+            ("partitions", 1 if self.partitions is None else self.partitions, 1),
+            ("discovery_interval_ms", 1 if self.discovery_interval_ms is None else self.discovery_interval_ms, 1),
+        )
+        return [
+            f"{name} must be a whole number of at least {least}, not {number!r:.100}"
+            for name, number, least in numbers
+            if not is_whole(number, least, INT64_MAX)
+        ]
+
+
+def _lists_problems(stores: object, groups: object) -> list[str]:
+    problems = list_problems("stores", stores, StoreSpec, "[standfast.KeyValueStore(...)]")
+    if groups is not None and not (
+        isinstance(groups, Mapping) and all(isinstance(one, TaskGroup) for one in groups.values())
+    ):
+        problems.append(f"groups must be a dict of numbers and TaskGroup, not {groups!r:.100}")
+    return problems
+
+
+def _name_problems(app: str) -> list[str]:
+    try:
+        check_name("application", app)
+    except InvalidRequest as error:
+        return [str(error)]
+    return []
+
+
+def _store_problems(stores: Sequence[StoreSpec]) -> list[str]:
+    problems = []
+    names = [getattr(spec, "name", None) for spec in stores]
+    problems += [
+        f"store {name!r} is declared {names.count(name)} times"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    return problems

@@ -1,0 +1,183 @@
+"""Builds the immutable snapshot of a session.
+
+Rules of this file: reads only; called under the session's lock.
+"""
+
+from __future__ import annotations
+
+from standfast.replication.log import LogReader
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.tail.tailer import TailedChangelog
+from standfast.store.clock import Clock
+from standfast.store.disk import DiskState
+from standfast.store.errors import Corruption, Unavailable, UnknownStore
+from standfast.store.task.cut import Position
+from standfast.store.task.task_stores import WRITE_STOPPED
+from standfast.stream.session.instance import Instance
+from standfast.stream.session.statistics import RestoreStatistics, SessionStatistics, StoreStatistics, TaskStatistics
+from standfast.stream.session.task import Task, TaskState
+
+
+class LogFigures:
+    """Bounds of changelogs as the log last told them, and since when it has not."""
+
+    def __init__(self, reader: LogReader, clock: Clock) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._known: dict[TopicPartition, Bounds] = {}
+        self._read_ms = clock.monotonic_ms()
+        self._error = ""
+
+    def begin(self) -> None:
+        """Before the bounds of all tasks are asked for."""
+        self._error = ""
+
+    def bounds(self, task: Task) -> dict[TopicPartition, Bounds]:
+        """Of a task's changelogs: now, or the last known ones where the log cannot be read."""
+        asked = task.applier.store_of
+        if not self._error:  # else it would be waited for once more
+            try:
+                found = self._reader.bounds(asked)
+            except UnknownStore:
+                return {}  # a changelog was deleted under us: the next commit or poll says so, a snapshot must not fail
+            except (Unavailable, Corruption) as error:
+                self._error = str(error)
+            else:
+                self._known.update(found)
+                return found
+        return {at: self._known[at] for at in asked if at in self._known}
+
+    def end(self) -> tuple[int, str]:
+        """How old the oldest figures are, in milliseconds, and why."""
+        if not self._error:
+            self._read_ms = self._clock.monotonic_ms()
+        return self._clock.monotonic_ms() - self._read_ms, self._error
+
+
+def session_statistics(
+    app: str, instance: Instance, figures: LogFigures, *, missing: tuple[str, ...], clock: Clock, disk: DiskState
+) -> SessionStatistics:
+    """Everything a session knows of itself now."""
+    view, wall_ms = instance.view, clock.wall_ms()
+    figures.begin()
+    tasks = tuple(_task(task, instance, figures, wall_ms) for _, task in sorted(instance.tasks.items()))
+    log_read_ms_ago, log_error = figures.end()
+    return SessionStatistics(
+        app=app,
+        instance=instance.member,
+        ready=not missing,
+        missing=missing,
+        members=tuple(member.member_id for member in view.members) if view is not None else (),
+        standbys_missing=instance.standbys_missing,
+        tasks=tasks,
+        restores=restores_of(instance, clock.monotonic_ms()),
+        counters=instance.counters.copy(),
+        bulk=instance.restorer.bulk_statistics(),
+        log_lock=instance.log.lock_holder(),
+        disk=disk,
+        log_read_ms_ago=log_read_ms_ago,
+        log_error=log_error,
+    )
+
+
+def restores_of(instance: Instance, now_ms: int) -> tuple[RestoreStatistics, ...]:
+    """Changelogs on their way to the end."""
+    return tuple(
+        RestoreStatistics(
+            task=str(at.task),
+            store=one.store,
+            partition=at.changelog.partition,
+            reason=one.reason,
+            start=at.start,
+            position=at.position,
+            end=at.end,
+            records=at.records,
+            payload_bytes=at.bytes,
+            remaining=at.remaining,
+            fraction=at.fraction,
+            rate=at.records_per_second,
+            seconds_left=at.seconds_left,
+            stuck=at.stuck,
+        )
+        for one, at in instance.restorer.progress(now_ms)
+    )
+
+
+def _task(task: Task, instance: Instance, figures: LogFigures, wall_ms: int) -> TaskStatistics:
+    usable = task.state not in (TaskState.FAILED, TaskState.CLOSED)
+    bounds = figures.bounds(task) if usable else {}
+    return TaskStatistics(
+        task=str(task.id),
+        partition=task.id.partition,
+        role=task.role,
+        state=task.state.value,
+        epoch=task.epoch,
+        error=str(task.error or ""),
+        buffer_bytes=task.stores.buffer.size_bytes,
+        sources=dict(task.stores.cut.sources),
+        stream_times=dict(task.stream_times),
+        stores=tuple(_store(task, name, instance, bounds, wall_ms) for name in task.stores.stores) if usable else (),
+        inflight_records=task.inflight[0],
+        inflight_bytes=task.inflight[1],
+        write_stall_ms=task.stores.stalled_ms() if usable else 0,
+    )
+
+
+def _store(
+    task: Task, name: str, instance: Instance, bounds: dict[TopicPartition, Bounds], wall_ms: int
+) -> StoreStatistics:
+    store = task.stores.stores[name]
+    sizes = task.stores.statistics(name)
+    counters = store.rows.counters
+    changelog = task.applier.changelogs.get(name)
+    begin, end = bounds.get(changelog, Bounds(0, 0)) if changelog is not None else Bounds(0, 0)
+    stored = task.stores.cut.positions.get(name, Position(begin))
+    tailed = instance.tailer.changelogs.get(changelog) if changelog is not None else None
+    return StoreStatistics(
+        store=name,
+        kind=store.spec.kind,
+        partition=task.id.partition,
+        position=stored.offset,
+        position_at_ms=stored.at_ms,
+        begin=begin,
+        end=end,
+        lag=_lag(task, changelog, stored.offset, end, instance, tailed),
+        observed_ms=store.rows.observed_ms,
+        sst_bytes=sizes.sst_bytes,
+        memtable_bytes=sizes.memtable_bytes,
+        keys_estimate=sizes.keys_estimate,
+        pending_compaction_bytes=sizes.pending_compaction_bytes,
+        segments=sizes.families,
+        open_iterators=len(store.rows.iterators),
+        ops={"put": counters.put, "get": counters.get, "delete": counters.delete, "scan": counters.scan},
+        logged_records=counters.logged_records,
+        logged_bytes=counters.logged_bytes,
+        late_dropped=counters.late_dropped,
+        segments_expired=counters.segments_expired,
+        corruptions=counters.corruptions,
+        skipped=counters.skipped,
+        limit=tailed.machine.limit if tailed is not None else None,
+        paused=tailed.paused if tailed is not None else False,
+        caught_up_ms=tailed.caught_up_ms if tailed is not None else -1,
+        record_timestamp_ms=tailed.record_timestamp_ms if tailed is not None else -1,
+        write_stopped=bool(sizes.properties.get(WRITE_STOPPED, 0)),
+        oldest_iterator_ms=store.rows.oldest_iterator_ms(wall_ms),
+    )
+
+
+def _lag(
+    task: Task,
+    changelog: TopicPartition | None,
+    position: int,
+    end: int,
+    instance: Instance,
+    tailed: TailedChangelog | None,
+) -> int:
+    """Records that a store lacks. What a source topic holds beyond the limit is not processed yet, so it lacks none."""
+    if changelog is not None and changelog in task.applier.limited:
+        restoring = instance.restorer.tasks.get(task.id)
+        if tailed is not None:
+            end = min(end, tailed.reachable)
+        else:
+            end = restoring.changelogs[changelog].end if restoring is not None else position
+    return max(end - position, 0)

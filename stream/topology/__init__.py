@@ -1,0 +1,1 @@
+"""The topology of an application: processors, sources, sinks, and what fails."""

@@ -1,0 +1,149 @@
+"""An application made ready to run on a log: topics checked and created, partitions counted, groups of tasks.
+
+Rules of this file: it asks the admin of a log and creates only the application's own internal topics; topics from
+outside must be there. Every problem is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from standfast.replication.log import LogAdmin, TopicInfo, TopicPolicy
+from standfast.replication.offsets import TaskId
+from standfast.replication.permissions import application_needs
+from standfast.replication.topics.fixes import Fixes
+from standfast.replication.topics.rules import errors, repartition_policy
+from standfast.replication.topics.settings import OWN_TIMESTAMPS
+from standfast.store.errors import BadConfig
+from standfast.stream.session.groups import TaskGroup
+from standfast.stream.topology.topology import Topology, TopologyBuilder
+from standfast.stream.topology.unclaimed import unclaimed
+
+# Kept until they are processed: then the loop deletes them. Small segments, so that the space is soon free.
+BETWEEN_TASKS = TopicPolicy(extra={**OWN_TIMESTAMPS, "segment.bytes": str(50 << 20)})
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """What runners and session need to know of an application."""
+
+    topology: Topology
+    partitions_of: Mapping[str, int]
+    groups: Mapping[int, TaskGroup]
+    upstream: Mapping[str, tuple[str, ...]]  # internal topic -> tasks that send watermarks there
+    event_time: frozenset[int]
+    unclaimed: tuple[str, ...] = ()  # what no processor claims, to be reported
+    compacted: frozenset[str] = frozenset()  # output topics that take no record without a key
+
+
+def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing: bool = True) -> Assembled:
+    """Check and create topics. Raises BadConfig with every problem.
+
+    `growing`: a source topic may have got partitions; topics between tasks then keep the number that they have.
+    """
+    _check_permissions(builder, admin)
+    sources = {
+        topic: info.partitions
+        for topic in dict.fromkeys(node.topic for group in builder.sub_topologies() for node in group.sources)
+        if topic not in builder.internal and (info := admin.describe_topic(topic)) is not None
+    }
+    missing = [
+        f"source topic {node.topic!r} does not exist in {address}: create it: {Fixes(address).create(node.topic, None)}"
+        for group in builder.sub_topologies()
+        for node in group.sources
+        if node.topic not in builder.internal and node.topic not in sources
+    ]
+    if missing:
+        raise BadConfig(missing)
+    topology = builder.build(sources)
+    kept = _smaller_than_now(topology, builder, admin) if growing else {}
+    if kept:
+        topology = builder.build(sources, kept)
+    outputs, problems = _outputs(topology, admin, address)
+    left = unclaimed(topology, frozenset(admin.topic_names()), admin.groups)
+    if left.problems:
+        raise BadConfig([*problems, *left.problems])  # before a topic is made under the new name
+    problems += _make_internal(topology, admin, Fixes(address))
+    if problems:
+        raise BadConfig(problems)
+    internal = {one.name: one.partitions for one in topology.internal}
+    event_time = _event_time_groups(topology)
+    return Assembled(
+        topology,
+        {**sources, **{topic: info.partitions for topic, info in outputs.items()}, **internal},
+        {one.group: TaskGroup(one.partitions, one.specs, one.topics) for one in topology.groups},
+        {topic: _tasks_with_watermarks(topology, topic, event_time) for topic in internal},
+        event_time,
+        left.lines,
+        frozenset(topic for topic, info in outputs.items() if "compact" in info.policy.cleanup),
+    )
+
+
+def _check_permissions(builder: TopologyBuilder, admin: LogAdmin) -> None:
+    """Raise BadConfig with every permission that the topics of the application lack, before any is used."""
+    groups = builder.sub_topologies()
+    read = (node.topic for group in groups for node in group.sources)
+    written = Topology(builder.app, groups, tuple(builder.internal.values())).output_topics
+    problems = admin.lacking(application_needs(read, written, builder.internal))
+    if problems:
+        raise BadConfig(problems)
+
+
+def _outputs(topology: Topology, admin: LogAdmin, address: str) -> tuple[dict[str, TopicInfo], list[str]]:
+    found = {topic: admin.describe_topic(topic) for topic in topology.output_topics}
+    problems = [
+        f"output topic {topic!r} does not exist in {address}: create it with the partitions that its readers need"
+        for topic, info in found.items()
+        if info is None
+    ]
+    return {topic: info for topic, info in found.items() if info is not None}, problems
+
+
+def _smaller_than_now(topology: Topology, builder: TopologyBuilder, admin: LogAdmin) -> dict[str, int]:
+    """Topics between tasks, of no declared size, that were made when their writers were fewer."""
+    found = {one.name: admin.describe_topic(one.name) for one in topology.internal
+             if not builder.internal[one.name].partitions}  # fmt: skip
+    now = {one.name: one.partitions for one in topology.internal}
+    return {name: info.partitions for name, info in found.items() if info is not None and info.partitions < now[name]}
+
+
+def _make_internal(topology: Topology, admin: LogAdmin, fixes: Fixes) -> list[str]:
+    problems = []
+    for one in topology.internal:
+        info = admin.describe_topic(one.name) or admin.create_topic(one.name, one.partitions, BETWEEN_TASKS)
+        problems += [str(wrong) for wrong in errors(repartition_policy(info, fixes))]
+        if info.partitions != one.partitions:
+            problems.append(
+                f"{one.kind} topic {one.name} has {info.partitions} partitions but the application needs "
+                f"{one.partitions}: give .{one.kind}(name, partitions={info.partitions}), or reset the application"
+            )
+    return problems
+
+
+def _event_time_groups(topology: Topology) -> frozenset[int]:
+    """Groups with a source that makes watermarks, and those behind them; only internal topics carry watermarks on."""
+    found = {
+        group.group
+        for group in topology.groups
+        if any(source.settings.watermarks is not None for source in group.sources)
+    }
+    while True:
+        reached = {
+            group.group
+            for group in topology.groups
+            for source in group.sources
+            if source.internal and any(writer.group in found for writer in topology.writers_of(source.topic))
+        }
+        if reached <= found:
+            return frozenset(found)
+        found |= reached
+
+
+def _tasks_with_watermarks(topology: Topology, topic: str, event_time: frozenset[int]) -> tuple[str, ...]:
+    return tuple(
+        str(TaskId(writer.group, partition))
+        for writer in topology.writers_of(topic)
+        if writer.group in event_time
+        for partition in range(writer.partitions)
+    )

@@ -1,0 +1,130 @@
+"""The parts of a topology: sources, processors, sinks, and the sub-topologies that they fall into.
+
+Rules of this file: plain frozen data. Who puts them together, and what is refused, is
+`standfast.stream.topology.topology`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from standfast.store.serde import Serde
+from standfast.store.specs import StoreSpec
+from standfast.stream.topology.policy import FAIL, ErrorPolicy
+from standfast.stream.topology.processor import Processor
+from standfast.stream.topology.sources import SourceSettings
+
+InternalKind = Literal["repartition", "broadcast"]
+Partitioner = Callable[[Any, Any, int], int]
+Serdes = tuple[Serde[Any], Serde[Any]]  # of key and value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceNode:
+    """Reads one topic. `internal`: a topic between two sub-topologies, which the application makes itself."""
+
+    name: str
+    topic: str
+    settings: SourceSettings
+    internal: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProcessorNode:
+    """Calls a processor, made anew for each task. `stores` None: every store that no other node names.
+
+    `null_keys`: records without a key are something to it, so that a repartition before it lets them through.
+    `policy`: its own on_error. `given`, `results`: serdes of what comes to it, and of its results, for dead letters.
+    """
+
+    name: str
+    make: Callable[[], Processor]
+    parents: tuple[str, ...]
+    stores: tuple[str, ...] | None = ()
+    timer_key: Serde[Any] | None = None
+    null_keys: bool = False
+    policy: ErrorPolicy | None = None
+    given: Serdes | None = None
+    results: Serdes | None = None
+
+    @property
+    def timer_store(self) -> str | None:
+        """The store that keeps its timers, if it has any."""
+        return f"{self.name}-timers" if self.timer_key is not None else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SinkNode:
+    """Writes to a topic; `partitioner` chooses from key, value and number of partitions (default: hash of the key).
+
+    `null_keys`: whether a repartition passes on records without a key; the topology finds out.
+    """
+
+    name: str
+    topic: str
+    parents: tuple[str, ...]
+    key: Serde[Any]
+    value: Serde[Any]
+    partitioner: Partitioner | None = None
+    internal: InternalKind | None = None
+    null_keys: bool = False
+    policy: ErrorPolicy | None = None
+
+    @property
+    def given(self) -> Serdes:
+        """Serdes of what comes to it."""
+        return self.key, self.value
+
+
+Node = SourceNode | ProcessorNode | SinkNode
+
+
+@dataclass(frozen=True, slots=True)
+class InternalTopic:
+    """A topic between two sub-topologies; partitions 0: to be derived."""
+
+    name: str
+    kind: InternalKind
+    partitions: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SubTopology:
+    """What one group of tasks does. Nodes are in an order in which parents come first."""
+
+    group: int
+    nodes: tuple[Node, ...]
+    specs: tuple[StoreSpec, ...]
+    connected: Mapping[str, tuple[str, ...]]  # processor -> its stores
+    partitions: int = 0
+    policies: Mapping[str, ErrorPolicy] = field(default_factory=dict)  # what holds at each node; absent: "fail"
+
+    def policy_at(self, node: str) -> ErrorPolicy:
+        """The policy of what a node causes without a record in hand."""
+        return self.policies.get(node, FAIL)
+
+    @property
+    def dead_letters(self) -> tuple[tuple[str, str], ...]:
+        """Nodes that set records aside by a policy of their own, with the topic for those."""
+        nodes: tuple[ProcessorNode | SinkNode, ...] = (*self.processors, *self.sinks)
+        own = ((node.name, node.policy) for node in nodes if node.policy is not None)
+        return tuple((name, policy.dead_letter) for name, policy in own if policy.dead_letter is not None)
+
+    @property
+    def sources(self) -> tuple[SourceNode, ...]:
+        return tuple(node for node in self.nodes if isinstance(node, SourceNode))
+
+    @property
+    def processors(self) -> tuple[ProcessorNode, ...]:
+        return tuple(node for node in self.nodes if isinstance(node, ProcessorNode))
+
+    @property
+    def sinks(self) -> tuple[SinkNode, ...]:
+        return tuple(node for node in self.nodes if isinstance(node, SinkNode))
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Topics that its tasks read."""
+        return frozenset(source.topic for source in self.sources)

@@ -1,0 +1,95 @@
+"""What becomes of what fails: the policy of a source or of a step, and which one holds where.
+
+    on_error="fail"          the task fails with it
+    on_error="skip"          it is taken back whole, and counted
+    on_error="dead_letter"   so too, and written to the topic `dead_letter`, with headers that say why
+
+A source's policy covers each of its records; a step's covers each record that comes to the step, instead of the
+source's. Both cover everything that these cause further on, also what has no record of its own in hand: results that a
+cache held back or that a window gave as it closed, timers, and whatever goes through a repartition or broadcast topic.
+Where several ways come together, the strictest holds for that: "fail" before "dead_letter" before "skip", and the
+first declared of equals.
+
+Rules of this file: plain frozen data, checked on construction; carried out in `standfast.stream.runtime.guard`, found
+for each node in `standfast.stream.topology.inherited`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypedDict, get_args
+
+from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.names import check_topic
+from standfast.stream.topology.drops import REASONS
+
+OnError = Literal["fail", "skip", "dead_letter"]
+_STRICTNESS = ("fail", "dead_letter", "skip")
+
+
+class OnErrorOptions(TypedDict, total=False):
+    """The keyword arguments that say what becomes of what fails in a step. `on_error` None: as the step before."""
+
+    on_error: OnError | None
+    dead_letter: str | None
+
+
+class StepOptions(OnErrorOptions, total=False):
+    """The keyword arguments of every step; what it skips is counted under its name."""
+
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPolicy:
+    """`step` is whose it is, and what is skipped is counted by; None: a source's, counted by the reason."""
+
+    on_error: OnError = "fail"
+    dead_letter: str | None = None
+    step: str | None = None
+
+    @property
+    def protects(self) -> bool:
+        """Whether what fails is left out."""
+        return self.on_error != "fail"
+
+    def counted_as(self, reason: str) -> str:
+        """What a count of something skipped goes by."""
+        return self.step or reason
+
+
+FAIL = ErrorPolicy()
+
+
+def strictest(policies: Iterable[ErrorPolicy]) -> ErrorPolicy:
+    """The one that holds where several come together; "fail" if there is none."""
+    return min(policies, key=lambda one: _STRICTNESS.index(one.on_error), default=FAIL)
+
+
+def on_error_problems(on_error: object, dead_letter: str | None) -> list[str]:
+    """What is wrong with the two settings, each with its fix."""
+    problems = []
+    if on_error not in get_args(OnError):
+        problems.append(f"on_error must be one of {', '.join(get_args(OnError))}, not {on_error!r}")
+    if dead_letter is not None:
+        try:
+            check_topic(dead_letter)
+        except InvalidRequest as error:
+            problems.append(f"dead_letter: {error}")
+    if (on_error == "dead_letter") != (dead_letter is not None):
+        problems.append('on_error="dead_letter" and dead_letter="<topic>" belong together: give both or neither')
+    return problems
+
+
+def step_policy(step: str, on_error: OnError | None = None, dead_letter: str | None = None) -> ErrorPolicy | None:
+    """A step's own policy; None if it has none. BadConfig for settings that cannot be used."""
+    if on_error is None and dead_letter is None:
+        return None
+    problems = on_error_problems(on_error, dead_letter)
+    if step in REASONS:
+        problems.append(f"the name is the count of something else ({', '.join(REASONS)}): give it another name=")
+    if problems:
+        raise BadConfig([f"step {step!r}: {problem}" for problem in problems])
+    assert on_error is not None  # or there was a problem
+    return ErrorPolicy(on_error, dead_letter, step)

@@ -1,0 +1,314 @@
+"""What an application writes: processors, and the context they run in.
+
+Rules of this file: no threads, no log; a context speaks for one processor of one task, and only while it runs. What a
+context asks for is carried out by the task's runner (`Services`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
+
+from standfast.replication.log import Headers
+from standfast.store.errors import InvalidRequest
+from standfast.stream.punctuation import Callback, Cancellable, PunctuationType
+from standfast.stream.record import Record
+from standfast.stream.session.task import Task
+from standfast.stream.timer import EVENT_TIME, Timer, TimerKind
+
+Forward = Callable[[Record], None]
+
+
+class InHand:
+    """The record that a task has in hand, shared by all its processors; nothing in a punctuation or a timer."""
+
+    __slots__ = ("headers", "offset", "partition", "topic")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """No record: topic None, partition -1, offset -1, no headers."""
+        self.topic: str | None = None
+        self.partition = -1
+        self.offset = -1
+        self.headers: Headers = ()
+
+
+class Services(Protocol):
+    """What a runner does for the contexts of its processors, and around them."""
+
+    task: Task
+    in_hand: InHand
+
+    def schedule(
+        self, context: Context, interval_ms: int, kind: PunctuationType, callback: Callback, start_ms: int | None
+    ) -> Cancellable: ...
+
+    def set_timer(self, context: Context, key: Any, time_ms: int, kind: TimerKind) -> None: ...
+
+    def cancel_timer(self, context: Context, key: Any, time_ms: int, kind: TimerKind) -> None: ...
+
+    def stream_time_ms(self) -> int | None: ...
+
+    def watermark_ms(self) -> int | None: ...
+
+    def wall_ms(self) -> int: ...
+
+    def drop(self, node: str, reason: str, detail: str) -> None: ...
+
+    def on_flush(self, flush: Callable[[], None]) -> None: ...
+
+    def giver(self, node: str, forward: Forward) -> Forward: ...
+
+    def read_result(self, node: str, read: Callable[..., Record | None], given: tuple[Any, ...]) -> Record | None: ...
+
+
+class Context:
+    """What a processor may ask for. `topic`, `partition`, `offset`, `headers` are those of the record in hand.
+
+    In a punctuation or a timer there is none: topic None, partition -1, offset -1, no headers.
+    """
+
+    def __init__(self, name: str, services: Services, stores: tuple[str, ...], children: Mapping[str, Forward]) -> None:
+        self.name = name
+        self.closed = False
+        self.downstream: Forward = to_all(tuple(children.values()))
+        # For results: of one that fails further on, only that is taken back which it caused there, as on_error says.
+        self.give: Forward = services.giver(name, self.downstream)
+        self._giving = False  # in a flush there is no record in hand: each one forwarded is a result
+        self._services = services
+        self._task = services.task
+        self._in_hand = services.in_hand
+        self._stores = stores
+        self._children = dict(children)
+
+    @property
+    def topic(self) -> str | None:
+        """Topic of the record in hand."""
+        return self._in_hand.topic
+
+    @property
+    def partition(self) -> int:
+        """Partition of the record in hand."""
+        return self._in_hand.partition
+
+    @property
+    def offset(self) -> int:
+        """Offset of the record in hand."""
+        return self._in_hand.offset
+
+    @property
+    def headers(self) -> Headers:
+        """Headers of the record in hand."""
+        return self._in_hand.headers
+
+    @property
+    def timestamp(self) -> int:
+        """Timestamp of the record in hand; in a punctuation its now, in a timer its time. Milliseconds."""
+        return self._task.now_ms()
+
+    @property
+    def task_id(self) -> str:
+        """The task, as `0_3`."""
+        return str(self._task.id)
+
+    @property
+    def app(self) -> str:
+        """The application."""
+        return self._task.app
+
+    @property
+    def stream_time_ms(self) -> int | None:
+        """The task's stream time; None while it is unknown."""
+        return self._services.stream_time_ms()
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The task's event-time clock; None while it is unknown or no source makes watermarks."""
+        return self._services.watermark_ms()
+
+    @property
+    def wall_clock_ms(self) -> int:
+        """The wall clock."""
+        return self._services.wall_ms()
+
+    def store(self, name: str) -> Any:
+        """A store that this processor is connected to, for this task's partition."""
+        if name not in self._stores:
+            known = ", ".join(sorted(self._stores)) or "none"
+            raise InvalidRequest(
+                f"store {name!r} is not connected to processor {self.name!r} (connected: {known}): declare it in the "
+                "application's stores, and name it in the processor's `stores` or where the processor is added"
+            )
+        return self._task.store(name)
+
+    def forward(self, record: Record, to: str | None = None) -> None:
+        """Give a record to every child, or to the one of that name. InvalidRequest for anything but a sound Record."""
+        if type(record) is not Record:
+            raise InvalidRequest(
+                f"processor {self.name!r} forwards {type(record).__name__}: give a standfast.Record(key, value, time)"
+            )
+        stamp = record.timestamp
+        if type(stamp) is not int or stamp < 0:
+            raise InvalidRequest(
+                f"processor {self.name!r} forwards a record with timestamp {stamp!r}: give whole milliseconds from 0"
+            )
+        if to is None:
+            (self.give if self._giving else self.downstream)(record)
+            return
+        child = self._children.get(to)
+        if child is None:
+            known = ", ".join(self._children) or "none"
+            raise InvalidRequest(f"processor {self.name!r} has no child {to!r} (it has: {known})")
+        (self._services.giver(self.name, child) if self._giving else child)(record)
+
+    def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp: int | None = None,
+        *,
+        partition: int,
+        headers: Headers = (),
+    ) -> None:
+        """Write bytes to a topic with the next commit, in the same transaction under exactly once."""
+        self._task.send(topic, key, value, timestamp, partition=partition, headers=headers)
+
+    def schedule(
+        self,
+        interval_ms: int,
+        kind: PunctuationType,
+        callback: Callback,
+        start_ms: int | None = None,
+    ) -> Cancellable:
+        """Call `callback(now_ms)` again and again: STREAM_TIME as records bring it on, WALL_CLOCK_TIME without any.
+
+        First due: stream time 0, or `start_ms`; wall clock one interval from now, or anchored at `start_ms`. Semantics
+        of Kafka Streams' ProcessorContext.schedule. InvalidRequest for an interval below 1, on a standby, and outside
+        a processor that runs. Schedules are not kept: `init` makes them again.
+        """
+        self._check_inside("schedule a punctuation")
+        return self._services.schedule(self, interval_ms, kind, callback, start_ms)
+
+    def timer(self, key: Any, time_ms: int, kind: TimerKind = EVENT_TIME) -> None:
+        """Call `on_timer` once when that time is reached; the same key, time and kind is one timer.
+
+        EVENT_TIME waits for the watermark, PROCESSING_TIME for the wall clock. Timers are kept in a logged store and
+        survive a failover. Semantics of Flink's TimerService.
+        """
+        self._check_inside("set a timer")
+        self._services.set_timer(self, key, time_ms, kind)
+
+    def cancel_timer(self, key: Any, time_ms: int, kind: TimerKind = EVENT_TIME) -> None:
+        """Take back a timer; one that is not there is fine."""
+        self._check_inside("cancel a timer")
+        self._services.cancel_timer(self, key, time_ms, kind)
+
+    def commit(self) -> None:
+        """Ask for a commit after the current record."""
+        self._task.commit_requested = True
+
+    def drop(self, reason: str, detail: str) -> None:
+        """Count something that is left out, and log it at a limited rate."""
+        self._services.drop(self.name, reason, detail)
+
+    def on_flush(self, flush: Callable[[], None]) -> None:
+        """Have `flush` called at every commit, before anything is written: what is held back goes downstream now.
+
+        A record that it forwards is left out by itself if it fails further on, where `on_error` says so. What `flush`
+        itself raises fails the task: only the processor knows what it still holds.
+        """
+
+        def give_all() -> None:
+            self._giving = True
+            try:
+                flush()
+            finally:
+                self._giving = False
+
+        self._services.on_flush(give_all)
+
+    def read_result(self, read: Callable[..., Record | None], *given: Any) -> Record | None:
+        """`read(*given)`, the result that a stored row makes; None, and counted, if the row's serde cannot read it and
+        `on_error` leaves that out."""
+        return self._services.read_result(self.name, read, given)
+
+    @property
+    def progress(self) -> dict[str, int]:
+        """Numbers that are kept with every commit, locally and in the log; names are the processor's to choose.
+
+        They must only grow: where an opening finds several, locally and in the log, the largest counts.
+        """
+        return self._task.progress
+
+    def close(self) -> None:
+        """The processor is gone: nothing can be scheduled any more."""
+        self.closed = True
+
+    def _check_inside(self, what: str) -> None:
+        if self._task.role == "standby":
+            raise InvalidRequest(f"processor {self.name!r} cannot {what}: task {self._task.id} is a standby here")
+        if self.closed:
+            raise InvalidRequest(
+                f"cannot {what} outside a processor: {self.name!r} of task {self._task.id} does not run any more; do "
+                "it in init, process, a punctuation or a timer"
+            )
+
+
+class Processor:
+    """Base of an application's processors; one instance per task.
+
+    `stores` names the stores it is connected to; None: every declared store that no other processor names.
+    A class that defines `on_timer` has timers; `timer_key` is the serde of their keys (default: the source's).
+    """
+
+    stores: ClassVar[tuple[str, ...] | None] = None
+    timer_key: ClassVar[Any] = None
+
+    def init(self, context: Context) -> None:
+        """Called once before the first record, when every store is restored."""
+
+    def process(self, record: Record) -> None:
+        """Called for each record of the sources, in offset order per partition."""
+
+    def on_timer(self, timer: Timer) -> None:
+        """Called when a timer is due, event-time ones by time and then by key."""
+
+    def close(self) -> None:
+        """Called when the task leaves this instance."""
+
+
+def has_timers(processor: type[Processor]) -> bool:
+    """Whether a class handles timers, so that its tasks need a store for them."""
+    return processor.on_timer is not Processor.on_timer
+
+
+def processor_problem(given: object, step: str) -> str:
+    """Why something cannot be a processor of an application, "" if it can; `step` says how it is handed in."""
+    if not (isinstance(given, type) and issubclass(given, Processor)):
+        return f"{step} a subclass of standfast.Processor, not {given!r:.100}"
+    try:
+        inspect.signature(given).bind()
+    except TypeError as error:
+        return (
+            f"{given.__name__} is made without arguments, once for each task, and its __init__ needs some ({error}): "
+            "set them on the class, or in init(context)"
+        )
+    except ValueError:  # of a class without a signature nothing is known
+        return ""
+    return ""
+
+
+def to_all(children: tuple[Forward, ...]) -> Forward:
+    """One call for all children of a node."""
+    if len(children) == 1:
+        return children[0]
+
+    def forward(record: Record) -> None:
+        for child in children:
+            child(record)
+
+    return forward

@@ -1,0 +1,116 @@
+"""What an application says about a source: serdes, timestamps, what becomes of records that fail, watermarks.
+
+Rules of this file: plain frozen data, checked on construction; carried out in `standfast.stream.runtime.inputs`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, TypedDict, get_args
+
+from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.names import check_topic
+from standfast.store.serde import Serde
+from standfast.stream.record import Record
+from standfast.stream.topology.policy import OnError, on_error_problems
+from standfast.stream.watermarks import WatermarkAssigner
+
+InvalidTimestamp = Literal["fail", "skip", "partition_time"]
+
+
+class TimestampSource(Enum):
+    """Where a timestamp comes from that no function of the record can give."""
+
+    ARRIVAL_TIME = "arrival_time"
+
+
+ARRIVAL_TIME = TimestampSource.ARRIVAL_TIME
+
+Timestamps = Callable[[Record], int] | TimestampSource
+Assigners = WatermarkAssigner | Callable[[], WatermarkAssigner]
+
+
+class TableOptions(TypedDict, total=False):
+    """The keyword arguments of a source that a table has too; see SourceSettings."""
+
+    timestamp: Timestamps | None
+    invalid_timestamp: InvalidTimestamp
+    on_error: OnError
+    dead_letter: str | None
+
+
+class SourceOptions(TableOptions, total=False):
+    """The keyword arguments of a source that have defaults; see SourceSettings."""
+
+    watermarks: Assigners | None
+    late: str | None
+    idle_after_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSettings:
+    """How a topic is read.
+
+    timestamp          function of the record, ARRIVAL_TIME, or None: the log's own
+    invalid_timestamp  a negative one: "fail", "skip" (counted), or "partition_time": its partition's largest
+    on_error           a record that cannot be deserialised or processed: "fail", "skip" (counted), or "dead_letter"
+    dead_letter        topic for those, as they were read, with headers that say why
+    watermarks         assigner, or function that makes one; every partition gets its own
+    late               topic for records at or before the watermark; without it they are dropped and counted
+    idle_after_ms      a partition without records for longer holds back neither stream time nor watermark
+
+    A record that fails in a processor leaves no trace in stores and outputs if it is skipped or set aside. `on_error`
+    covers everything that the source's records cause, as `standfast.stream.topology.policy` says.
+    """
+
+    key: Serde[Any]
+    value: Serde[Any]
+    timestamp: Timestamps | None = None
+    invalid_timestamp: InvalidTimestamp = "fail"
+    on_error: OnError = "fail"
+    dead_letter: str | None = None
+    watermarks: Assigners | None = None
+    late: str | None = None
+    idle_after_ms: int | None = None
+
+    def problems(self) -> list[str]:
+        """What is wrong, each with its fix."""
+        problems = []
+        for part in ("key", "value"):
+            if not isinstance(getattr(self, part), Serde):
+                problems.append(f"{part} must be a serde such as standfast.serde.string, not {getattr(self, part)!r}")
+        if self.invalid_timestamp not in get_args(InvalidTimestamp):
+            problems.append(
+                f"invalid_timestamp must be one of {', '.join(get_args(InvalidTimestamp))}, "
+                f"not {self.invalid_timestamp!r}"
+            )
+        if self.timestamp is not None and not callable(self.timestamp) and self.timestamp is not ARRIVAL_TIME:
+            problems.append(f"timestamp must be a function of the record or ARRIVAL_TIME, not {self.timestamp!r}")
+        problems += on_error_problems(self.on_error, self.dead_letter)
+        if self.late is not None:
+            try:
+                check_topic(self.late)
+            except InvalidRequest as error:
+                problems.append(f"late: {error}")
+        if self.late is not None and self.watermarks is None:
+            problems.append("late needs watermarks: without them no record is late")
+        idle = self.idle_after_ms
+        if idle is not None and (not isinstance(idle, int) or isinstance(idle, bool) or idle < 1):
+            problems.append(f"idle_after_ms must be a whole number of at least 1, not {idle!r}")
+        if self.watermarks is not None and not (callable(self.watermarks) or hasattr(self.watermarks, "on_record")):
+            problems.append(f"watermarks must be an assigner or a function that makes one, not {self.watermarks!r}")
+        return problems
+
+    def assigner(self) -> WatermarkAssigner | None:
+        """A watermark assigner of its own for one partition; None if the source makes no watermarks."""
+        if self.watermarks is None:
+            return None
+        given: Any = self.watermarks
+        is_class = isinstance(given, type)  # which has the methods as well, and makes an assigner when it is called
+        made: WatermarkAssigner = given() if is_class or not hasattr(given, "on_record") else copy.deepcopy(given)
+        if not (hasattr(made, "on_record") and hasattr(made, "on_periodic")):
+            raise BadConfig([f"watermarks made {made!r}: an assigner needs on_record and on_periodic"])
+        return made

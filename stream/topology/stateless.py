@@ -1,0 +1,160 @@
+"""The processors behind the fluent steps that keep no state: filter, map, flat_map, map_values, peek, join.
+
+Rules of this file: each takes the user's function and calls its children directly; a record goes on as it came
+except for what the step is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from standfast.stream.record import Record
+from standfast.stream.topology.processor import Context, Processor
+
+KeyValue = tuple[Any, Any]
+
+
+class Step(Processor):
+    """A processor around one function of the user."""
+
+    stores = ()
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def init(self, context: Context) -> None:
+        self.context = context
+        self.forward = context.downstream
+
+
+class Filter(Step):
+    """Lets a record through where `function(key, value)` is true; `keep` False turns it round."""
+
+    def __init__(self, function: Callable[[Any, Any], bool], keep: bool = True) -> None:
+        super().__init__(function)
+        self.keep = keep
+
+    def process(self, record: Record) -> None:
+        if bool(self.function(record.key, record.value)) is self.keep:
+            self.forward(record)
+
+
+class Map(Step):
+    """`function(key, value)` gives the new (key, value)."""
+
+    def process(self, record: Record) -> None:
+        key, value = self.function(record.key, record.value)
+        self.forward(Record(key, value, record.timestamp, record.headers))
+
+
+class MapValues(Step):
+    """`function(value)` gives the new value."""
+
+    def process(self, record: Record) -> None:
+        self.forward(Record(record.key, self.function(record.value), record.timestamp, record.headers))
+
+
+class MapTableValues(Step):
+    """`function(value)` gives the new value of an update of a table, and its old one; a delete stays a delete.
+
+    Semantics of Kafka Streams' KTableMapValues: the function is never given None.
+    """
+
+    def process(self, record: Record) -> None:
+        function, value, old = self.function, record.value, record.old_value
+        value = None if value is None else function(value)
+        old = None if old is None else function(old)
+        self.forward(Record(record.key, value, record.timestamp, record.headers, old))
+
+
+class FlatMap(Step):
+    """`function(key, value)` gives any number of (key, value)."""
+
+    function: Callable[[Any, Any], Iterable[KeyValue]]
+
+    def process(self, record: Record) -> None:
+        forward, stamp, headers = self.forward, record.timestamp, record.headers
+        for key, value in self.function(record.key, record.value):
+            forward(Record(key, value, stamp, headers))
+
+
+class SelectKey(Step):
+    """`function(key, value)` gives the new key."""
+
+    def process(self, record: Record) -> None:
+        key = self.function(record.key, record.value)
+        self.forward(Record(key, record.value, record.timestamp, record.headers))
+
+
+class Peek(Step):
+    """Calls `function(key, value)` and lets the record through."""
+
+    def process(self, record: Record) -> None:
+        self.function(record.key, record.value)
+        self.forward(record)
+
+
+class PassOn(Processor):
+    """Where several streams become one."""
+
+    stores = ()
+
+    def init(self, context: Context) -> None:
+        self.forward = context.downstream
+
+    def process(self, record: Record) -> None:
+        self.forward(record)
+
+
+class ToTable(Processor):
+    """Keeps the latest value of each key and passes on the change. A record without a key is skipped and counted.
+
+    The row stays if the change fails further on and is left out: the topic, which may be the store's changelog, has it
+    too. Semantics of Kafka Streams' KTableSource: a delete of a key that is not there goes on without a cache only.
+    """
+
+    def __init__(self, store: str) -> None:
+        self.store_name = store
+
+    def init(self, context: Context) -> None:
+        self.context = context
+        self.store = context.store(self.store_name)
+
+    def process(self, record: Record) -> None:
+        if record.key is None:
+            self.context.drop("null_key", f"table {self.store_name!r}: a record without a key changes nothing")
+            return
+        old = self.store.get(record.key)
+        if record.value is None and old is None and self.store.rows.caching:
+            return
+        self.store.put(record.key, record.value, record.timestamp)
+        self.context.give(record._replace(old_value=old))
+
+
+class TableJoin(Processor):
+    """Each record of a stream with the table's value of its key at that moment.
+
+    Semantics of Kafka Streams' KStream-KTable join: the table alone brings forth nothing; without a table value an
+    inner join passes nothing on, a left join passes None; a record without a key or value is skipped and counted.
+    """
+
+    def __init__(self, store: str, joiner: Callable[[Any, Any], Any], left: bool) -> None:
+        self.store_name = store
+        self.joiner = joiner
+        self.left = left
+
+    def init(self, context: Context) -> None:
+        self.context = context
+        self.store = context.store(self.store_name)
+
+    def process(self, record: Record) -> None:
+        key, value = record.key, record.value
+        if value is None or (key is None and not self.left):
+            what = "null_key" if key is None else "null_value"
+            self.context.drop(what, f"join with table {self.store_name!r}: a record needs a key and a value")
+            return
+        found = None if key is None else self.store.get(key)
+        if found is not None or self.left:
+            joined = self.joiner(value, found)
+            self.context.downstream(Record(key, joined, record.timestamp, record.headers))

@@ -1,0 +1,54 @@
+"""One instance of every processor of a task, joined so that they call each other directly.
+
+    source ──> to_all(children) ──> processor.process ──> context.forward ──> children ... ──> sink ──> task.send
+
+Rules of this file: it builds and calls nothing that it has built. Processors are made children first, because a parent
+is given what its children are called by; the lists it returns are in the topology's order, parents first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from standfast.stream.topology.nodes import ProcessorNode, SinkNode, SubTopology
+from standfast.stream.topology.processor import Context, Forward, Processor, Services, to_all
+from standfast.stream.topology.sinks import make_sink
+
+
+@dataclass(frozen=True, slots=True)
+class Wired:
+    """The processors of one task with their contexts, and what each source node hands its records to."""
+
+    processors: tuple[tuple[ProcessorNode, Processor, Context], ...]
+    entries: Mapping[str, Forward]
+
+
+def wire(
+    topology: SubTopology,
+    services: Services,
+    partitions_of: Mapping[str, int],
+    own_policy: Callable[[ProcessorNode | SinkNode, Forward], Forward],
+) -> Wired:
+    """Make the processors of a sub-topology for the task of `services`; `partitions_of` its sinks' topics.
+
+    `own_policy` gives what a node with an on_error of its own is called by, from what it would be called by.
+    """
+    children: dict[str, dict[str, Forward]] = {node.name: {} for node in topology.nodes}
+    built: list[tuple[ProcessorNode, Processor, Context]] = []
+    for node in reversed(topology.nodes):
+        if isinstance(node, SinkNode):
+            forward = make_sink(node, services.task, partitions_of, services.drop)
+        elif isinstance(node, ProcessorNode):
+            processor = node.make()
+            context = Context(node.name, services, topology.connected[node.name], children[node.name])
+            built.append((node, processor, context))
+            forward = processor.process
+        else:
+            continue
+        if node.policy is not None:
+            forward = own_policy(node, forward)
+        for parent in node.parents:
+            children[parent] = {node.name: forward, **children[parent]}
+    entries = {source.name: to_all(tuple(children[source.name].values())) for source in topology.sources}
+    return Wired(tuple(reversed(built)), entries)
