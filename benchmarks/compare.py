@@ -41,7 +41,7 @@ from compare_runs import AFTER_DEATH_S, CLEAN, KILLED, Ground, Place, lost, prep
 from compare_sides import SYSTEMS, Sides, ensure_environment
 
 from standfast._version import __version__
-from standfast.ops.broker import Broker
+from standfast.ops.tools.broker import Broker
 from standfast.replication.tail.open_log import open_log
 
 HERE = Path(__file__).resolve().parent

@@ -50,7 +50,7 @@ class Side:
         self.usage: dict[str, Usage] = {}
         self.peak_bytes = 0
         self.started_ns = time.monotonic_ns()
-        bound = [sys.executable, "-P", "-m", "standfast.ops.bound_exec", str(os.getpid())]
+        bound = [sys.executable, "-P", "-m", "standfast.ops.tools.bound_exec", str(os.getpid())]
         with errors.open("ab") as file:
             self._process = subprocess.Popen(
                 [*bound, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True

@@ -21,9 +21,9 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
-from standfast.ops.cache import Say, cache_dir, fetching, put_in_place
-from standfast.ops.jars import JarSet, ensure_jars, parse_jar_set
-from standfast.ops.java import MAJOR_MIN, ensure_java
+from standfast.ops.tools.cache import Say, cache_dir, fetching, put_in_place
+from standfast.ops.tools.jars import JarSet, ensure_jars, parse_jar_set
+from standfast.ops.tools.java import MAJOR_MIN, ensure_java
 
 HERE = Path(__file__).resolve().parent
 JAR_SETS = HERE.parent / "tests/java"  # the set that the tests beside Kafka Streams use, too

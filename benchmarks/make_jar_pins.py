@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from standfast.ops.jars import COPY, Jar, pom, sha256_of
+from standfast.ops.tools.jars import COPY, Jar, pom, sha256_of
 
 LISTED = re.compile(r"^\s*([\w.-]+):([\w.-]+):jar:(?:([\w.-]+):)?([\w.-]+):(?:compile|runtime)", re.MULTILINE)
 

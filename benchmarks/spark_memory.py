@@ -22,8 +22,8 @@ from contextlib import closing
 from pathlib import Path
 
 import standfast as sf
-from standfast.ops.offline import find_tasks
-from standfast.ops.spark_java import spark_java
+from standfast.ops.observe.offline import find_tasks
+from standfast.ops.tools.spark_java import spark_java
 from standfast.replication.tail.open_log import open_log
 from standfast.restore.spark.folder import Folder
 from standfast.restore.spark.places import Place

@@ -29,9 +29,9 @@ from compare import about, say
 from compare_data import Shape, feed
 
 import standfast as sf
-from standfast.ops.broker import Broker
-from standfast.ops.offline import find_tasks
-from standfast.ops.spark_java import spark_java
+from standfast.ops.observe.offline import find_tasks
+from standfast.ops.tools.broker import Broker
+from standfast.ops.tools.spark_java import spark_java
 from standfast.replication.log import Log
 from standfast.replication.tail.open_log import open_log
 from standfast.restore.spark.folder import Folder

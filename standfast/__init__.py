@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from standfast._version import __version__
 
 if TYPE_CHECKING:
-    from standfast.ops.connect import connect
+    from standfast.ops.client.connect import connect
     from standfast.replication.listeners import Listener
     from standfast.replication.log import Outgoing, TopicPolicy
     from standfast.replication.offsets import TopicPartition
@@ -157,7 +157,7 @@ _HOMES = {
     "VALID_TO_UNDEFINED": "standfast.store.results:VALID_TO_UNDEFINED",
     "PUT_NOT_VALID": "standfast.store.results:PUT_NOT_VALID",
     "Session": "standfast.stream.session.session:Session",
-    "connect": "standfast.ops.connect:connect",
+    "connect": "standfast.ops.client.connect:connect",
     "Replica": "standfast.stream.session.replica:Replica",
     "aio": "standfast.stream.session.aio",
     "Listener": "standfast.replication.listeners:Listener",

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from fix_fuzz import NUMBERS, mutated, peak_mib
 
-from standfast.ops.cli import main as standfast
-from standfast.ops.config import load_config
-from standfast.ops.config_show import document, rows
-from standfast.ops.config_types import SECTIONS, settings_of
+from standfast.ops.cli.command_line import main as standfast
+from standfast.ops.config.config import load_config
+from standfast.ops.config.show import document, rows
+from standfast.ops.config.types import SECTIONS, settings_of
 from standfast.store.errors import BadConfig
 
 GOOD_CODES = {0, 2, 78}

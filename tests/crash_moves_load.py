@@ -25,7 +25,7 @@ import hiredis
 from crash_moves_model import NAMES, Folds, Row, differences, digest, operation
 from fix_door import Client, pack
 
-from standfast.ops.reasons import REASONS
+from standfast.ops.shared.reasons import REASONS
 
 SOURCE = "in"
 ANSWER_S = 60.0

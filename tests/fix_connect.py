@@ -27,7 +27,7 @@ def connect_server(folder: Path) -> Iterator[str]:
     """Start one; its log goes to `folder`."""
     import pyspark
 
-    from standfast.ops.java import ensure_java
+    from standfast.ops.tools.java import ensure_java
 
     said = folder / "connect.log"
     settings = {

@@ -19,13 +19,13 @@ import pytest
 import uvloop
 
 import standfast as sf
-from standfast.ops.engine import Engine
-from standfast.ops.engine_source import SessionSource
-from standfast.ops.resp_connection import Authenticate, Connection, Door, Offload
-from standfast.ops.resp_door import RespDoor, RespLimits
-from standfast.ops.resp_requests import RequestReader
-from standfast.ops.resp_scans import Cursors
-from standfast.ops.resp_table import Table
+from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.engine.source import SessionSource
+from standfast.ops.sidecar.resp.connection import Authenticate, Connection, Door, Offload
+from standfast.ops.sidecar.resp.door import RespDoor, RespLimits
+from standfast.ops.sidecar.resp.requests import RequestReader
+from standfast.ops.sidecar.resp.scans import Cursors
+from standfast.ops.sidecar.resp.table import Table
 from standfast.store.clock import ManualClock
 
 T = TypeVar("T")

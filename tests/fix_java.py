@@ -26,9 +26,9 @@ from typing import IO, Any
 import pytest
 from fix_kafka import MISSING
 
-from standfast.ops.cache import Say, cache_dir, fetching, put_in_place
-from standfast.ops.jars import JarSet, ensure_jars, parse_jar_set
-from standfast.ops.java import MAJOR_MIN, Java, ensure_java
+from standfast.ops.tools.cache import Say, cache_dir, fetching, put_in_place
+from standfast.ops.tools.jars import JarSet, ensure_jars, parse_jar_set
+from standfast.ops.tools.java import MAJOR_MIN, Java, ensure_java
 from standfast.store.errors import Corruption, Unavailable
 
 SOURCES = Path(__file__).parent / "java"
@@ -117,7 +117,7 @@ class JavaApp:
     def __init__(self, classes: Path, *arguments: object, errors: Path) -> None:
         java = ensure_java(print)
         path = os.pathsep.join([str(classes), class_path(ensure_jars(jar_set("streams"), java, print))])
-        command = [sys.executable, "-P", "-m", "standfast.ops.bound_exec", str(os.getpid()), str(java.path), *JVM]
+        command = [sys.executable, "-P", "-m", "standfast.ops.tools.bound_exec", str(os.getpid()), str(java.path), *JVM]
         self.errors = errors
         with errors.open("ab") as file:
             self._process = subprocess.Popen(

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from fix_missing import missing
 
-from standfast.ops import broker
-from standfast.ops.broker import JAR_SET, Broker
-from standfast.ops.cache import Say, cache_dir, fetching, put_in_place
-from standfast.ops.jars import ensure_jars, load_jar_set
-from standfast.ops.java import Java, ensure_java
+from standfast.ops.tools import broker
+from standfast.ops.tools.broker import JAR_SET, Broker
+from standfast.ops.tools.cache import Say, cache_dir, fetching, put_in_place
+from standfast.ops.tools.jars import ensure_jars, load_jar_set
+from standfast.ops.tools.java import Java, ensure_java
 from standfast.store.errors import Corruption, Unavailable
 
 ARCHIVE = "classes.jsa"

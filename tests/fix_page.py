@@ -20,7 +20,7 @@ from fix_missing import missing
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-    from standfast.ops.page import OpsPage
+    from standfast.ops.sidecar.page.page import OpsPage
 
 # Heavy imports stand inside the fixtures: this file is read by every run of pytest.
 Serve = Callable[..., Any]
@@ -56,7 +56,7 @@ def serving(page: OpsPage, port: int = 0) -> Iterator[str]:
 @pytest.fixture
 def serve() -> Serve:
     """`with serve(status) as address:`"""
-    from standfast.ops.page import OpsPage
+    from standfast.ops.sidecar.page.page import OpsPage
 
     return lambda status, port=0, **settings: serving(OpsPage(status, **settings), port)
 

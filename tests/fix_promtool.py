@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fix_missing import missing
 
-from standfast.ops.debian import ensure_program
+from standfast.ops.tools.debian import ensure_program
 from standfast.store.errors import Unavailable
 
 Promtool = Callable[..., str]

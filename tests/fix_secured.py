@@ -15,8 +15,8 @@ from typing import Any
 
 from confluent_kafka import admin as _admin
 
-from standfast.ops.broker import Broker
-from standfast.ops.loopback import HOST, free_port
+from standfast.ops.shared.loopback import HOST, free_port
+from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.permissions import GROUP, TOPIC, TRANSACTIONAL_ID, Need
 

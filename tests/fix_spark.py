@@ -35,8 +35,8 @@ def spark(spark_session: Any) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def spark_session() -> Iterator[Any]:
     """A session on local[2], with the Kafka connector."""
-    from standfast.ops.jars import ensure_jars, load_jar_set
-    from standfast.ops.java import ensure_java
+    from standfast.ops.tools.jars import ensure_jars, load_jar_set
+    from standfast.ops.tools.java import ensure_java
     from standfast.restore.spark.session import SparkPlace, close_session, open_session
 
     with warnings.catch_warnings():

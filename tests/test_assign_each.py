@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.assign_each import SidecarSession, assign_each
+from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
 from standfast.replication.offsets import TaskId
 from standfast.stream.session.task import TaskState
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from standfast.ops.bench import show
-from standfast.ops.bench_child import key_numbers
-from standfast.ops.bench_log import BenchLog
-from standfast.ops.bench_measures import Bench
-from standfast.ops.bench_step import Step, key_of, values_of
-from standfast.ops.cli import main
-from standfast.ops.kafka_probe import live_nodes
-from standfast.ops.output import Output
+from standfast.ops.bench.bench import show
+from standfast.ops.bench.child import key_numbers
+from standfast.ops.bench.log import BenchLog
+from standfast.ops.bench.measures import Bench
+from standfast.ops.bench.step import Step, key_of, values_of
+from standfast.ops.cli.command_line import main
+from standfast.ops.shared.output import Output
+from standfast.ops.tools.kafka_probe import live_nodes
 from standfast.replication.kafka.log import KafkaLog
 
 slow = pytest.mark.slow

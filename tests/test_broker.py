@@ -18,13 +18,13 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from standfast.ops.broker import Broker
-from standfast.ops.broker_settings import properties_text, server_properties
-from standfast.ops.broker_state import STATE_FILE, RunningBroker, end_broker, record_broker, running_broker
-from standfast.ops.cli import main
-from standfast.ops.kafka_probe import live_nodes, parse_answer
-from standfast.ops.loopback import HOST, free_port, is_free
-from standfast.ops.process_id import ProcessId, identify, is_alive, send, wait_gone
+from standfast.ops.cli.command_line import main
+from standfast.ops.shared.loopback import HOST, free_port, is_free
+from standfast.ops.shared.process_id import ProcessId, identify, is_alive, send, wait_gone
+from standfast.ops.tools.broker import Broker
+from standfast.ops.tools.broker_settings import properties_text, server_properties
+from standfast.ops.tools.broker_state import STATE_FILE, RunningBroker, end_broker, record_broker, running_broker
+from standfast.ops.tools.kafka_probe import live_nodes, parse_answer
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, Held, InvalidRequest, Unavailable
 
@@ -156,7 +156,7 @@ def test_second_start_on_a_directory_is_refused_and_names_the_first(kafka_broker
 def test_broker_ends_with_the_process_that_started_it(kafka_files: None, tmp_path: Path) -> None:
     script = f"""if True:
         import os, signal
-        from standfast.ops.broker import Broker
+        from standfast.ops.tools.broker import Broker
         print(Broker({str(tmp_path / "b")!r}, light=True).start().pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops import ivy, jars, java
-from standfast.ops.broker import Broker
-from standfast.ops.broker_state import STATE_FILE
-from standfast.ops.cache import VARIABLE, cache_dir, fetching, put_in_place
-from standfast.ops.cli import main
-from standfast.ops.fetch_tool import Package, install_package
-from standfast.ops.java import Java, ensure_java, find_java, java_major
-from standfast.ops.java_trust import PASSWORD, key_store, trusted_certificates
-from standfast.ops.kafka_probe import live_nodes
-from standfast.ops.loopback import HOST
+from standfast.ops.cli.command_line import main
+from standfast.ops.shared.loopback import HOST
+from standfast.ops.tools import ivy, jars, java
+from standfast.ops.tools.broker import Broker
+from standfast.ops.tools.broker_state import STATE_FILE
+from standfast.ops.tools.cache import VARIABLE, cache_dir, fetching, put_in_place
+from standfast.ops.tools.fetch_tool import Package, install_package
+from standfast.ops.tools.java import Java, ensure_java, find_java, java_major
+from standfast.ops.tools.java_trust import PASSWORD, key_store, trusted_certificates
+from standfast.ops.tools.kafka_probe import live_nodes
 from standfast.store.errors import Corruption, InternalError, Unavailable
 
 kafka = pytest.mark.kafka

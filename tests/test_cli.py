@@ -17,11 +17,11 @@ from fix_serve import wait_for
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.ops.cli import main
-from standfast.ops.exit_codes import EXIT_CODES, exit_code, guard
-from standfast.ops.extras import require
-from standfast.ops.http import OpsServer
-from standfast.ops.run_file import RUN_FILE
+from standfast.ops.cli.command_line import main
+from standfast.ops.http.server import OpsServer
+from standfast.ops.shared.exit_codes import EXIT_CODES, exit_code, guard
+from standfast.ops.shared.extras import require
+from standfast.ops.shared.run_file import RUN_FILE
 from standfast.replication.log import TopicPolicy
 from standfast.store import errors
 from standfast.store.clock import ManualClock
@@ -487,7 +487,7 @@ def test_door_of_another_instance_is_not_taken_for_ours(run: Run, session: sf.Se
 
 OWNER = """
 import sys, standfast as sf
-from standfast.ops.exit_codes import guard
+from standfast.ops.shared.exit_codes import guard
 def own():
     store = sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)
     with sf.Session("app", log=sys.argv[1], state_dir=sys.argv[2], stores=[store]):

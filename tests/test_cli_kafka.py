@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli import main
-from standfast.ops.http import OpsServer
-from standfast.ops.kafka_probe import refusals
-from standfast.ops.loopback import HOST, free_port
+from standfast.ops.cli.command_line import main
+from standfast.ops.http.server import OpsServer
+from standfast.ops.shared.loopback import HOST, free_port
+from standfast.ops.tools.kafka_probe import refusals
 from standfast.replication.log import TopicPolicy
 from standfast.replication.tail.open_log import open_log
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.config import Settings, load_settings, parse_duration, parse_size
+from standfast.ops.config.config import Settings, load_settings, parse_duration, parse_size
 from standfast.store.errors import BadConfig
 
 GOOD = """\

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import standfast as sf
-from standfast.ops.cli import main
-from standfast.ops.config import PROBLEMS_MAX, Loaded, load_config
-from standfast.ops.config_show import HIDDEN, json_schema, rows
-from standfast.ops.config_sources import FILE_BYTES_MAX
-from standfast.ops.config_types import SECTIONS, Config, StoreConfig, settings_of
+from standfast.ops.cli.command_line import main
+from standfast.ops.config.config import PROBLEMS_MAX, Loaded, load_config
+from standfast.ops.config.show import HIDDEN, json_schema, rows
+from standfast.ops.config.sources import FILE_BYTES_MAX
+from standfast.ops.config.types import SECTIONS, Config, StoreConfig, settings_of
 from standfast.store.errors import BadConfig
 
 GOOD = """\

@@ -21,8 +21,8 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 import standfast as sf
-from standfast.ops.cli import main
-from standfast.ops.verdict import verdict
+from standfast.ops.cli.command_line import main
+from standfast.ops.observe.verdict import verdict
 
 pytestmark = pytest.mark.slow
 NOT_YET = {"RESTORING", "UNAVAILABLE"}

@@ -12,8 +12,9 @@ from fix_serve import FOUR, KEYVALUE, Sidecar, Sidecars
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.ops import control_schema as schemas
-from standfast.ops.control_assignment import (
+from standfast.ops.shared.control_stores import Conflict, declare, shape_of, spec_of
+from standfast.ops.sidecar.control import schema as schemas
+from standfast.ops.sidecar.control.assignment import (
     Lease,
     StaleGeneration,
     Wanted,
@@ -22,8 +23,7 @@ from standfast.ops.control_assignment import (
     wanted_of,
     without,
 )
-from standfast.ops.control_stores import Conflict, declare, shape_of, spec_of
-from standfast.ops.systemd import Notifier
+from standfast.ops.sidecar.systemd import Notifier
 from standfast.store.errors import InvalidRequest
 
 ALL = {

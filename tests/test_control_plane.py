@@ -18,16 +18,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import standfast as sf
-from standfast.ops import control_routes
-from standfast.ops.config_types import Config
-from standfast.ops.control_answers import Answers
-from standfast.ops.control_plane import ControlPlane
-from standfast.ops.engine_commit import CommitRequest
-from standfast.ops.engine_task import Binding, Commit
-from standfast.ops.health import ready
-from standfast.ops.reasons import Refused
-from standfast.ops.serve_http import application, bounded
-from standfast.ops.verdict import verdict
+from standfast.ops.config.types import Config
+from standfast.ops.observe.health import ready
+from standfast.ops.observe.verdict import verdict
+from standfast.ops.shared.reasons import Refused
+from standfast.ops.sidecar.control import routes as control_routes
+from standfast.ops.sidecar.control.answers import Answers
+from standfast.ops.sidecar.control.plane import ControlPlane
+from standfast.ops.sidecar.engine.commit import CommitRequest
+from standfast.ops.sidecar.engine.task import Binding, Commit
+from standfast.ops.sidecar.serve_http import application, bounded
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Fenced, InvalidRequest, Unavailable
 from standfast.store.task.state_dir import StateDir

@@ -18,20 +18,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from standfast.ops.cli import main
-from standfast.ops.demo import report, run
-from standfast.ops.demo_board import APP, BY_AIRPORT, DAY_MS, HOUR_MS, PARTITIONS, RESULTS, TASKS, BoardSettings
-from standfast.ops.demo_card import panel, print_card
-from standfast.ops.demo_compare import BoardComparison, compare_store
-from standfast.ops.demo_display import BarDisplay, Numbers, PlainDisplay, board_panel, choose_display
-from standfast.ops.demo_feeder import Feeder, partition_of
-from standfast.ops.demo_finals import Final, FinalsComparison, compare_finals
-from standfast.ops.demo_flights import Flight, out_of_order, parse_flights, read_flights
-from standfast.ops.demo_live import LiveBoard, add_up
-from standfast.ops.demo_log import LogView
-from standfast.ops.demo_place import check_place
-from standfast.ops.demo_process import Worker
-from standfast.ops.demo_result import (
+from standfast.ops.cli.command_line import main
+from standfast.ops.demo.board import APP, BY_AIRPORT, DAY_MS, HOUR_MS, PARTITIONS, RESULTS, TASKS, BoardSettings
+from standfast.ops.demo.card import panel, print_card
+from standfast.ops.demo.compare import BoardComparison, compare_store
+from standfast.ops.demo.demo import report, run
+from standfast.ops.demo.display import BarDisplay, Numbers, PlainDisplay, board_panel, choose_display
+from standfast.ops.demo.feeder import Feeder, partition_of
+from standfast.ops.demo.finals import Final, FinalsComparison, compare_finals
+from standfast.ops.demo.flights import Flight, out_of_order, parse_flights, read_flights
+from standfast.ops.demo.live import LiveBoard, add_up
+from standfast.ops.demo.log import LogView
+from standfast.ops.demo.place import check_place
+from standfast.ops.demo.process import Worker
+from standfast.ops.demo.result import (
     Board,
     ColdRestore,
     DemoResult,
@@ -43,7 +43,7 @@ from standfast.ops.demo_result import (
     TakeOver,
     Verified,
 )
-from standfast.ops.demo_worker import log_address
+from standfast.ops.demo.worker import log_address
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from standfast.ops.demo_board import (
+from standfast.ops.demo.board import (
     DAY_MS,
     HOUR_MS,
     LIVE,
@@ -27,10 +27,10 @@ from standfast.ops.demo_board import (
     build_app,
     task_groups,
 )
-from standfast.ops.demo_feeder import flight_json, grace_for, partition_of
-from standfast.ops.demo_finals import Final, compare_finals
-from standfast.ops.demo_flights import Flight, read_flights
-from standfast.ops.demo_plain import PlainBoard, plain_board
+from standfast.ops.demo.feeder import flight_json, grace_for, partition_of
+from standfast.ops.demo.finals import Final, compare_finals
+from standfast.ops.demo.flights import Flight, read_flights
+from standfast.ops.demo.plain import PlainBoard, plain_board
 from standfast.store.clock import ManualClock
 from standfast.stream.app.testing import Driver
 

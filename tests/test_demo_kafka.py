@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from standfast.ops.broker_state import running_broker
-from standfast.ops.cli import main
-from standfast.ops.demo_place import found_topics, names
-from standfast.ops.process_id import identify
+from standfast.ops.cli.command_line import main
+from standfast.ops.demo.place import found_topics, names
+from standfast.ops.shared.process_id import identify
+from standfast.ops.tools.broker_state import running_broker
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log

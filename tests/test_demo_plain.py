@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from standfast.ops.demo_board import DAY_MS, HOUR_MS, PARTITIONS
-from standfast.ops.demo_feeder import grace_for, partition_of
-from standfast.ops.demo_finals import At, Final, compare_finals
-from standfast.ops.demo_flights import Flight
-from standfast.ops.demo_plain import plain_board
+from standfast.ops.demo.board import DAY_MS, HOUR_MS, PARTITIONS
+from standfast.ops.demo.feeder import grace_for, partition_of
+from standfast.ops.demo.finals import At, Final, compare_finals
+from standfast.ops.demo.flights import Flight
+from standfast.ops.demo.plain import plain_board
 
 RETENTION = 7 * DAY_MS
 GRACE = 2 * DAY_MS

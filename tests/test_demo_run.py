@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from standfast.ops.demo_board import PARTITIONS, RESULTS, TASKS, BoardSettings
-from standfast.ops.demo_compare import BoardComparison, compare_state, open_state
-from standfast.ops.demo_finals import compare_finals, read_finals
-from standfast.ops.demo_flights import read_flights
-from standfast.ops.demo_plain import PlainBoard, plain_board
-from standfast.ops.demo_run import settings_for
-from standfast.ops.demo_worker import log_address, state_dir, status_path
+from standfast.ops.demo.board import PARTITIONS, RESULTS, TASKS, BoardSettings
+from standfast.ops.demo.compare import BoardComparison, compare_state, open_state
+from standfast.ops.demo.finals import compare_finals, read_finals
+from standfast.ops.demo.flights import read_flights
+from standfast.ops.demo.plain import PlainBoard, plain_board
+from standfast.ops.demo.run import settings_for
+from standfast.ops.demo.worker import log_address, state_dir, status_path
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from standfast.ops import demo_scenarios
-from standfast.ops.cli import main
-from standfast.ops.demo_scenarios import SCENARIOS, Stage, play, report, told
+from standfast.ops.cli.command_line import main
+from standfast.ops.scenarios import stage as demo_scenarios
+from standfast.ops.scenarios.stage import SCENARIOS, Stage, play, report, told
 
 pytestmark = pytest.mark.slow
 

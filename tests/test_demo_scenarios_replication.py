@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from standfast.ops.cli import main
-from standfast.ops.demo_scenarios import SCENARIOS, Stage, play
+from standfast.ops.cli.command_line import main
+from standfast.ops.scenarios.stage import SCENARIOS, Stage, play
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,11 @@ import pytest
 import test_demo
 from test_demo import SETTINGS
 
-from standfast.ops.demo import report
-from standfast.ops.demo_card import print_card
-from standfast.ops.demo_display import PlainDisplay
-from standfast.ops.demo_result import DemoResult, SparkRun
-from standfast.ops.demo_spark import run_spark
+from standfast.ops.demo.card import print_card
+from standfast.ops.demo.demo import report
+from standfast.ops.demo.display import PlainDisplay
+from standfast.ops.demo.result import DemoResult, SparkRun
+from standfast.ops.demo.spark import run_spark
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 

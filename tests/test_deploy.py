@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from standfast.ops import exit_codes
-from standfast.ops.cli import build_parser
-from standfast.ops.config import load_config
-from standfast.ops.control_schema import check
+from standfast.ops.cli.command_line import build_parser
+from standfast.ops.config.config import load_config
+from standfast.ops.shared import exit_codes
+from standfast.ops.sidecar.control.schema import check
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 UNIT = DEPLOY / "systemd" / "standfast.service"
@@ -184,7 +184,7 @@ def test_mounts_name_volumes_and_the_settings_fit_the_mounts(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_commands_of_the_probes_answer_for_a_running_sidecar(sidecars: Any, tmp_path: Path) -> None:
-    from standfast.ops.cli import main
+    from standfast.ops.cli.command_line import main
 
     tokens = tmp_path / "tokens.toml"
     tokens.write_text('[[tokens]]\nname = "app"\nrole = "write"\ntoken = "a-token-of-the-application"\n')

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from standfast.ops.metrics import SidecarMetrics, SidecarReading
-from standfast.ops.metrics_doors import HttpNumbers, LoopLag
+from standfast.ops.observe.metrics import SidecarMetrics, SidecarReading
+from standfast.ops.observe.metrics_doors import HttpNumbers, LoopLag
 
 if TYPE_CHECKING:
     from fix_promtool import Promtool

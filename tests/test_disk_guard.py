@@ -16,8 +16,8 @@ from fix_door import Desk, open_session
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.ops.control_session import failure_of
-from standfast.ops.reasons import COMMIT_UNKNOWN, DISK_FULL, UNAVAILABLE, message_of, reason_of
+from standfast.ops.shared.reasons import COMMIT_UNKNOWN, DISK_FULL, UNAVAILABLE, message_of, reason_of
+from standfast.ops.sidecar.control.session import failure_of
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log

@@ -17,7 +17,7 @@ import pytest
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.ops.cli import main
+from standfast.ops.cli.command_line import main
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.task.cut import Cut, Position

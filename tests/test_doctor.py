@@ -17,8 +17,8 @@ from fix_away import stopped
 from fix_sessions import DAY_MS, HOUR_MS, Bench, four_stores
 
 import standfast as sf
-from standfast.ops.cli import main
-from standfast.ops.doctor_local import LocalFacts, local_facts, local_findings
+from standfast.ops.cli.command_line import main
+from standfast.ops.doctor.local import LocalFacts, local_facts, local_findings
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Committed, TopicPolicy
 from standfast.replication.offsets import TopicPartition

@@ -12,7 +12,7 @@ from fix_door import Client, connected, pack
 from fix_fuzz import FUZZ_S, NUMBERS, Watched, fuzzes, mutated, pieces, quietly, rounds, seeded
 from fix_serve import FOUR, Sidecar, Sidecars
 
-from standfast.ops.resp_table import COMMANDS, REFUSED
+from standfast.ops.sidecar.resp.table import COMMANDS, REFUSED
 
 pytestmark = [pytest.mark.slow, fuzzes]
 TOKEN = "correct-horse-battery"

@@ -9,7 +9,7 @@ import pytest
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.ops.http_routes import Routes
+from standfast.ops.http.routes import Routes
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.specs import StoreSpec

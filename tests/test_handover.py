@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from standfast.ops.scenario_handover import Cast, FetchFailed
+from standfast.ops.scenarios.handover import Cast, FetchFailed
 from standfast.replication.handover import Closed, Handover, HandoverStatistics, WakeUp
 from standfast.store.errors import InvalidRequest, StandfastError
 

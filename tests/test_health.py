@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from standfast.ops.health import Facts, Restoring, live, ready, startup
+from standfast.ops.observe.health import Facts, Restoring, live, ready, startup
 
 BEHIND = Restoring(0, "restoring", "cold", 41, 100, 59, 0.41, 38.0)
 

@@ -16,8 +16,8 @@ from fix_sessions import Bench
 from prometheus_client.parser import text_string_to_metric_families
 
 import standfast as sf
-from standfast.ops.http import CONNECTIONS_MAX, OpsServer
-from standfast.ops.run_file import RUN_FILE, read_run_file
+from standfast.ops.http.server import CONNECTIONS_MAX, OpsServer
+from standfast.ops.shared.run_file import RUN_FILE, read_run_file
 from standfast.store.clock import ManualClock
 
 Answer = tuple[int, dict[str, Any]]

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.ops.audit import Audit
-from standfast.ops.http_guard import Guard, GuardRules, Refusal, role_needed
-from standfast.ops.peer_uid import uid_of_peer
-from standfast.ops.tokens import OWNER, READER, Actor, Role, Tokens
+from standfast.ops.sidecar.security.audit import Audit
+from standfast.ops.sidecar.security.http_guard import Guard, GuardRules, Refusal, role_needed
+from standfast.ops.sidecar.security.peer_uid import uid_of_peer
+from standfast.ops.sidecar.security.tokens import OWNER, READER, Actor, Role, Tokens
 from standfast.store.clock import ManualClock
 
 HOST = (b"host", b"127.0.0.1:8080")

@@ -21,7 +21,7 @@ from fix_kafka_bench import TEXT, WAIT_S, KafkaBench, rows, until
 from fix_secured import Secured, secured_broker
 
 import standfast as sf
-from standfast.ops.loopback import HOST, free_port
+from standfast.ops.shared.loopback import HOST, free_port
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 

@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import Producer
 
 import standfast as sf
-from standfast.ops.broker import Broker
+from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition

@@ -26,7 +26,7 @@ from confluent_kafka import Producer
 from fix_kafka_bench import WAIT_S, KafkaBench, rows, until
 
 import standfast as sf
-from standfast.ops.broker import Broker
+from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TaskId
 from standfast.restore.verify.verify import committed_views, verify_task

@@ -14,7 +14,7 @@ from contextlib import closing
 import pytest
 from fix_lanes import WAIT_MS, drain
 
-from standfast.ops.broker import Broker
+from standfast.ops.tools.broker import Broker
 from standfast.replication.credits import CreditLimits
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy

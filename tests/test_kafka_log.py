@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from standfast.ops.broker import Broker
+from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka import cluster as kafka_cluster
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.kafka.reader import BUFFER_RECORDS, KafkaReader

@@ -40,10 +40,10 @@ from fix_streams import (
 )
 
 import standfast as sf
-from standfast.ops.cli import main
-from standfast.ops.client import Client, store_path
-from standfast.ops.java import ensure_java
-from standfast.ops.offline import find_tasks, open_tasks
+from standfast.ops.cli.command_line import main
+from standfast.ops.client.client import Client, store_path
+from standfast.ops.observe.offline import find_tasks, open_tasks
+from standfast.ops.tools.java import ensure_java
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Headers, TopicPolicy
 from standfast.replication.offsets import TopicPartition

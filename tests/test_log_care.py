@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.control_session import DoorSession
-from standfast.ops.tail_worker import TailSession
+from standfast.ops.sidecar.control.session import DoorSession
+from standfast.ops.sidecar.worker.worker import TailSession
 from standfast.store.clock import SystemClock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import Unavailable

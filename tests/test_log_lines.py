@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from standfast.ops.audit import Audit
-from standfast.ops.log_lines import configure
+from standfast.ops.shared.log_lines import configure
+from standfast.ops.sidecar.security.audit import Audit
 from standfast.store.clock import ManualClock
 
 logger = logging.getLogger("standfast.test")

@@ -22,10 +22,10 @@ import pytest
 from fix_embedded import T0, contents, put
 
 import standfast as sf
-from standfast.ops.metrics_values import session_samples
-from standfast.ops.status import status_document
-from standfast.ops.status_merge import statistics_of
-from standfast.ops.verdict import verdict
+from standfast.ops.observe.metrics_values import session_samples
+from standfast.ops.observe.status import status_document
+from standfast.ops.observe.status_merge import statistics_of
+from standfast.ops.observe.verdict import verdict
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import LockHolder, Outgoing, TopicPolicy
 from standfast.store.errors import Unavailable

@@ -12,8 +12,8 @@ from fix_aggregates import driven, drops, results
 from fix_stores import TEXT, Open, at, keyvalue, session
 
 import standfast as sf
-from standfast.ops.control_stores import shape_of, spec_of
-from standfast.ops.store_argument import parse_store, store_spec
+from standfast.ops.config.store_argument import parse_store, store_spec
+from standfast.ops.shared.control_stores import shape_of, spec_of
 from standfast.replication.log import Record, TopicPolicy
 from standfast.restore.fold import fold_for
 from standfast.restore.spark_table.log import split_keys

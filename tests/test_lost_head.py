@@ -9,7 +9,7 @@ import pytest
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.ops.cli import main
+from standfast.ops.cli.command_line import main
 from standfast.replication.offsets import TaskId, TopicPartition
 
 KV = TopicPartition("app-kv-changelog", 0)

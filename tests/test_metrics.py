@@ -11,8 +11,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 import standfast as sf
-from standfast.ops.metrics import SessionMetrics
-from standfast.ops.metrics_list import METRICS, Metric, table_rows
+from standfast.ops.observe.metrics import SessionMetrics
+from standfast.ops.observe.metrics_list import METRICS, Metric, table_rows
 from standfast.replication.offsets import TaskId
 from standfast.stream.session.groups import TaskGroup
 

@@ -13,12 +13,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import standfast as sf
-from standfast.ops.metrics import SidecarMetrics, SidecarReading
-from standfast.ops.metrics_doors import HttpNumbers, LoopLag, VerifyNumbers, counted
-from standfast.ops.metrics_list import METRICS
-from standfast.ops.metrics_values import session_samples
-from standfast.ops.status import status_document
-from standfast.ops.status_merge import WorkerNumbers, added, statistics_of
+from standfast.ops.observe.metrics import SidecarMetrics, SidecarReading
+from standfast.ops.observe.metrics_doors import HttpNumbers, LoopLag, VerifyNumbers, counted
+from standfast.ops.observe.metrics_list import METRICS
+from standfast.ops.observe.metrics_values import session_samples
+from standfast.ops.observe.status import status_document
+from standfast.ops.observe.status_merge import WorkerNumbers, added, statistics_of
 from standfast.store.histogram import Histogram
 from standfast.stream.session.statistics import SessionStatistics
 

@@ -22,8 +22,8 @@ from test_spark_fold import made, shape_of
 from test_staged_rows import changelog
 
 import standfast as sf
-from standfast.ops.metrics_list import METRICS
-from standfast.ops.status import status_document
+from standfast.ops.observe.metrics_list import METRICS
+from standfast.ops.observe.status import status_document
 from standfast.replication.columns import RecordColumns
 from standfast.replication.log import Outgoing, Record
 from standfast.replication.offsets import TopicPartition

@@ -14,11 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.ops import bench, commands_pipeline, commands_state, commands_verify
-from standfast.ops.commands_rows import show_rows
-from standfast.ops.output import Output
-from standfast.ops.table import cell_len, draw, wrap
-from standfast.ops.times import parse_time, time_text
+from standfast.ops.bench import bench
+from standfast.ops.cli.spark import pipeline as commands_pipeline
+from standfast.ops.cli.spark import verify as commands_verify
+from standfast.ops.cli.state import tasks as commands_state
+from standfast.ops.cli.state.rows import show_rows
+from standfast.ops.shared.output import Output
+from standfast.ops.shared.table import cell_len, draw, wrap
+from standfast.ops.shared.times import parse_time, time_text
 from standfast.restore.row_side import RowSide
 
 BIG = 81_650_123_456  # an offset of a busy topic

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import standfast as sf
-from standfast.ops.broker import Broker
+from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition

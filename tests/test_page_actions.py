@@ -10,17 +10,17 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from standfast.ops.config_types import HttpSection
-from standfast.ops.control_events import Events
-from standfast.ops.control_timers import Timers
-from standfast.ops.http_guard import store_of
-from standfast.ops.page import OpsPage
-from standfast.ops.page_feed import NOTHING
-from standfast.ops.page_html import render
-from standfast.ops.page_model import History, percentile, restore_phases
-from standfast.ops.page_peek import RECORDS_MAX, Look, look
-from standfast.ops.status import status_document
-from standfast.ops.tokens import OWNER, READER, Actor
+from standfast.ops.config.types import HttpSection
+from standfast.ops.observe.status import status_document
+from standfast.ops.sidecar.control.events import Events
+from standfast.ops.sidecar.control.timers import Timers
+from standfast.ops.sidecar.page.feed import NOTHING
+from standfast.ops.sidecar.page.html import render
+from standfast.ops.sidecar.page.model import History, percentile, restore_phases
+from standfast.ops.sidecar.page.page import OpsPage
+from standfast.ops.sidecar.page.peek import RECORDS_MAX, Look, look
+from standfast.ops.sidecar.security.http_guard import store_of
+from standfast.ops.sidecar.security.tokens import OWNER, READER, Actor
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import UnknownStore
 

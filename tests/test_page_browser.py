@@ -13,8 +13,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import standfast as sf
-from standfast.ops.page_feed import NOTHING
-from standfast.ops.status import status_document
+from standfast.ops.observe.status import status_document
+from standfast.ops.sidecar.page.feed import NOTHING
 
 if TYPE_CHECKING:
     from fix_page import Serve

@@ -19,8 +19,8 @@ from fix_serve import Sidecars
 from fix_stores import TEXT, Open, at
 from test_control_plane import Plane, on_plane
 
-from standfast.ops import control_plane
-from standfast.ops.health import live
+from standfast.ops.observe.health import live
+from standfast.ops.sidecar.control import plane as control_plane
 from standfast.store import serde
 from standfast.store.errors import Closed, Fenced, Held
 from standfast.store.rocks.engine import RocksEngine, RocksShared

@@ -15,7 +15,7 @@ import pytest
 from fix_sessions import Bench, four_stores
 
 import standfast as sf
-from standfast.ops.cli import main
+from standfast.ops.cli.command_line import main
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition

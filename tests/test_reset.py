@@ -15,8 +15,8 @@ import pytest
 from confluent_kafka import Consumer
 
 import standfast as sf
-from standfast.ops.cli import main
-from standfast.ops.reset_plan import LocalStep, ResetPlan, Target, make_plan, parse_target
+from standfast.ops.cli.command_line import main
+from standfast.ops.doctor.reset_plan import LocalStep, ResetPlan, Target, make_plan, parse_target
 from standfast.replication.log import Committed, Log, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.tail.open_log import open_log

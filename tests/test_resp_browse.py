@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fix_door import Desk
 
-from standfast.ops import resp_scans
-from standfast.ops.resp_connection import Grant
-from standfast.ops.resp_table import COMMANDS
+from standfast.ops.sidecar.resp import scans as resp_scans
+from standfast.ops.sidecar.resp.connection import Grant
+from standfast.ops.sidecar.resp.table import COMMANDS
 
 
 @pytest.mark.parametrize("protocol", ["2", "3"])

@@ -6,9 +6,9 @@ import hiredis
 import pytest
 from fix_door import DAY_MS, HOUR_MS, Desk
 
-from standfast.ops.resp_connection import CallLimits, Grant
-from standfast.ops.resp_scans import Scans
-from standfast.ops.resp_table import COMMANDS, REFUSED
+from standfast.ops.sidecar.resp.connection import CallLimits, Grant
+from standfast.ops.sidecar.resp.scans import Scans
+from standfast.ops.sidecar.resp.table import COMMANDS, REFUSED
 
 START_MS = 1_357_000_000_000 - 1_357_000_000_000 % HOUR_MS
 
@@ -133,8 +133,8 @@ def test_long_ranges_beyond_the_bound_wait_for_their_turn_with_nothing_held_and_
 
 
 def test_range_that_is_too_large_is_an_error_and_not_cut_short(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("standfast.ops.resp_scans.ROWS_MAX", 10)
-    monkeypatch.setattr("standfast.ops.resp_scans.BYTES_MAX", 5000)
+    monkeypatch.setattr("standfast.ops.sidecar.resp.scans.ROWS_MAX", 10)
+    monkeypatch.setattr("standfast.ops.sidecar.resp.scans.BYTES_MAX", 5000)
     talk = desk.talk()
     for number in range(11):
         talk("SET", b"%04d" % number, "v" * 400)

@@ -10,8 +10,8 @@ import pytest
 from fix_door import Desk, Talk, open_session
 
 import standfast as sf
-from standfast.ops.engine_source import SessionSource
-from standfast.ops.reasons import NOT_ACTIVE, RESTORING, Refused
+from standfast.ops.shared.reasons import NOT_ACTIVE, RESTORING, Refused
+from standfast.ops.sidecar.engine.source import SessionSource
 from standfast.store.clock import ManualClock
 
 OFFSETS = ("GROUP", "app", "OFFSETS", "flights", 0)

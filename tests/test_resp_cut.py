@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fix_door import Desk
 
-from standfast.ops.control_assignment import wanted_of
+from standfast.ops.sidecar.control.assignment import wanted_of
 from standfast.store.clock import ManualClock
 from standfast.store.errors import InvalidRequest, Unavailable
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from fix_door import Client, DoorBench, open_session, pack
 
-from standfast.ops.resp_connection import Grant
-from standfast.ops.resp_door import RespDoor, RespLimits
+from standfast.ops.sidecar.resp.connection import Grant
+from standfast.ops.sidecar.resp.door import RespDoor, RespLimits
 from standfast.store.errors import Held, InvalidRequest
 
 

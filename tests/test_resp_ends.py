@@ -9,7 +9,7 @@ from typing import Any
 
 from fix_door import Client, DoorBench, pack
 
-from standfast.ops.resp_door import RespLimits
+from standfast.ops.sidecar.resp.door import RespLimits
 
 
 def ends(client: Client) -> list[Any]:

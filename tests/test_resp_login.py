@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from fix_door import Client, DoorBench, pack
 
-from standfast.ops.resp_connection import Grant
-from standfast.ops.resp_door import RespDoor, RespLimits
-from standfast.ops.resp_protocol import LOGIN_BYTES_MAX, LOGIN_COMMAND_BYTES, LOGIN_REQUESTS_MAX
+from standfast.ops.sidecar.resp.connection import Grant
+from standfast.ops.sidecar.resp.door import RespDoor, RespLimits
+from standfast.ops.sidecar.resp.protocol import LOGIN_BYTES_MAX, LOGIN_COMMAND_BYTES, LOGIN_REQUESTS_MAX
 
 TOKEN = b"t0ken"
 MIB = 1 << 20

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from standfast.ops.resp_requests import BadRequest, RequestReader
-from standfast.ops.resp_table import COMMANDS, REFUSED
+from standfast.ops.sidecar.resp.requests import BadRequest, RequestReader
+from standfast.ops.sidecar.resp.table import COMMANDS, REFUSED
 from standfast.store.clock import ManualClock
 
 KEYS = st.sampled_from([b"", b"a", b"aa", b"b", b"\xff", b"key\r\n"])

@@ -10,7 +10,7 @@ from fix_door import pack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.ops.resp_requests import BadRequest, RequestReader
+from standfast.ops.sidecar.resp.requests import BadRequest, RequestReader
 
 # Values that look like the headers the guard looks for, beside ordinary ones.
 TRICKY = st.sampled_from(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from fix_door import Desk, DoorBench, Talk, open_session, pack
 
-from standfast.ops.audit import Audit
-from standfast.ops.resp_connection import Grant
-from standfast.ops.serve_resp import authenticator
-from standfast.ops.tokens import Tokens
+from standfast.ops.sidecar.resp.connection import Grant
+from standfast.ops.sidecar.security.audit import Audit
+from standfast.ops.sidecar.security.tokens import Tokens
+from standfast.ops.sidecar.serve_resp import authenticator
 from standfast.store.clock import ManualClock
 
 GRANTS = {

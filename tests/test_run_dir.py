@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from standfast.ops.serve_files import INFO_NAME, TOKEN_NAME, RunDir, read_info
+from standfast.ops.shared.serve_files import INFO_NAME, TOKEN_NAME, RunDir, read_info
 from standfast.store.errors import BadConfig, Held, InvalidRequest
 from standfast.store.task.state_dir import StateDir, check_marker, write_atomically
 

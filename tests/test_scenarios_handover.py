@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from fix_scripts import check_script
 
-from standfast.ops.scenario_handover import Cast, FetchFailed
+from standfast.ops.scenarios.handover import Cast, FetchFailed
 
 SCRIPTS = sorted((Path(__file__).parent / "scenario/handover").glob("*.txt"))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fix_serve import Sidecars, wait_for
 
-from standfast.ops.process_id import identify, is_alive
+from standfast.ops.shared.process_id import identify, is_alive
 
 pytestmark = pytest.mark.slow
 
@@ -173,7 +173,8 @@ def test_stop_keeps_its_deadline_while_control_thread_and_pool_hang(sidecars: Si
     made = sidecars.make(serve__drain_timeout="1s")
     hangs = (
         "import asyncio, sys, time\n"
-        "from standfast.ops import cli, control_plane\n"
+        "from standfast.ops import cli\n"
+        "from standfast.ops.sidecar.control import plane as control_plane\n"
         "control_plane.ControlPlane.close_tasks = lambda self: time.sleep(60)\n"
         "drain = control_plane.ControlPlane.drain\n"
         "def pool(self):\n"

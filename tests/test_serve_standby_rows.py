@@ -11,11 +11,11 @@ import pytest
 from fix_serve import Sidecar, Sidecars, wait_for
 
 import standfast as sf
-from standfast.ops.cli import main
-from standfast.ops.connect import SidecarClient
-from standfast.ops.reasons import LIMIT, TOO_LARGE, Refused
-from standfast.ops.tail_reads import ASKED_BYTES_MAX, ASKED_MAX, Reads
-from standfast.ops.tail_worker_protocol import Rows, order_line, parse_order, parse_report, report_line
+from standfast.ops.cli.command_line import main
+from standfast.ops.client.connect import SidecarClient
+from standfast.ops.shared.reasons import LIMIT, TOO_LARGE, Refused
+from standfast.ops.sidecar.worker.protocol import Rows, order_line, parse_order, parse_report, report_line
+from standfast.ops.sidecar.worker.reads import ASKED_BYTES_MAX, ASKED_MAX, Reads
 from standfast.store.errors import Unavailable
 
 ROWS = 2_500

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli import main
-from standfast.ops.config_types import Config, ServeSection
-from standfast.ops.door import TlsFiles, door_at, token_of
-from standfast.ops.run_file import RunInfo
-from standfast.ops.serve_resp import uids_let_in, uids_of_group
+from standfast.ops.cli.command_line import main
+from standfast.ops.client.door import TlsFiles, door_at, token_of
+from standfast.ops.config.types import Config, ServeSection
+from standfast.ops.shared.run_file import RunInfo
+from standfast.ops.sidecar.serve_resp import uids_let_in, uids_of_group
 from standfast.store.errors import BadConfig, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ OTHER_UID, OTHER_GID, GROUP = 61_234, 61_234, "daemon"
 # Reads in as root, then becomes somebody else for good: user, group, further groups.
 AS_OTHER = """
 import encodings.idna, json, os, sys
-import standfast as sf, standfast.ops.connect
+import standfast as sf, standfast.ops.client.connect
 uid, gid, groups, run_dir, token = json.loads(sys.argv[1])
 stores = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 os.setgroups(groups); os.setgid(gid); os.setuid(uid)

@@ -23,7 +23,7 @@ from fix_tables import (
 )
 
 import standfast as sf
-from standfast.ops.cli import main
+from standfast.ops.cli.command_line import main
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TaskId
 from standfast.replication.source_records import as_logged

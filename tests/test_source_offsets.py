@@ -10,8 +10,8 @@ from fix_door import Desk
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.ops.engine_commit import CommitRequest
-from standfast.ops.reasons import BAD_BATCH, Refused
+from standfast.ops.shared.reasons import BAD_BATCH, Refused
+from standfast.ops.sidecar.engine.commit import CommitRequest
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.stream.session.source_offsets import checked_source_offsets
 

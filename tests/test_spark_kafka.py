@@ -18,10 +18,10 @@ from fix_java import WAIT_S, JavaApp
 from fix_streams import PARTITIONS, STORE_ARGUMENTS, changes, stores
 
 import standfast as sf
-from standfast.ops.cli import build_parser
-from standfast.ops.commands_pipeline import run_pipeline_command
-from standfast.ops.output import Output
-from standfast.ops.spark_arguments import connector_options
+from standfast.ops.cli.command_line import build_parser
+from standfast.ops.cli.spark.pipeline import run_pipeline_command
+from standfast.ops.cli.spark_arguments import connector_options
+from standfast.ops.shared.output import Output
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition

@@ -24,10 +24,10 @@ from fix_sessions import HOUR_MS, KINDS, START_MS, Bench, four_stores, operate
 from pyarrow import parquet
 from test_spark_verify import damage, places_of, row
 
-from standfast.ops.cli import build_parser, main
-from standfast.ops.commands_pipeline import run_pipeline_command
-from standfast.ops.exit_codes import guard
-from standfast.ops.output import Output
+from standfast.ops.cli.command_line import build_parser, main
+from standfast.ops.cli.spark.pipeline import run_pipeline_command
+from standfast.ops.shared.exit_codes import guard
+from standfast.ops.shared.output import Output
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import Digest, digest_rows
@@ -389,7 +389,7 @@ def test_what_is_missing_is_told_with_the_line_that_repairs_it(
     filled(bench, 1)
     with monkeypatch.context() as patch:
         connector = ["--source", "connector", "--kafka-jars", str(tmp_path / "no.jar")]
-        patch.setattr("standfast.ops.commands_pipeline.connector_options", lambda _address: {})
+        patch.setattr("standfast.ops.cli.spark.pipeline.connector_options", lambda _address: {})
         assert main([*words, *connector]) == 2
     assert "no.jar does not exist" in capsys.readouterr().err
 

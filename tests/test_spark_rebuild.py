@@ -21,8 +21,8 @@ from fix_sessions import KINDS, START_MS, Bench, four_stores, operate
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from standfast.ops.cli import main
-from standfast.ops.offline import find_tasks
+from standfast.ops.cli.command_line import main
+from standfast.ops.observe.offline import find_tasks
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import Digest, digest_rows, key_hash, row_hash
@@ -218,7 +218,7 @@ def test_killed_worker_leaves_no_manifest_and_a_second_run_succeeds(spark: Any, 
 
 DRIVER = """
 import sys
-from standfast.ops.cli import main
+from standfast.ops.cli.command_line import main
 sys.exit(main(sys.argv[1:]))
 """
 

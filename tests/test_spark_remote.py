@@ -20,9 +20,9 @@ from fix_s3 import Bucket, serving
 from fix_sessions import START_MS, Bench
 
 import standfast as sf
-from standfast.ops.cli import main
-from standfast.ops.commands_verify_spark import run_verify_spark
-from standfast.ops.output import Output
+from standfast.ops.cli.command_line import main
+from standfast.ops.cli.spark.verify_spark import run_verify_spark
+from standfast.ops.shared.output import Output
 from standfast.restore.spark.pipeline import jobs_of_state
 from standfast.restore.spark.places import remote_places
 from standfast.restore.spark.settle import settled_jobs

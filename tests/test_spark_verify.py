@@ -18,10 +18,10 @@ import pytest
 from fix_sessions import DAY_MS, HOUR_MS, KINDS, START_MS, Bench, four_stores, operate
 from pyarrow import parquet
 
-from standfast.ops.cli import main
-from standfast.ops.commands_verify_spark import run_verify_spark
-from standfast.ops.offline import find_tasks, open_tasks
-from standfast.ops.output import Output
+from standfast.ops.cli.command_line import main
+from standfast.ops.cli.spark.verify_spark import run_verify_spark
+from standfast.ops.observe.offline import find_tasks, open_tasks
+from standfast.ops.shared.output import Output
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.spark.folder import Folder

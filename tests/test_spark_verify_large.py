@@ -19,10 +19,10 @@ from fix_sessions import START_MS, Bench
 from test_spark_rebuild import spark_workers
 from test_spark_verify import row, verify
 
-from standfast.ops.cli import build_parser
-from standfast.ops.commands_verify_spark import run_verify_spark
-from standfast.ops.exit_codes import guard
-from standfast.ops.output import Output
+from standfast.ops.cli.command_line import build_parser
+from standfast.ops.cli.spark.verify_spark import run_verify_spark
+from standfast.ops.shared.exit_codes import guard
+from standfast.ops.shared.output import Output
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.spark.verify import Verified

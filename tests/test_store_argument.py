@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import standfast as sf
-from standfast.ops.store_argument import parse_store, store_spec
+from standfast.ops.config.store_argument import parse_store, store_spec
 from standfast.replication.log import TopicPolicy
 from standfast.replication.topics.changelog import SLACK_MS, changelog_policy
 from standfast.store.errors import BadConfig

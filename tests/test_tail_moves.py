@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.ops.tail_moves import Holding, Moves, moves
+from standfast.ops.sidecar.worker.moves import Holding, Moves, moves
 
 ONE = frozenset({0})
 NONE: frozenset[int] = frozenset()

@@ -9,8 +9,8 @@ import os
 import threading
 from typing import Any
 
-from standfast.ops.tail_reader import Reader
-from standfast.ops.tail_worker_protocol import ReadRows, Rows, report_line
+from standfast.ops.sidecar.worker.protocol import ReadRows, Rows, report_line
+from standfast.ops.sidecar.worker.reader import Reader
 
 
 def test_reader_ends_without_a_word_when_its_server_is_gone() -> None:

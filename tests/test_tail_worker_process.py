@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from fix_serve import KEYVALUE, wait_for
 
-from standfast.ops.health import HEARTBEAT_MS_MAX
-from standfast.ops.tail_worker_process import RESTART_MS, SILENT_MS, START_MS, TailWorker
-from standfast.ops.tail_worker_protocol import Open
+from standfast.ops.observe.health import HEARTBEAT_MS_MAX
+from standfast.ops.sidecar.worker.process import RESTART_MS, SILENT_MS, START_MS, TailWorker
+from standfast.ops.sidecar.worker.protocol import Open
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
 from standfast.store.task.state_dir import StateDir

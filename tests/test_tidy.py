@@ -31,15 +31,15 @@ PURE = {
     "store/value_timestamp.py",
     "store/versioned_row.py",
     "store/window_key.py",
-    "ops/control_assignment.py",
-    "ops/control_schema.py",
-    "ops/health.py",
-    "ops/page_html.py",
-    "ops/page_model.py",
-    "ops/reset_plan.py",
-    "ops/tail_moves.py",
-    "ops/tail_worker_protocol.py",
-    "ops/verdict.py",
+    "ops/sidecar/control/assignment.py",
+    "ops/sidecar/control/schema.py",
+    "ops/observe/health.py",
+    "ops/sidecar/page/html.py",
+    "ops/sidecar/page/model.py",
+    "ops/doctor/reset_plan.py",
+    "ops/sidecar/worker/moves.py",
+    "ops/sidecar/worker/protocol.py",
+    "ops/observe/verdict.py",
     "replication/topics/app_topics.py",
     "replication/columns.py",
     "replication/commit_metadata.py",
@@ -108,14 +108,14 @@ LIBRARY_HOMES = {
     "rocksdict": ("store/rocks/engine.py", "store/rocks/sst.py", "store/rocks/sst_stream.py"),
     "sqlite3": ("replication/embedded*.py",),  # of the standard library, but a database all the same
     "confluent_kafka": ("replication/kafka*.py",),
-    "prometheus_client": ("ops/metrics.py",),
+    "prometheus_client": ("ops/observe/metrics.py",),
     "pyspark": ("restore/spark_*.py",),
     "pandas": ("restore/spark_*.py",),
     "pyarrow": ("restore/spark_*.py",),
     "numpy": ("restore/spark_*.py",),  # comes with pandas
     "starlette": ("ops/*.py",),
     "uvicorn": ("ops/*.py",),
-    "h11": ("ops/http_protocol.py",),  # comes with uvicorn
+    "h11": ("ops/sidecar/security/http_protocol.py",),  # comes with uvicorn
     "uvloop": ("ops/*.py",),
     "hiredis": ("ops/*.py",),
     "rich": ("ops/*.py",),
@@ -376,7 +376,7 @@ RULES = (
             "store/memory.py", "import rocksdict", "from rocksdict import Rdict", "import sqlite3", "import unheard_of"
         )
         + plant("replication/embedded/log.py", "from confluent_kafka import Consumer", "import sqlite3\nimport msgpack")
-        + plant("ops/cli.py", "import prometheus_client", "def f():\n    import pyspark.sql"),
+        + plant("ops/cli/command_line.py", "import prometheus_client", "def f():\n    import pyspark.sql"),
     ),
     Rule(
         check_clock,

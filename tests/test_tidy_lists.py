@@ -102,7 +102,7 @@ def check_metric_table(metrics: Iterable[str], readme: str) -> Iterator[str]:
         yield "README.md: no table between <!-- metrics --> and <!-- /metrics -->"
         return
     rows = METRIC_ROW.findall(table.group(1))
-    for kind, names in (("ops/metrics_list.py", metrics), ("README.md", rows)):
+    for kind, names in (("ops/observe/metrics_list.py", metrics), ("README.md", rows)):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             yield f"{kind} lists twice: {twice}"
@@ -145,7 +145,7 @@ def test_no_lock_file_is_kept(repo_files: list[str]) -> None:
 
 
 def test_metric_list_is_the_readme_table(texts: dict[str, str]) -> None:
-    metrics = [metric.name for metric in import_module("standfast.ops.metrics_list").METRICS]
+    metrics = [metric.name for metric in import_module("standfast.ops.observe.metrics_list").METRICS]
     assert list(check_metric_table(metrics, texts["README.md"])) == []
 
 

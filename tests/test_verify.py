@@ -16,8 +16,8 @@ import pytest
 from fix_sessions import DAY_MS, HOUR_MS, KINDS, START_MS, Bench, operate
 
 import standfast as sf
-from standfast.ops.cli import main
-from standfast.ops.offline import find_tasks, open_tasks
+from standfast.ops.cli.command_line import main
+from standfast.ops.observe.offline import find_tasks, open_tasks
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.digest import row_hash
 from standfast.restore.verify.verify import StoreVerdict, committed_views, verify_task

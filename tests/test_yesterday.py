@@ -20,9 +20,9 @@ from fix_serve import Sidecars
 from fix_sessions import Bench
 
 import standfast as sf
-from standfast.ops.cli import main
-from standfast.ops.config import load_config
-from standfast.ops.config_show import document
+from standfast.ops.cli.command_line import main
+from standfast.ops.config.config import load_config
+from standfast.ops.config.show import document
 from standfast.restore.files.manifest_files import read_manifest
 from standfast.restore.verify.take_in import take_in
 

@@ -1,0 +1,285 @@
+"""One timed run of a benchmark, in a process of its own: so its memory is its own and it leaves nothing warm.
+
+    python -m standfast.ops.bench.child '{"step": "restore", "folder": ..., ...}'   ->   one JSON document on stdout
+
+    write      put + commit in batches through a session        fill     write a changelog, as fast as the log takes it
+    read       point gets and scans of committed rows           log      read that changelog and do nothing with it
+    restore    open a session on an empty directory, wait       bare     the same with the Kafka client alone
+               until its restore gate opens
+    source     write a source topic                         count    an application counts it per key and window
+    idle       the same application with a processor that does nothing
+    failover   an application, until it is killed
+    standby    tail changelogs of several tasks, then       cold     take over with an empty directory
+               take over
+
+Rules of this file: only the public path (Session, task, store) is timed, with RocksDB, on the embedded log at its
+default of synchronous=FULL or on Kafka. Keys and values are made before the clock starts. The same arguments give the
+same data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from standfast.ops.bench.failover import FAILOVER_STEPS
+from standfast.ops.bench.process import PROCESS_STEPS
+from standfast.ops.bench.standby import STANDBY_STEPS
+from standfast.ops.bench.step import (
+    FETCH_RECORDS,
+    FILL_RECORDS,
+    GETS_MAX,
+    NEAR_RECORDS,
+    READY_S,
+    START_MS,
+    STORE,
+    VALUES,
+    Measured,
+    Step,
+    address_of,
+    bench_store,
+    key_of,
+    memory_bytes,
+    timed,
+    values_of,
+)
+from standfast.replication.log import Outgoing, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.tail.open_log import open_log
+from standfast.replication.topics.changelog import changelog_policy
+from standfast.store.clock import SystemClock
+from standfast.stream.session.session import Session
+
+WORKERS_END_MS = 5_000
+
+
+def key_numbers(records: int, versions: int, order: str) -> Iterator[int]:
+    """Which key each record has. "far": every key once, in one order, then all again. "near": shuffled in stretches."""
+    distinct = max(records // versions, 1)
+    if order == "far":
+        for number in range(records):
+            yield number % distinct
+        return
+    span = max(min(NEAR_RECORDS, records) // versions, 1)
+    for first in range(0, distinct, span):
+        numbers = list(range(first, min(first + span, distinct))) * versions
+        random.Random(first).shuffle(numbers)
+        yield from numbers
+
+
+def write(step: Step) -> Measured:
+    """Put `records` rows with distinct keys and commit each batch together with its source offset."""
+    keys = [key_of(number, step.key_bytes) for number in range(step.records)]
+    values = values_of(step.value_bytes)
+    with _session(step, f"write-{step.run}") as session:
+        task = session.task(0)
+        put = task.store(STORE).put
+        source = step.source
+
+        def run() -> None:
+            for first in range(0, len(keys), step.batch):
+                batch = keys[first : first + step.batch]
+                for number, key in enumerate(batch, first):
+                    put(key, values[number % VALUES], START_MS + number)
+                task.commit({(source, 0): first + len(batch)})
+
+        return timed(run, step.records)
+
+
+def read(step: Step) -> Measured:
+    """Point gets of present and absent keys, and whole scans, over committed and flushed rows."""
+    keys = [key_of(number, step.key_bytes) for number in range(step.records)]
+    values = values_of(step.value_bytes)
+    with _session(step, f"read-{step.run}") as session:
+        task = session.task(0)
+        store = task.store(STORE)
+        for first in range(0, len(keys), FILL_RECORDS):
+            for number, key in enumerate(keys[first : first + FILL_RECORDS], first):
+                store.put(key, values[number % VALUES], START_MS + number)
+            task.commit()
+        task.stores.flush()
+        task.stores.engine.compact(STORE)
+        wanted = random.Random(2 + step.run).sample(keys, min(GETS_MAX, len(keys)))
+        absent = [key_of(step.records + number, step.key_bytes) for number in range(len(wanted))]
+        measured = {
+            "get": timed(lambda: _get_all(store.get, wanted, present=True), len(wanted)),
+            "get_absent": timed(lambda: _get_all(store.get, absent, present=False), len(absent)),
+        }
+        for name, reverse in (("scan", False), ("scan_reverse", True)):
+
+            def run(reverse: bool = reverse) -> None:
+                found = sum(1 for _ in store.all(reverse))
+                assert found == len(keys), f"{found} of {len(keys)} rows were found"
+
+            measured[name] = timed(run, len(keys))
+        return measured
+
+
+def fill(step: Step) -> Measured:
+    """Write the changelogs that restores and standbys read: records dealt out to the tasks in turn."""
+    values = values_of(step.value_bytes)
+    changelogs = [step.changelog._replace(partition=number) for number in range(step.tasks)]
+    log = open_log(address_of(step))
+    try:
+        log.admin.create_topic(step.source, step.tasks, TopicPolicy())
+        log.admin.create_topic(step.changelog.topic, step.tasks, changelog_policy(bench_store()))
+        producer = log.producer()
+        started_ms = SystemClock().monotonic_ms()
+        batches: dict[TopicPartition, list[Outgoing]] = {}
+        for number, key in enumerate(key_numbers(step.records, step.versions, step.order)):
+            record = Outgoing(key_of(key, step.key_bytes), values[number % VALUES], START_MS + number)
+            batches.setdefault(changelogs[number % step.tasks], []).append(record)
+            if (number + 1) % FILL_RECORDS == 0:
+                producer.append(batches)
+                batches = {}
+        if batches:
+            producer.append(batches)
+        end = sum(bounds.end for bounds in log.reader().bounds(changelogs).values())
+        return {"records": end, "elapsed_ms": SystemClock().monotonic_ms() - started_ms}
+    finally:
+        log.close()
+
+
+def read_log(step: Step) -> Measured:
+    """Fetch the whole changelog: what a restore cannot be faster than."""
+    changelog = step.changelog
+    log = open_log(address_of(step))
+    try:
+        reader = log.reader()
+        begin, end = reader.bounds([changelog])[changelog]
+
+        def run() -> None:
+            reader.assign({changelog: begin})
+            while reader.assignment()[changelog] < end:
+                reader.fetch(FETCH_RECORDS)
+
+        return timed(run, end - begin)
+    finally:
+        log.close()
+
+
+def read_bare(step: Step) -> Measured:
+    """Consume the whole changelog with the Kafka client alone, from its making to the last record."""
+    from standfast.replication.kafka.bare import consume_bare
+
+    changelog = step.changelog
+    log = open_log(address_of(step))
+    end = log.reader().bounds([changelog])[changelog].end
+    log.close()
+    found: list[int] = []
+    measured = timed(lambda: found.append(consume_bare(address_of(step), changelog, end)), end)
+    assert found == [end], f"{found[0]} of {end} records came"
+    return measured
+
+
+def restore(step: Step) -> Measured:
+    """From the assignment of a cold task to its open gate: fencing, plan, replay."""
+    log = open_log(address_of(step))
+    log.admin.create_topic(step.source, 1, TopicPolicy())
+    records = log.reader().bounds([step.changelog])[step.changelog].end
+    log.close()
+    session = Session(
+        step.app,
+        log=address_of(step),
+        state_dir=Path(step.folder) / f"restore-{step.run}",
+        stores=[bench_store()],
+        partitions=1,
+        memory_bytes=step.memory_bytes,
+        restore_workers=step.workers,
+        restore_memory_bytes=step.restore_memory_bytes,
+        take_over=False,  # no lease process: the processes of a restore are those that are measured
+    )
+
+    def run() -> None:
+        session.assign(active=[0])
+        session.wait_ready(READY_S)
+
+    before = memory_bytes("VmRSS")
+    try:
+        measured = timed(run, records)
+        measured["peak_rss_bytes"] = memory_bytes("VmHWM")
+        measured["rss_before_bytes"] = before
+        measured |= _of_workers(session)
+        store = session.task(0).store(STORE)
+        last = key_of(max(records // step.versions, 1) - 1, step.key_bytes)
+        assert store.get(last) is not None, "a restored key is missing"
+        return measured
+    finally:
+        session.close()
+
+
+def _of_workers(session: Session) -> Measured:
+    """What the worker processes of a bulk restore took; they end by themselves once it is done."""
+    clock = SystemClock()
+    deadline_ms = clock.monotonic_ms() + WORKERS_END_MS
+    while _children() and clock.monotonic_ms() < deadline_ms:
+        clock.sleep_ms(5)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    bulk = session.statistics().bulk
+    return {
+        "workers": bulk.workers_max if bulk.runs else 0,
+        "runs_ingested": bulk.runs,
+        "workers_cpu_ms": round((used.ru_utime + used.ru_stime) * 1_000),
+        "worker_peak_rss_bytes": bulk.worker_peak_rss_bytes,
+    }
+
+
+def _children() -> bool:
+    """Whether a process of ours still lives, or has not been waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def main(arguments: list[str]) -> int:
+    """Run one step; prints what it measured."""
+    step = Step(**json.loads(arguments[0]))
+    print(json.dumps((STEPS | PROCESS_STEPS | STANDBY_STEPS | FAILOVER_STEPS)[step.step](step)))
+    return 0
+
+
+STEPS: dict[str, Callable[[Step], Measured]] = {
+    "write": write,
+    "read": read,
+    "fill": fill,
+    "log": read_log,
+    "bare": read_bare,
+    "restore": restore,
+}
+
+
+def _session(step: Step, name: str) -> Session:
+    """A session with an empty store and an empty log of its own, ready."""
+    folder = Path(step.folder) / name
+    address = step.log or f"sqlite:///{folder}/log/"
+    log = open_log(address)
+    log.admin.create_topic(step.source, 1, TopicPolicy())
+    log.close()
+    session = Session(
+        step.app,
+        log=address,
+        state_dir=folder / "state",
+        stores=[bench_store()],
+        partitions=1,
+        memory_bytes=step.memory_bytes,
+        guarantee=step.guarantee,  # type: ignore[arg-type]
+    )
+    session.assign(active=[0])
+    session.wait_ready(READY_S)
+    return session
+
+
+def _get_all(get: Callable[[bytes], bytes | None], keys: list[bytes], *, present: bool) -> None:
+    for key in keys:
+        assert (get(key) is not None) == present, f"key {key.hex()} gave the wrong answer"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

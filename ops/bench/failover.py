@@ -1,0 +1,251 @@
+"""`standfast bench failover`: an application process is killed, until its standby has processed a record.
+
+    feeder ── a record every 20 ms ──> source ──> owner ── SIGKILL ····· started again, stands by: the next round
+                                             └──> standby: lease run out ──> writer ──> restore ──> first record
+
+    detect     from the kill to the decision to take over: what is left of the lease, and at most one look (100 ms)
+    open       opening the writer, which fences the owner, and planning the restore
+    restore    the rest of the changelog and the committed offsets, to the state `running`
+    process    from there to the first record in the processor's hands
+
+Rules of this file: whole processes, by the public path (App.run), with default settings; the same machine's monotonic
+clock in all. It kills only what it started.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, TypeAlias
+
+from standfast.ops.bench.step import STORE, Measured, Step, address_of, bench_store, key_of
+from standfast.replication.lease.renewal import renewal_interval_ms
+from standfast.replication.listeners import Listener
+from standfast.replication.log import Outgoing, TopicPolicy
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.open_log import open_log
+from standfast.store import serde
+from standfast.store.clock import SystemClock
+from standfast.store.errors import Unavailable
+from standfast.stream.app.app import App
+from standfast.stream.record import Record
+from standfast.stream.session.settings import LEASE_DEFAULT_MS
+from standfast.stream.topology.processor import Context, Processor
+
+Json: TypeAlias = dict[str, Any]
+FEED_MS = 20
+WARM_MS = 1_000  # a standby is given so long to reach the end before the next kill
+WAIT_MS = 60_000
+ENDING_MS = 50  # the kernel kills the lease process of a killed one; it may be writing to the log's folder
+PARTS = {
+    "failover": "from the kill to the standby's first record",
+    "detect": "of it: until the lease had run out and the standby decided to take over",
+    "open": "of it: opening the writer, planning the restore",
+    "restore": "of it: the rest of the changelog, committed offsets",
+    "process": "of it: until the first record was processed",
+}
+
+
+# -- one process ------------------------------------------------------------------------------------------------------
+
+
+def say(**line: object) -> None:
+    """A line for the process that measures."""
+    print(json.dumps(line), flush=True)
+
+
+class States(Listener):
+    """Says which state the task is in, and since when."""
+
+    def __init__(self) -> None:
+        self.app: App | None = None
+
+    def on_state_changed(self, task: TaskId, role: str, state: str) -> None:
+        say(role=role, state=state, at_ms=SystemClock().monotonic_ms())
+
+
+class FirstRecord(Processor):
+    """Keeps each record, and says when the first came."""
+
+    def init(self, context: Context) -> None:
+        self.store = context.store(STORE)
+        self.seen = False
+
+    def process(self, record: Record) -> None:
+        if not self.seen:
+            self.seen = True
+            say(first_ms=SystemClock().monotonic_ms())
+        self.store.put(record.key, record.value)
+
+
+def failover(step: Step) -> Measured:
+    """Run the application until this process is killed; says what `States` and `FirstRecord` say."""
+    app = App(
+        step.app,
+        log=address_of(step),
+        state_dir=Path(step.folder) / f"failover-{step.run}",
+        stores=[bench_store()],
+        standby_replicas=1,
+        memory_bytes=step.memory_bytes,
+        listeners=[States()],
+        lease_ms=LEASE_DEFAULT_MS if step.lease_ms is None else step.lease_ms,
+    )
+    app.source(step.source, key=serde.bytes, value=serde.bytes)(FirstRecord)
+    session = app.open()
+
+    def promoted() -> None:
+        last = -1
+        while True:
+            now = session.counters.promotion_last_ms
+            if now != last:
+                last = now
+                say(promotion_ms=now)
+            SystemClock().sleep_ms(5)
+
+    threading.Thread(target=promoted, daemon=True).start()
+    app.run()
+    return {}
+
+
+FAILOVER_STEPS: dict[str, Callable[[Step], Measured]] = {"failover": failover}
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------
+
+
+class Life:
+    """One process of the application, and what it said."""
+
+    def __init__(self, step: Step) -> None:
+        self.lines: list[Json] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "standfast.ops.bench.child", step.encode()], stdout=subprocess.PIPE, text=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_for(self, **wanted: object) -> Json:
+        """The first line that says this. Raises Unavailable if it does not come."""
+        clock = SystemClock()
+        until_ms = clock.monotonic_ms() + WAIT_MS
+        while clock.monotonic_ms() < until_ms and (self._process.poll() is None or self._reader.is_alive()):
+            for line in list(self.lines):
+                if _says(line, wanted):
+                    return line
+            clock.sleep_ms(2)
+        raise Unavailable(f"a process of the benchmark did not come to {wanted}: {self.lines[-3:]}")
+
+    def kill(self) -> int:
+        """SIGKILL; returns the monotonic time just before."""
+        at_ms = SystemClock().monotonic_ms()
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        return at_ms
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            self.lines.extend(json.loads(line) for line in lines)
+
+
+def _says(line: Json, wanted: Mapping[str, object]) -> bool:
+    return all(name in line and value in (..., line[name]) for name, value in wanted.items())
+
+
+def rounds(step: Step, runs: int, lease_ms: int, tick: Callable[[int], None]) -> list[dict[str, int]]:
+    """Kill the owner `runs` times; the parts of each failover, milliseconds. `tick` is called after each."""
+    source = TopicPartition(step.source, 0)
+    stop = threading.Event()
+    log = open_log(address_of(step))
+    log.admin.create_topic(source.topic, 1, TopicPolicy())
+    feeder = threading.Thread(target=_feed, args=(step, source, stop), daemon=True)
+    feeder.start()
+    rng, clock = random.Random(1), SystemClock()
+    lives: list[Life] = []
+    found = []
+    try:
+        lives.append(Life(replace(step, step="failover", run=0)))
+        lives[-1].wait_for(first_ms=...)
+        for number in range(runs):
+            standby = Life(replace(step, step="failover", run=(number + 1) % 2))
+            lives.append(standby)
+            standby.wait_for(role="standby", state="standby")
+            clock.sleep_ms(WARM_MS + rng.randrange(renewal_interval_ms(lease_ms)))  # anywhere between two renewals
+            killed_ms = lives[-2].kill()
+            first_ms = standby.wait_for(first_ms=...)["first_ms"]
+            running_ms = standby.wait_for(role="active", state="running")["at_ms"]
+            restoring_ms = standby.wait_for(state="restoring")["at_ms"]
+            promotion_ms = next(one["promotion_ms"] for one in reversed(_promoted(standby)) if one["promotion_ms"] >= 0)
+            decided_ms = running_ms - promotion_ms
+            found.append(
+                {
+                    "failover": first_ms - killed_ms,
+                    "detect": decided_ms - killed_ms,
+                    "open": restoring_ms - decided_ms,
+                    "restore": running_ms - restoring_ms,
+                    "process": first_ms - running_ms,
+                }
+            )
+            tick(1)
+    finally:
+        for life in lives:
+            life.kill()
+        clock.sleep_ms(ENDING_MS)
+        stop.set()
+        feeder.join()
+        log.close()
+    return found
+
+
+def measures(found: list[dict[str, int]]) -> list[Json]:
+    """The figures of the rounds, as those of other benchmarks, with the 90th percentile."""
+    made = []
+    for name, what in PARTS.items():
+        figures = [one[name] for one in found]
+        made.append(
+            {
+                "name": name,
+                "what": what,
+                "unit": "ms",
+                "records": len(figures),
+                "median": median(figures),
+                "min": min(figures),
+                "max": max(figures),
+                "p90": quantiles(figures, n=10, method="inclusive")[-1] if len(figures) > 1 else figures[0],
+                "waited_share": None,
+                "runs": [{"elapsed_ms": figure} for figure in figures],
+            }
+        )
+    return made
+
+
+def _promoted(life: Life) -> list[Json]:
+    life.wait_for(promotion_ms=...)
+    clock = SystemClock()
+    until_ms = clock.monotonic_ms() + WAIT_MS
+    while clock.monotonic_ms() < until_ms:
+        said = [line for line in life.lines if line.get("promotion_ms", -1) >= 0]
+        if said:
+            return said
+        clock.sleep_ms(2)
+    raise Unavailable("a process of the benchmark was not promoted")
+
+
+def _feed(step: Step, source: TopicPartition, stop: threading.Event) -> None:
+    log = open_log(address_of(step))
+    try:
+        producer, number = log.producer(), 0
+        while not stop.wait(FEED_MS / 1_000):
+            record = Outgoing(key_of(number % 1_000, step.key_bytes), b"x" * step.value_bytes, 1 + number)
+            producer.append({source: [record]})
+            number += 1
+    finally:
+        log.close()

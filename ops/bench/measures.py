@@ -1,0 +1,235 @@
+"""The measures of the command bench: which runs, in which order, and what is made of their figures.
+
+Every run is a process of its own (`standfast.ops.bench.child`), started one after the other; the log of a restore is
+filled by another one, so the peak memory is that of the restore alone. What is compared is run in rounds, each of
+them every side once and every other round the other way round, so that other work on the machine meets all alike.
+Rates are records a second: the median over the runs, with the slowest and fastest beside it.
+
+Rules of this file: nothing is timed here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from standfast.ops.bench.log import SQLITE, BenchLog
+from standfast.ops.bench.step import Step
+
+if TYPE_CHECKING:
+    from standfast.ops.shared.output import Output
+
+Json: TypeAlias = dict[str, Any]
+MEMORY_ALLOWANCE_BYTES = 200 << 20  # a restore may take this much beside the memory setting
+GUARANTEES = {
+    "exactly_once": "one log transaction over changelog and source offset, then the local batch",
+    "at_least_once": "changelog acknowledged, then the local batch, then the source offset",
+}
+READS = {
+    "get": "get of keys that are there, in random order",
+    "get_absent": "get of keys that are not there",
+    "scan": "all(): every row in key order",
+    "scan_reverse": "all(reverse=True)",
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One call of the command: its settings, its log, and the step that all its runs vary."""
+
+    settings: Json
+    log: BenchLog
+    step: Step
+    out: Output
+
+    def write(self) -> tuple[list[Json], list[Json]]:
+        """Put and commit; on Kafka under both guarantees."""
+        puts = f"store.put, and task.commit with a source offset every {self.step.batch:,} records"
+        if self.log.kind == SQLITE:
+            (runs,) = self._rounds([("write", replace(self.step, step="write"))])
+            return [self._measure("put_commit", puts, runs)], []
+        steps = [(name, replace(self.step, step="write", guarantee=name)) for name in GUARANTEES]
+        return [
+            self._measure(f"put_commit_{name}", f"{puts}; {what}", runs)
+            for (name, what), runs in zip(GUARANTEES.items(), self._rounds(steps), strict=True)
+        ], []
+
+    def read(self) -> tuple[list[Json], list[Json]]:
+        """Point gets and scans."""
+        (runs,) = self._rounds([("read", replace(self.step, step="read"))])
+        return [self._measure(name, what, [run[name] for run in runs]) for name, what in READS.items()], []
+
+    def restore(self) -> tuple[list[Json], list[Json]]:
+        """Restores, each beside the speed at which the same log can be read at all."""
+        cases = [("restore_distinct", "distinct keys", replace(self.step, versions=1))]
+        if self.step.versions > 1:
+            text = f"{self.step.versions} versions a key"
+            cases += [
+                ("restore_versions_near", f"{text}, within 10,000 records", replace(self.step, order="near")),
+                ("restore_versions_far", f"{text}, as far apart as the log allows", self.step),
+            ]
+        measures, ratios = [], []
+        for name, what, case in cases:
+            folder = Path(case.folder) / name
+            case = replace(case, folder=str(folder), app=f"{self.log.prefix}-{name.removeprefix('restore_')}")
+            self._run(replace(case, step="fill"), f"fill the log: {what}")
+            yardstick, read = (
+                ("log", "fetched and thrown away") if self.log.kind == SQLITE else ("bare", "consumed by a bare loop")
+            )
+            ways = self._ways(name, case)
+            sides = [(f"{yardstick}: {what}", replace(case, step=yardstick))]
+            sides += [(f"{way}: {what}", one) for way, one in ways.items()]
+            raw, *found = self._rounds(sides)
+            shutil.rmtree(folder, ignore_errors=True)
+            self.log.forget(case.app)
+            fetched = self._measure(f"{name}_{yardstick}", f"the same log {read}; {what}", raw)
+            restored = {
+                way: self._measure(way, f"empty directory until the gate is open; {what}", runs) | self._memory(runs)
+                for way, runs in zip(ways, found, strict=True)
+            }
+            measures += [*restored.values(), fetched]
+            share = "share of the speed at which the log can be read at all"
+            ratios += [self._ratio(one, fetched, share) for one in restored.values()]
+            batches = restored.pop(f"{name}_workers_0", None)
+            if batches is not None:
+                ratios += [self._ratio(one, batches, "bulk beside batches") for one in restored.values()]
+        return measures, ratios
+
+    def _ways(self, name: str, case: Step) -> dict[str, Step]:
+        """The restores of a case by name: as a session does it, or with each of the numbers of workers asked for."""
+        case = replace(case, step="restore")
+        workers = self.settings["workers"]
+        if not workers:
+            return {name: case}
+        return {f"{name}_workers_{number}": replace(case, workers=number) for number in workers}
+
+    def standby(self) -> tuple[list[Json], list[Json]]:
+        """How fast standbys follow, and how soon they run, beside an instance that has nothing."""
+        tasks = self.settings["tasks"]
+        self._run(replace(self.step, step="fill", versions=1), f"fill the changelogs of {tasks} tasks")
+        warm, cold = self._rounds(
+            [
+                ("standbys take over", replace(self.step, step="standby")),
+                ("an empty directory takes over", replace(self.step, step="cold")),
+            ]
+        )
+        self.log.forget(self.step.app)
+        what = f"{tasks} tasks assigned until the gate is open"
+        tailed = self._measure(
+            "standby_tail", "empty directory to the ends of the changelogs", [one["tail"] for one in warm]
+        )
+        followed, started = (
+            self._measure(f"take_over_{name}", f"{what}; {text}", [one["take_over"] for one in runs], "ms")
+            for name, text, runs in (("standby", "standbys at the ends", warm), ("cold", "an empty directory", cold))
+        )
+        return [tailed, followed, started], [self._ratio(followed, started, "how many times sooner a standby runs")]
+
+    def failover(self) -> tuple[list[Json], list[Json]]:
+        """An application process is killed, again and again."""
+        from standfast.ops.bench.failover import measures, rounds
+        from standfast.stream.session.settings import LEASE_DEFAULT_MS
+
+        runs, lease_ms = self.settings["runs"], self.step.lease_ms or LEASE_DEFAULT_MS
+        with self.out.progress(f"kill the owner {runs} times, lease {lease_ms} ms", runs) as bar:
+            found = rounds(self.step, runs, lease_ms, bar.advance)
+        self.log.forget(self.step.app)
+        return measures(found), []
+
+    def process(self) -> tuple[list[Json], list[Json]]:
+        """A windowed count beside a processor that does nothing."""
+        self._run(replace(self.step, step="source"), "fill the source topic")
+        sides = [("windowed count", replace(self.step, step="count"))]
+        sides += [("a processor that does nothing", replace(self.step, step="idle"))]
+        counted, idle = self._rounds(sides)
+        measures = [
+            self._measure("process_count", "tumbling windows of 60 s over 1,000 keys, cache, exactly once", counted),
+            self._measure("process_idle", "the same records to a processor that does nothing", idle),
+        ]
+        return measures, [
+            self._ratio(measures[0], measures[1], "what is left of the loop's speed with a windowed count in it")
+        ]
+
+    # -- runs ---------------------------------------------------------------------------------------------------------
+
+    def _rounds(self, sides: list[tuple[str, Step]]) -> list[list[Json]]:
+        """Runs of each side, one a round; what a run wrote is removed before the next."""
+        found: list[list[Json]] = [[] for _ in sides]
+        runs = self.settings["runs"]
+        for number in range(runs):
+            order = list(enumerate(sides))
+            for at, (what, step) in order if number % 2 == 0 else reversed(order):
+                own = replace(step, run=number)
+                if step.step == "write":
+                    own = replace(own, app=f"{self.log.prefix}-{step.guarantee}-{number}")
+                found[at].append(self._run(own, f"{what}, run {number + 1} of {runs}"))
+                shutil.rmtree(Path(step.folder) / f"{step.step}-{number}", ignore_errors=True)
+                if step.step == "write":
+                    self.log.forget(own.app)
+        return found
+
+    def _run(self, step: Step, what: str) -> Json:
+        from standfast.store.errors import InternalError
+
+        with self.out.progress(what, 1) as bar:
+            command = [sys.executable, "-m", "standfast.ops.bench.child", step.encode()]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            bar.advance(1)
+        if done.returncode != 0:
+            raise InternalError(f"the run {what!r} ended with code {done.returncode}:\n{done.stderr.strip()[-4_000:]}")
+        measured: Json = json.loads(done.stdout.splitlines()[-1])
+        return measured
+
+    # -- figures ------------------------------------------------------------------------------------------------------
+
+    def _measure(self, name: str, what: str, runs: list[Json], unit: str = "records/s") -> Json:
+        """The figures of runs; `unit` is "records/s", or "ms" for what is no rate."""
+        figures = [run["rate" if unit == "records/s" else "elapsed_ms"] for run in runs]
+        waited = [run["waited_for_cpu_ms"] for run in runs]
+        elapsed_ms = sum(run["elapsed_ms"] for run in runs)
+        return {
+            "name": name,
+            "what": what,
+            "unit": unit,
+            "records": runs[0]["records"],
+            "median": median(figures),
+            "min": min(figures),
+            "max": max(figures),
+            # Time that threads spent ready but without a processor: how busy the machine was with other work.
+            "waited_share": None if None in waited else sum(waited) / elapsed_ms,
+            "runs": runs,
+        }
+
+    def _ratio(self, measure: Json, other: Json, what: str) -> Json:
+        """The median of the rounds: what runs side by side meets the same other work, what runs apart does not."""
+        rounds = [one["rate"] / two["rate"] for one, two in zip(measure["runs"], other["runs"], strict=True)]
+        return {
+            "name": f"{measure['name']} / {other['name']}",
+            "value": median(rounds),
+            "min": min(rounds),
+            "max": max(rounds),
+            "rounds": rounds,
+            "what": what,
+        }
+
+    def _memory(self, runs: list[Json]) -> Json:
+        """Of all processes together, the most that each had at any time."""
+        bound = self.settings["memory_bytes"] + MEMORY_ALLOWANCE_BYTES
+        in_bulk = any(run["runs_ingested"] for run in runs)
+        if in_bulk:
+            bound += self.settings["restore_memory_bytes"]
+        peaks = [
+            run["peak_rss_bytes"] + run["workers"] * run["worker_peak_rss_bytes"]
+            for run in runs
+            if run["peak_rss_bytes"] is not None
+        ]
+        return {
+            "peak_rss_bytes": max(peaks, default=None),
+            "peak_rss_bound_bytes": bound,
+            "peak_rss_within_bound": max(peaks) <= bound if peaks else None,
+        }

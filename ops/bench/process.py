@@ -1,0 +1,127 @@
+"""The steps of `standfast bench process`: an application over a source topic that is there already.
+
+    source    write the records: 1,000 keys in random order, event times 10 ms apart
+    count     tumbling windows of a minute, counted per key in a RocksDB window store with its cache
+    idle      the same records to a processor that does nothing
+
+Rules of this file: only the public path (App.run) is timed, from the moment when its task runs to the commit that has
+the last record. The commit interval is 100 ms, Kafka Streams' default for exactly once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from standfast.ops.bench.step import (
+    APP,
+    FILL_RECORDS,
+    SOURCE,
+    START_MS,
+    VALUES,
+    Measured,
+    Step,
+    address_of,
+    key_of,
+    timed,
+    values_of,
+)
+from standfast.replication.listeners import Listener
+from standfast.replication.log import Outgoing, TopicPolicy
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail.open_log import open_log
+from standfast.store import serde
+from standfast.store.specs import WindowStore
+from standfast.stream.app.app import App
+from standfast.stream.record import Record
+from standfast.stream.topology.processor import Processor
+from standfast.stream.windows import TumblingWindows
+
+KEYS = 1_000
+WINDOW_MS = 60_000
+STEP_MS = 10
+COMMIT_INTERVAL_MS = 100
+INPUT = TopicPartition(SOURCE, 0)
+
+
+class Nothing(Processor):
+    """What a loop costs by itself."""
+
+    def process(self, record: Record) -> None:
+        pass
+
+
+class StopAtEnd(Listener):
+    """Stops the application with the commit that holds the last record."""
+
+    def __init__(self, end: int) -> None:
+        self.app: App | None = None
+        self._end = end
+
+    def on_commit(self, task: TaskId, sources: Mapping[TopicPartition, int]) -> None:
+        if self.app is not None and sources.get(INPUT) == self._end:
+            self.app.stop()
+
+
+def source(step: Step) -> Measured:
+    """Write the source topic."""
+    rng, values = random.Random(1), values_of(step.value_bytes)
+    keys = [key_of(number, step.key_bytes) for number in range(KEYS)]
+    log = open_log(address_of(step))
+    try:
+        log.admin.create_topic(SOURCE, 1, TopicPolicy())
+        producer = log.producer()
+        for first in range(0, step.records, FILL_RECORDS):
+            numbers = range(first, min(first + FILL_RECORDS, step.records))
+            producer.append(
+                {INPUT: [Outgoing(rng.choice(keys), values[n % VALUES], START_MS + n * STEP_MS) for n in numbers]}
+            )
+        return {"records": step.records}
+    finally:
+        log.close()
+
+
+def count(step: Step) -> Measured:
+    """Windowed count."""
+    store = WindowStore("counts", serde.bytes, serde.int64, window_size_ms=WINDOW_MS, retention_ms=10 * WINDOW_MS)
+
+    def build(app: App) -> None:
+        stream = app.stream(SOURCE, key=serde.bytes, value=serde.bytes)
+        stream.group_by_key().window(TumblingWindows(WINDOW_MS)).count("counts")
+
+    return _run(step, build, [store])
+
+
+def idle(step: Step) -> Measured:
+    """Nothing at all."""
+    return _run(step, lambda app: app.source(SOURCE, key=serde.bytes, value=serde.bytes)(Nothing), [])
+
+
+PROCESS_STEPS: dict[str, Callable[[Step], Measured]] = {"source": source, "count": count, "idle": idle}
+
+
+def _run(step: Step, build: Callable[[App], object], stores: list[WindowStore]) -> Measured:
+    stopper = StopAtEnd(step.records)
+    app = App(
+        f"{APP}-{step.step}-{step.run}",
+        log=address_of(step),
+        state_dir=Path(step.folder) / f"{step.step}-{step.run}",
+        stores=stores,
+        commit_interval_ms=COMMIT_INTERVAL_MS,
+        memory_bytes=step.memory_bytes,
+        listeners=[stopper],
+    )
+    stopper.app = app
+    build(app)
+    session = app.open()
+    while not (session.all_tasks() and session.ready):
+        session.clock.sleep_ms(1)
+    measured = timed(app.run, step.records)
+    log = open_log(address_of(step))
+    try:
+        committed = log.group(app.name).committed([INPUT])[INPUT].offset
+    finally:
+        log.close()
+    assert committed == step.records, f"{committed} of {step.records} records are committed"
+    return measured

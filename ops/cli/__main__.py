@@ -1,0 +1,9 @@
+"""`python -m standfast.ops.cli`.
+
+Rules of this file: none but to call the command.
+"""
+
+from standfast.ops.cli.command_line import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,200 @@
+"""Arguments that several commands share, and finding what they name.
+
+Rules of this file: flags only, and cheap to import; whoever needs the instance, the files or the log asks here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from standfast.store.errors import InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from standfast.ops.client.client import Client
+    from standfast.ops.config.config import Loaded, Settings
+    from standfast.ops.shared.output import Output
+    from standfast.ops.shared.times import TimeStyle
+    from standfast.replication.log import Log
+
+TIMEOUT_DEFAULT_S = 10.0
+
+
+def printing(run: Callable[[argparse.Namespace, Output], int]) -> Callable[[argparse.Namespace], int]:
+    """A handler of a command that prints through Output."""
+
+    def handle(args: argparse.Namespace) -> int:
+        from standfast.ops.shared.output import Output
+
+        times: TimeStyle = "utc" if getattr(args, "utc", False) else "ms" if getattr(args, "ms", False) else "local"
+        return run(args, Output(as_json=args.json, wide=getattr(args, "wide", False), times=times))
+
+    return handle
+
+
+def is_url(state: Any) -> bool:
+    """Whether `--state-dir` is an address, as s3://bucket/path, and no folder of this machine."""
+    return isinstance(state, str) and "://" in state
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """`--json`."""
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+
+
+def add_wide(parser: argparse.ArgumentParser) -> None:
+    """`--wide`, of a command whose table has more columns than a narrow terminal."""
+    parser.add_argument("--wide", action="store_true", help="all columns, each row on one line however long it is")
+
+
+def add_times(parser: argparse.ArgumentParser) -> None:
+    """`--utc` and `--ms`, of a command whose table has points in time."""
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument("--utc", action="store_true", help="times in UTC (default: local time)")
+    style.add_argument("--ms", action="store_true", help="times in milliseconds since the epoch, as --json has them")
+
+
+def time_of(text: str) -> int:
+    """Type of an argument that is a point in time."""
+    from standfast.ops.shared.times import parse_time
+
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: give milliseconds since the epoch, or 2013-01-01T08:00:00Z"
+        ) from None
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """`--config F`."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML; flags win over it")
+
+
+def add_instance(parser: argparse.ArgumentParser) -> None:
+    """How to find a running instance."""
+    where = parser.add_argument_group("which instance")
+    where.add_argument("--state-dir", type=Path, metavar="DIR", help="its state directory, on this machine")
+    where.add_argument("--app", metavar="NAME", help="application; may be left out if DIR holds only one")
+    where.add_argument("--run-dir", type=Path, metavar="DIR", help="a sidecar's run directory, instead of --state-dir")
+    where.add_argument("--url", metavar="URL", help="its HTTP door, http(s)://host:port, instead of a directory")
+    where.add_argument("--timeout", type=float, default=TIMEOUT_DEFAULT_S, metavar="S", help="seconds to wait for it")
+    add_config(where)  # type: ignore[arg-type]
+    who = parser.add_argument_group("who asks, where the door wants to know")
+    who.add_argument("--token-file", type=Path, metavar="FILE", help="file of mode 0600 that holds the token")
+    who.add_argument("--ca", type=Path, metavar="FILE", help="authorities of its certificate, PEM; else the machine's")
+    who.add_argument("--cert", type=Path, metavar="FILE", help="our certificate, PEM, for mutual TLS")
+    who.add_argument("--cert-key", type=Path, metavar="FILE", help="the private key of --cert, PEM")
+    who.add_argument("--tls-name", metavar="NAME", help="the name in its certificate, if not the host of its address")
+
+
+def add_offline(parser: argparse.ArgumentParser) -> None:
+    """`--offline DIR`."""
+    parser.add_argument(
+        "--offline", type=Path, metavar="DIR", help="read files: a state directory, an application's, or a task's"
+    )
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """`--set SECTION.KEY=VALUE`, for any setting."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="set",
+        metavar="SECTION.KEY=VALUE",
+        help="one setting; wins over the file and the environment; may be given again",
+    )
+
+
+def config_of(args: argparse.Namespace) -> Loaded:
+    """All settings of --config, the environment and --set, the later one winning. Raises BadConfig, InvalidRequest."""
+    from standfast.ops.config.config import load_config
+
+    flags: dict[str, Any] = {}
+    for one in args.set:
+        name, separator, value = one.partition("=")
+        if not separator or "." not in name:
+            raise InvalidRequest("--set wants SECTION.KEY=VALUE, as in --set http.port=8080")
+        flags[name] = value
+    return load_config(args.config, os.environ, flags)
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Settings of --config, the environment and the flags, the later one winning."""
+    from standfast.ops.config.config import load_settings
+
+    state_dir = getattr(args, "state_dir", None)
+    state_dir = None if is_url(state_dir) else state_dir  # who takes one asks for it itself
+    flags: dict[str, Any] = {
+        "app.name": getattr(args, "app", None),
+        "app.log": getattr(args, "log", None),
+        "app.state_dir": None if state_dir is None else str(state_dir),
+    }
+    return load_settings(getattr(args, "config", None), os.environ, flags)
+
+
+def client_of(args: argparse.Namespace) -> Client:
+    """The running instance that the flags name."""
+    from standfast.ops.client.client import Client
+    from standfast.ops.client.door import TlsFiles, token_of
+
+    if args.timeout <= 0:
+        raise InvalidRequest(f"--timeout is {args.timeout}: give seconds above 0")
+    if args.url is not None and args.run_dir is not None:
+        raise InvalidRequest("--url and --run-dir both say which instance: give one of them")
+    token = None if args.token_file is None else token_of(args.token_file)
+    tls = TlsFiles(args.ca, args.cert, args.cert_key, args.tls_name)
+    if args.url is not None:
+        return Client.of_address(args.url, timeout_s=args.timeout, token=token, tls=tls)
+    if args.run_dir is not None:
+        return Client.of_run_dir(args.run_dir, timeout_s=args.timeout, token=token, tls=tls)
+    return Client.of_state_path(state_path_of(args), timeout_s=args.timeout, token=token, tls=tls)
+
+
+def state_path_of(args: argparse.Namespace) -> Path:
+    """`<state_dir>/<app>` of the instance that the flags name by its state directory."""
+    from standfast.ops.shared.run_file import find_app
+
+    settings = settings_of(args)
+    if settings.state_dir is None:
+        raise InvalidRequest(
+            "which instance? name its state directory with --state-dir DIR (or --config FILE, or "
+            "STANDFAST_APP__STATE_DIR), a sidecar's run directory with --run-dir DIR, or its door with --url "
+            "http://host:port"
+        )
+    return find_app(settings.state_dir, settings.app)
+
+
+def owned(pid: int) -> str:
+    """What files of a running owner may lack."""
+    return f"pid {pid} owns these files and is running: its newest rows may be missing here"
+
+
+def log_address_of(args: argparse.Namespace) -> str:
+    """The address of the log that --log or the settings name."""
+    address = settings_of(args).log
+    if address is None:
+        raise InvalidRequest("which log? name it with --log ADDRESS (or --config FILE, or STANDFAST_APP__LOG)")
+    return address
+
+
+def log_of(args: argparse.Namespace) -> Log:
+    """The log that --log or the settings name. It must exist: reading never creates one."""
+    from standfast.ops.tools.kafka_probe import check_listening
+    from standfast.replication.embedded.watch import damaged
+    from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_address
+
+    address = log_address_of(args)
+    where = parse_address(address)
+    if isinstance(where, SqliteAddress):
+        if not Path(where.path).exists():
+            raise Unavailable(f"log {address} does not exist ({Path(where.path).absolute()}): check the address")
+        if Path(where.path).is_file() and not Path(where.path).stat().st_size:
+            raise damaged(where.path, "is empty, it has 0 bytes: restore a copy, or remove it to begin a new log")
+    else:
+        check_listening(where.servers)
+    return open_log(address)

@@ -1,0 +1,97 @@
+"""The command `standfast`: reads the command line and hands over to the module that does the work.
+
+    cli.main ──> module.register(subparsers) of each COMMAND_MODULES ──> args.handler(args) ──> exit code
+
+Rules of this file: arguments and exit codes only. Modules of commands import heavy things inside their handlers, so
+that `standfast --version` and `--help` answer at once. A handler takes the arguments and returns an exit code, or
+raises; errors become exit codes in `exit_codes`. Must not know how anything is stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+
+from standfast._version import __version__
+
+EXIT_USAGE = 2
+COMMAND_MODULES = (
+    "standfast.ops.cli.process.serve",
+    "standfast.ops.cli.state.tasks",
+    "standfast.ops.cli.state.rows",
+    "standfast.ops.cli.state.snapshot",
+    "standfast.ops.cli.log.changelog",
+    "standfast.ops.cli.process.config",
+    "standfast.ops.cli.spark.verify",
+    "standfast.ops.cli.spark.rebuild",
+    "standfast.ops.cli.state.take_in",
+    "standfast.ops.cli.spark.pipeline",
+    "standfast.ops.cli.process.doctor",
+    "standfast.ops.cli.log.topic",
+    "standfast.ops.cli.process.reset",
+    "standfast.ops.cli.log.broker",
+    "standfast.ops.cli.state.replica",
+    "standfast.ops.bench.bench",
+    "standfast.ops.demo.demo",
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="standfast",
+        description="Durable local state for stream applications, with standbys that take over at once.",
+        epilog="Exit codes: 0 fine, 1 a negative answer, 2 usage, 3 inconclusive, 65 damaged or lost data, "
+        "69 log or instance unreachable, 70 our bug, 73 held by another process, 75 fenced, 78 configuration.",
+    )
+    parser.add_argument("--version", action="version", version=f"standfast {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name in COMMAND_MODULES:
+        import_module(name).register(subparsers)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; `argv` is without the program's name (default: the process's own). Returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments == ["--version"]:
+        print(f"standfast {__version__}")  # without reading in every command
+        return 0
+    parser = build_parser()
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit as stopped:  # --help, or a usage error that argparse has told
+        return stopped.code if isinstance(stopped.code, int) else EXIT_USAGE
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    return run(args)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the handler of parsed arguments; every way it may end becomes an exit code."""
+    from standfast.ops.shared.exit_codes import error_document, guard
+
+    def handle() -> int:
+        code: int = args.handler(args)
+        sys.stdout.flush()
+        return code
+
+    def on_error(error: BaseException) -> None:
+        if getattr(args, "json", False):
+            from standfast.ops.shared.text import dumps
+
+            print(dumps(error_document(error)))
+
+    try:
+        return guard(handle, on_error)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`| head`). Python would complain once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Commands about the log: topics, changelogs, a local broker."""

@@ -1,0 +1,122 @@
+"""Commands that put a topic right: `topic create`, `topic alter`. The doctor prints them for the embedded log.
+
+    standfast topic create NAME --partitions N [--set SETTING=VALUE]... --log ADDRESS
+    standfast topic alter NAME [--partitions N] [--set SETTING=VALUE]... --log ADDRESS
+
+`create` makes an embedded log that is not there yet; all other commands but those that run an application refuse one.
+
+Rules of this file: arguments and words; it works alike on both logs. Settings have Kafka's names.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from standfast.ops.cli.arguments import add_config, add_json, log_address_of, log_of, printing
+from standfast.store.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from standfast.ops.shared.output import Output
+    from standfast.replication.log import Log, TopicInfo, TopicPolicy
+
+SCHEMA = "standfast.topic/1"
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands."""
+    text = "create a topic, let it grow, or change its settings"
+    parser = subparsers.add_parser("topic", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    commands = parser.add_subparsers(dest="topic_command", required=True, metavar="COMMAND")
+    for name, what, handler in (
+        ("create", "create a topic", run_create),
+        ("alter", "let a topic have more partitions, or change its settings", run_alter),
+    ):
+        command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+        command.add_argument("topic", metavar="NAME", help="the topic")
+        command.add_argument("--log", metavar="ADDRESS", help="the log, as kafka://host:9092 or sqlite:///./log")
+        command.add_argument("--partitions", type=int, metavar="N", help="so many in all")
+        command.add_argument(
+            "--set", action="append", default=[], metavar="SETTING=VALUE", help="as cleanup.policy=compact,delete"
+        )
+        add_json(command)
+        add_config(command)
+        command.set_defaults(handler=printing(handler))
+
+
+def run_create(args: argparse.Namespace, out: Output) -> int:
+    """topic create."""
+    from standfast.replication.log import TopicPolicy
+    from standfast.replication.topics.settings import changed
+
+    if args.partitions is None:
+        raise InvalidRequest("how many partitions? give --partitions N")
+    policy = changed(TopicPolicy(), _settings(args))
+    log = _new_log(args, policy, out) or log_of(args)
+    try:
+        if log.admin.describe_topic(args.topic) is not None:
+            raise InvalidRequest(f"topic {args.topic!r} is there already: change it with standfast topic alter")
+        _tell(out, log.admin.create_topic(args.topic, args.partitions, policy))
+    finally:
+        log.close()
+    return 0
+
+
+def run_alter(args: argparse.Namespace, out: Output) -> int:
+    """topic alter."""
+    settings = _settings(args)
+    if args.partitions is None and not settings:
+        raise InvalidRequest("nothing to change: give --partitions N or --set SETTING=VALUE")
+    log = log_of(args)
+    try:
+        # Settings first: what is refused there must change nothing, and a topic that has grown cannot shrink again.
+        info = log.admin.change_topic(args.topic, settings)
+        if args.partitions is not None:
+            info = log.admin.add_partitions(args.topic, args.partitions)
+        _tell(out, info)
+    finally:
+        log.close()
+    return 0
+
+
+def _new_log(args: argparse.Namespace, policy: TopicPolicy, out: Output) -> Log | None:
+    """An embedded log that is not there yet, made; None for one that is there, and for Kafka."""
+    from standfast.replication.embedded.topics import check_new_topic
+    from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_address
+
+    address = log_address_of(args)
+    where = parse_address(address)
+    if not isinstance(where, SqliteAddress) or Path(where.path).exists():
+        return None
+    check_new_topic(args.topic, args.partitions, policy)  # first: a topic that is refused leaves no log behind
+    log = open_log(address)
+    out.note(f"made a new log, {Path(where.path).absolute()}")  # in case the address was mistyped
+    return log
+
+
+def _settings(args: argparse.Namespace) -> dict[str, str]:
+    wrong = [text for text in args.set if not text.partition("=")[0] or "=" not in text]
+    if wrong:
+        raise InvalidRequest(f"--set {wrong[0]!r} is not SETTING=VALUE")
+    return dict(text.split("=", 1) for text in args.set)
+
+
+def _tell(out: Output, info: TopicInfo) -> None:
+    from standfast.replication.topics.settings import CLEANUP, DELETE_RETENTION, MIN_LAG, RETENTION, listed
+
+    policy = info.policy
+    settings = {
+        CLEANUP: listed(policy.cleanup),
+        RETENTION: str(policy.retention_ms),
+        DELETE_RETENTION: str(policy.delete_retention_ms),
+        MIN_LAG: str(policy.min_compaction_lag_ms),
+        **policy.extra,
+    }
+    out.document({"schema": SCHEMA, "topic": info.name, "partitions": info.partitions, "settings": settings})
+    out.table(
+        ("setting", "value"),
+        list(settings.items()),
+        title=f"{info.name}: {info.partitions} partitions",
+        fold=("value",),
+    )

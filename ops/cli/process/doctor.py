@@ -1,0 +1,144 @@
+"""The command doctor: finds what is wrong with an application's topics, its log and its files, and says the fix.
+
+    standfast doctor --app NAME --log ADDRESS [--state-dir DIR] [--store NAME:KIND[:OPTIONS]]... [--source TOPIC]...
+
+Rules of this file: arguments and words; `doctor` looks, the rules judge. It changes nothing, and may run beside the
+application.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from standfast.ops.cli.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.ops.shared.exit_codes import NEGATIVE, OK
+from standfast.store.errors import Corruption, InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from standfast.ops.shared.output import Output
+    from standfast.replication.topics.rules import Finding
+
+Json: TypeAlias = dict[str, Any]
+SCHEMA = "standfast.doctor/1"
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="find wrong settings of topics, log and files, each with its fix",
+        description="Look at an application's topics, its log and its files; print what is wrong, why it matters and "
+        "the command that puts it right. Nothing is changed.",
+        epilog="Exit codes: 0 nothing is wrong (warnings do not count), 1 something is (also a log that is damaged or "
+        "locked), 69 the log does not answer.",
+    )
+    parser.add_argument("--app", metavar="NAME", help="application")
+    parser.add_argument("--log", metavar="ADDRESS", help="the log, as kafka://host:9092 or sqlite:///./log")
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        metavar="DIR",
+        help="its state directory on this machine: its stores are known there",
+    )
+    parser.add_argument(
+        "--store",
+        action="append",
+        default=[],
+        metavar="NAME:KIND[:OPTIONS]",
+        help="a store, as totals:keyvalue, hourly:window:size=1h,retention=2d, visits:session:retention=2d or "
+        "prices:versioned:history=7d; wins over what the state directory says",
+    )
+    parser.add_argument(
+        "--source", action="append", default=[], metavar="TOPIC", help="a source topic, beside those it committed"
+    )
+    add_json(parser)
+    add_config(parser)
+    parser.set_defaults(handler=printing(run_doctor))
+
+
+def run_doctor(args: argparse.Namespace, out: Output) -> int:
+    """doctor."""
+    from standfast.ops.config.store_argument import parse_store
+    from standfast.ops.doctor.doctor import Known, app_tasks, known_of, look
+    from standfast.ops.doctor.local import local_facts, local_findings
+    from standfast.ops.doctor.state import log_finding, log_findings, state_findings
+    from standfast.replication.topics.fixes import Fixes
+    from standfast.replication.topics.rules import errors, findings
+    from standfast.store.clock import SystemClock
+    from standfast.store.names import check_topic
+
+    settings = settings_of(args)
+    if settings.app is None:
+        raise InvalidRequest("which application? name it with --app NAME (or --config FILE, or STANDFAST_APP__NAME)")
+    app = settings.app
+    stores = [parse_store(text) for text in args.store]
+    sources = [check_topic(topic) for topic in args.source]
+    known, found = Known(), []
+    if settings.state_dir is not None and (settings.state_dir / app).is_dir():
+        known = known_of(app, app_tasks(settings.state_dir, app))
+        found += local_findings(local_facts(settings.state_dir / app, app, known.unreadable))
+    elif args.state_dir is not None:
+        raise InvalidRequest(f"{args.state_dir} holds nothing of application {app!r}: name its own, or leave it out")
+    looked = None
+    try:
+        log = log_of(args)
+        try:
+            found += log_findings(log)
+            most = settings.value_max_bytes
+            looked = look(log, app, stores=stores, sources=sources, known=known, value_max_bytes=most)
+            found += findings(looked.application, looked.survey, Fixes(log.address))
+            found += state_findings(log, app, known.kept, SystemClock().wall_ms())
+        finally:
+            log.close()
+    except (Corruption, Unavailable) as error:
+        # A log that is locked or damaged is what is looked for; that it does not answer at all is told as ever.
+        if isinstance(error, Unavailable) and not error.unwritten:
+            raise
+        if not any(one.rule in ("log-damaged", "log-locked") for one in found):
+            found.append(log_finding(_place(settings.log), error))
+    found.sort(key=lambda one: one.severity != "error")
+    topics = {} if looked is None else looked.survey.topics
+    present = [name for name, topic in topics.items() if topic is not None]
+    out.document(_document(app, settings.log, () if looked is None else looked.survey.brokers, present, found))
+    _show(out, found)
+    for topic, other in () if looked is None else looked.doubtful:
+        out.note(f"topic {topic} may be of {app!r} or of {other!r}: name its store with --store to have it judged")
+    if looked is None:
+        out.note("topics and positions could not be looked at: the log is not as it should be")
+    wrong = len(errors(found))
+    out.line(f"{app}: {wrong} wrong, {len(found) - wrong} warnings, in {len(present)} topics")
+    return NEGATIVE if wrong else OK
+
+
+def _place(address: str | None) -> str:
+    """The file of an embedded log."""
+    from standfast.replication.tail.open_log import SqliteAddress, parse_address
+
+    where = parse_address(address or "")
+    return where.path if isinstance(where, SqliteAddress) else str(address)
+
+
+def _show(out: Output, found: list[Finding]) -> None:
+    for one in found:
+        out.line(f"{one.severity}: {one.where} {one.what} [{one.rule}]")
+        out.line(f"    why: {one.why}")
+        out.line(f"    fix: {one.fix}")
+        if one.command:
+            out.line(f"    run: {one.command}")
+
+
+def _document(app: str, log: str | None, brokers: tuple[int, ...], topics: list[str], found: list[Finding]) -> Json:
+    from dataclasses import asdict
+
+    return {
+        "schema": SCHEMA,
+        "app": app,
+        "log": log,
+        "brokers": list(brokers),
+        "topics": topics,
+        "errors": sum(one.severity == "error" for one in found),
+        "warnings": sum(one.severity == "warning" for one in found),
+        "findings": [asdict(one) for one in found],
+    }

@@ -1,0 +1,181 @@
+"""The command reset: an application begins anew.
+
+    standfast reset --app NAME --log ADDRESS [--state-dir DIR [--local aside|remove|keep]] [--to WHERE]... [--dry-run]
+
+Rules of this file: arguments, confirmation and words; `reset_plan` decides, `reset` carries it out. Without --yes it
+asks for the application's name, and where nobody can be asked it refuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from standfast.ops.cli.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.ops.shared.exit_codes import NEGATIVE, OK
+from standfast.store.errors import InvalidRequest, StandfastError
+
+if TYPE_CHECKING:
+    from standfast.ops.doctor.reset_plan import ResetPlan
+    from standfast.ops.shared.output import Output
+
+Json: TypeAlias = dict[str, Any]
+SCHEMA = "standfast.reset/1"
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "reset",
+        help="let an application begin anew: source offsets, internal topics, local state",
+        description="Commit an application's source offsets anew, delete its changelogs and the topics between its "
+        "tasks, and set its state directory aside. Every instance must be stopped. Source and output topics stay.",
+        epilog="Exit codes: 0 done (or shown), 1 the application runs, or the reset was not confirmed, "
+        "73 the state directory has an owner.",
+    )
+    parser.add_argument("--app", metavar="NAME", help="application")
+    parser.add_argument("--log", metavar="ADDRESS", help="the log, as kafka://host:9092 or sqlite:///./log")
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="its state directory on this machine")
+    parser.add_argument(
+        "--local",
+        choices=("aside", "remove", "keep"),
+        default="aside",
+        help="what becomes of its directory there: moved to DIR/.reset (default), removed, or left alone",
+    )
+    parser.add_argument(
+        "--to",
+        action="append",
+        default=[],
+        metavar="WHERE",
+        help="earliest (default), latest, TOPIC=latest, TOPIC-PARTITION=OFFSET; may be given several times",
+    )
+    parser.add_argument(
+        "--source", action="append", default=[], metavar="TOPIC", help="a source topic, beside those it committed"
+    )
+    parser.add_argument(
+        "--store", action="append", default=[], metavar="NAME", help="a store of it, where topic names are in doubt"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--dry-run", action="store_true", help="only print what would be done")
+    how.add_argument("--yes", action="store_true", help="do it without asking")
+    add_json(parser)
+    add_config(parser)
+    parser.set_defaults(handler=printing(run_reset))
+
+
+def run_reset(args: argparse.Namespace, out: Output) -> int:
+    """reset."""
+    import difflib
+
+    from standfast.ops.doctor.reset import carry_out, look
+    from standfast.ops.doctor.reset_plan import parse_target
+    from standfast.store.names import changelog_topic, check_topic
+
+    settings = settings_of(args)
+    if settings.app is None:
+        raise InvalidRequest("which application? name it with --app NAME (or --config FILE, or STANDFAST_APP__NAME)")
+    app = settings.app
+    targets = [parse_target(text) for text in args.to]
+    sources = [check_topic(topic) for topic in args.source]
+    known = [changelog_topic(app, text.partition(":")[0]) for text in args.store]
+    if not (args.dry_run or args.yes or sys.stdin.isatty()):
+        raise InvalidRequest("nobody is there to confirm it: give --yes to do it, or --dry-run to see what it does")
+    log = log_of(args)
+    try:
+        plan = look(
+            log,
+            app,
+            known=[*known, *_kept(settings.state_dir, app)],
+            sources=sources,
+            targets=targets,
+            local=_local(settings.state_dir, app, args.local),
+        )
+        _show(out, plan)
+        if plan.empty and (near := difflib.get_close_matches(app, set(log.admin.groups()) - {app}, 1, 0.6)):
+            out.note(f"the log has an application {near[0]!r}: did you mean that one?")
+        if args.dry_run or plan.empty:
+            out.document(_document(plan, dry_run=args.dry_run, done=False))
+            return OK
+        if not args.yes and not _confirmed(app):
+            out.document(_document(plan, dry_run=False, done=False))
+            out.note("not confirmed: nothing was changed")
+            return NEGATIVE
+        steps = 0
+
+        def on_step() -> None:
+            nonlocal steps
+            steps += 1
+
+        try:
+            carry_out(log, plan, on_step)
+        except StandfastError:
+            if steps:
+                out.note(
+                    f"the reset is not complete, {steps} of {len(plan.lines())} steps are done: give the same command "
+                    "again before the application starts"
+                )
+            raise
+    finally:
+        log.close()
+    out.document(_document(plan, dry_run=False, done=True))
+    out.line(f"{app}: reset, {steps} steps done")
+    if plan.local is None:
+        out.note("state directories, here and on other machines, must be cleared too before it starts there")
+    return OK
+
+
+def _kept(state_dir: Path | None, app: str) -> list[str]:
+    """Changelogs of the stores that a state directory knows."""
+    from standfast.ops.doctor.doctor import app_tasks, known_of
+
+    if state_dir is None:
+        return []
+    return [one.topic for one in known_of(app, app_tasks(state_dir, app)).changelogs if not one.from_source]
+
+
+def _local(state_dir: Path | None, app: str, action: str) -> Any:
+    import datetime
+
+    from standfast.ops.doctor.reset import local_step
+    from standfast.store.clock import SystemClock
+
+    if state_dir is None:
+        return None
+    now = datetime.datetime.fromtimestamp(SystemClock().wall_ms() / 1_000, datetime.UTC)
+    return local_step(state_dir.absolute(), app, action, now.strftime("%Y%m%dT%H%M%SZ"))
+
+
+def _show(out: Output, plan: ResetPlan) -> None:
+    if plan.empty:
+        out.line(f"there is nothing of application {plan.app!r} to reset")
+    for line in plan.lines():
+        out.line(line)
+    for topic, why in plan.left:
+        out.note(f"topic {topic} is left alone: {why}")
+
+
+def _confirmed(app: str) -> bool:
+    print(f"this cannot be undone; type the application's name ({app}) to do it: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip() == app
+
+
+def _document(plan: ResetPlan, *, dry_run: bool, done: bool) -> Json:
+    local = plan.local
+    return {
+        "schema": SCHEMA,
+        "app": plan.app,
+        "dry_run": dry_run,
+        "done": done,
+        "offsets": [
+            {"topic": step.at.topic, "partition": step.at.partition, "before": step.before, "after": step.after}
+            for step in plan.offsets
+        ],
+        "delete": [{"topic": step.topic, "kind": step.kind} for step in plan.deletes],
+        "local": None
+        if local is None
+        else {"path": local.path, "action": local.action, "target": local.target or None},
+        "left": [{"topic": topic, "why": why} for topic, why in plan.left],
+        "steps": plan.lines(),
+    }

@@ -1,0 +1,74 @@
+"""The commands `standfast serve`, the sidecar, and `standfast drain`, which has one stop its work.
+
+Rules of this file: arguments only; what runs is in `serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from standfast.ops.cli.arguments import add_config, add_instance, add_set
+
+if TYPE_CHECKING:
+    from standfast.ops.config.types import Config
+
+CLOSE_S = 30.0
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="run the sidecar: stores for an application in any language",
+        description="Run the sidecar: data over the Redis wire protocol on a Unix socket, control over HTTP on "
+        "loopback. Its info file (STATE_DIR/APP/run/INFO.json) says where both are.",
+    )
+    add_config(parser)
+    add_set(parser)
+    parser.add_argument("--check", action="store_true", help="check the settings and whether the log answers, then end")
+    parser.set_defaults(handler=run_serve)
+    text = "have a sidecar take no more work and close its tasks; it goes on answering until it is told to end"
+    drain = subparsers.add_parser("drain", help=text, description=f"{text.capitalize()}.")
+    drain.add_argument("--wait", default="20s", metavar="TIME", help="how long writers may take to commit, as 20s")
+    add_instance(drain)
+    drain.set_defaults(handler=run_drain)
+
+
+def run_drain(args: argparse.Namespace) -> int:
+    """drain."""
+    from standfast.ops.cli.arguments import client_of
+    from standfast.ops.config.values import parse_duration
+    from standfast.store.errors import InvalidRequest
+
+    try:
+        wait_ms = parse_duration(args.wait)
+    except ValueError as error:
+        raise InvalidRequest(f"--wait is {args.wait!r}: {error}") from error
+    args.timeout = max(args.timeout, wait_ms / 1_000 + CLOSE_S)
+    client_of(args).post("/v1/drain", {"wait_ms": wait_ms})
+    print("drained")
+    return 0
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """serve."""
+    from standfast.ops.cli.arguments import config_of
+    from standfast.ops.shared.extras import require
+
+    for module in ("starlette", "uvicorn", "uvloop", "hiredis"):
+        require("serve", module)
+    loaded = config_of(args)
+    config = loaded.config
+    from standfast.ops.sidecar import serve
+
+    serve.check(config)
+    if args.check:
+        serve.check_log(config)
+        print("the settings are fine and the log answers")
+        return 0
+
+    def reload() -> Config:
+        return config_of(args).config
+
+    return serve.serve(loaded, reload)

@@ -1,0 +1,331 @@
+"""The command `pipeline`: all stores of an application in one run of Spark: inspect, rebuild, verify, report.
+
+    standfast pipeline --log ADDRESS --state-dir DIR [--app NAME]   --out FOLDER     tasks at rest, or s3://bucket/path
+    standfast pipeline --log ADDRESS --snapshot FOLDER              --out FOLDER     folders with manifests
+    standfast pipeline --log ADDRESS --app NAME --store S [...]     --out FOLDER     only the log
+
+    FOLDER/rebuilt/<store>/    files and a manifest of each store, which `standfast restore --from` takes in
+    FOLDER/report.html         one page over all stores, whole by itself
+    FOLDER/differences.parquet, summary.json      every difference; the numbers, written last
+
+The same program runs by `python -m standfast pipeline`, and by spark-submit with the file `standfast/__main__.py`.
+
+Rules of this file: arguments, what is looked at, and tables; the work is in `standfast.restore.spark.pipeline`. What
+cannot work is refused before Spark is started. Exit codes as of verify: 0 equal, 1 different, 3 inconclusive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from standfast.ops.cli.arguments import add_config, add_json, add_wide, log_of, printing, settings_of
+from standfast.ops.cli.spark.verify import EXIT_CODES, state_dir_argument
+from standfast.ops.cli.spark_arguments import (
+    PartBar,
+    add_at_once,
+    add_rebuilding,
+    add_spark,
+    add_splitting,
+    connector_options,
+    file_bytes,
+    part_progress,
+    session_for,
+    split_bytes,
+    stores_at_once,
+)
+
+if TYPE_CHECKING:
+    from standfast.ops.shared.output import Output
+    from standfast.replication.log import Log
+    from standfast.restore.spark.folder import Folder
+    from standfast.restore.spark.pipeline import PipelineDone, Reader, Steps, StoreJob
+    from standfast.store.specs import StoreSpec
+
+OpenSession: TypeAlias = Callable[..., AbstractContextManager[Any]]
+Json: TypeAlias = dict[str, Any]
+PLAN_SCHEMA = "standfast.pipeline-plan/1"
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "pipeline",
+        help="inspect, rebuild and verify all stores of an application on Spark, with one report",
+        description="One run of Spark over all stores of an application: look at every changelog, rebuild every store "
+        "from it, compare what is stored with it, and write one report.",
+        epilog="Exit codes: 0 equal, 1 different, 3 inconclusive (the log cannot speak for a store).",
+    )
+    parser.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log or kafka://host:9092")
+    parser.add_argument("--app", metavar="NAME", help="application; may be left out if the state is of only one")
+    parser.add_argument(
+        "--state-dir",
+        type=state_dir_argument,
+        metavar="DIR",
+        help="its state at rest: a state directory, an application's, or s3://bucket/path and the like",
+    )
+    parser.add_argument(
+        "--snapshot", metavar="FOLDER", help="instead: a folder with a manifest, or with a folder for each store"
+    )
+    parser.add_argument(
+        "--store",
+        dest="stores",
+        action="append",
+        default=[],
+        metavar="STORE",
+        help="instead, repeatable: only the log is read, for a store declared so: totals:keyvalue:key=string",
+    )
+    parser.add_argument("--partition", type=int, metavar="P", help="only this partition")
+    parser.add_argument("--out", metavar="FOLDER", help="a new or empty folder, or s3://bucket/path and the like")
+    parser.add_argument(
+        "--include-values", action="store_true", help="values of rows that differ in the report, not only their hashes"
+    )
+    add_rebuilding(parser)
+    add_splitting(parser)
+    add_at_once(parser)
+    add_spark(parser)
+    add_json(parser)
+    add_wide(parser)
+    add_config(parser)
+    parser.set_defaults(handler=printing(run_pipeline_command))
+
+
+def run_pipeline_command(args: argparse.Namespace, out: Output, open_session: OpenSession = session_for) -> int:
+    """pipeline; `open_session` gives the session to run on."""
+    from standfast.ops.cli.spark.verify_spark import opened_notes
+    from standfast.restore.spark.session import check_libraries
+    from standfast.store.errors import InvalidRequest
+
+    check_libraries()
+    if not (args.out or args.plan):
+        raise InvalidRequest("where to? name a new folder with --out FOLDER")
+    for check in (file_bytes, split_bytes, stores_at_once):
+        check(args)  # what is wrong is said before anything is opened
+    looked_at = _looked_at(args)
+    log = log_of(args)
+    try:
+        jobs = _jobs(args, log, looked_at)
+        for line in opened_notes({job.name: job.stored for job in jobs}):
+            out.note(line)
+        if args.plan:
+            return _show_plan(jobs, out)
+        done, summary = _run(args, out, log, jobs, looked_at, open_session)
+    finally:
+        log.close()
+    out.document(summary)
+    _show(done, summary, out)
+    return EXIT_CODES[done.verdict]
+
+
+def _run(
+    args: argparse.Namespace,
+    out: Output,
+    log: Log,
+    jobs: list[StoreJob],
+    looked_at: str,
+    open_session: OpenSession,
+) -> tuple[PipelineDone, Json]:
+    from standfast.restore.spark.folder import Folder, shown_address
+    from standfast.restore.spark.pipeline import Reader, check_out
+    from standfast.restore.spark.settle import settled_jobs
+
+    folder = Folder(args.out)
+    check_out(folder)
+    options = connector_options(log.address) if args.source == "connector" else {}
+    about = {
+        "looked_at": looked_at,
+        "state": None if looked_at == "log" else shown_address(str(args.snapshot or state_of(args))),
+        "source": args.source,
+    }
+    split, at_once = split_bytes(args), stores_at_once(args)
+    reader = Reader(args.source, options, file_bytes(args), args.include_values, split, at_once)
+    session = open_session(args, out, f"standfast pipeline {jobs[0].app}")
+    with session as spark, _steps(out) as steps, settled_jobs(spark, log, jobs) as jobs:
+        return run_and_report(spark, log, jobs, folder, steps, about, reader=reader)
+
+
+def run_and_report(
+    spark: Any,
+    log: Log,
+    jobs: list[StoreJob],
+    folder: Folder,
+    steps: Steps,
+    about: Json,
+    *,
+    reader: Reader | None = None,
+) -> tuple[PipelineDone, Json]:
+    """All steps, then the report in `folder`; what was found, and its document. `about`: looked_at, state, source."""
+    from standfast.ops.cli.spark.pipeline_summary import summary_of
+    from standfast.restore.spark.pipeline import run_pipeline
+    from standfast.restore.spark.report import write_pipeline_report
+    from standfast.store.clock import SystemClock
+
+    clock = SystemClock()
+    done = run_pipeline(spark, log, jobs, folder, steps, now_ms=clock.wall_ms, reader=reader)
+    ran = {"spark": spark.version, "master": spark.conf.get("spark.master", ""), "ended_ms": clock.wall_ms()}
+    summary = summary_of(done, {"app": jobs[0].app, "log": log.address, "out": str(folder), **about, **ran})
+    rows = [row for one in done.stores for row in one.found]
+    write_pipeline_report(folder, summary, rows)
+    return done, summary
+
+
+def state_of(args: argparse.Namespace) -> str | None:
+    """The state directory or address that flags, environment or file name."""
+    from standfast.ops.cli.arguments import is_url
+
+    if is_url(args.state_dir):
+        return str(args.state_dir)
+    found = settings_of(args).state_dir
+    return None if found is None else str(found)
+
+
+def _looked_at(args: argparse.Namespace) -> str:
+    """state, snapshot or log. Raises InvalidRequest for none or several."""
+    from standfast.store.errors import InvalidRequest
+
+    given = [name for name, flag in (("--snapshot", args.snapshot), ("--store", args.stores)) if flag]
+    given += ["--state-dir"] if args.state_dir is not None else []
+    if len(given) > 1:
+        raise InvalidRequest(f"{' and '.join(given)} do not go together: state, a snapshot, or only the log")
+    if args.snapshot:
+        return "snapshot"
+    if args.stores:
+        return "log"
+    if state_of(args) is None:
+        raise InvalidRequest(
+            "what is to be looked at? name state at rest with --state-dir DIR, folders with manifests with --snapshot "
+            "FOLDER, or for the log alone each store with --store NAME:KIND"
+        )
+    return "state"
+
+
+def _jobs(args: argparse.Namespace, log: Log, looked_at: str) -> list[StoreJob]:
+    from standfast.ops.cli.spark.verify_spark import places_of
+    from standfast.restore.spark.pipeline import jobs_of_log, jobs_of_state, only_partition, snapshot_places
+    from standfast.store.errors import InvalidRequest
+
+    if looked_at == "log":
+        app = settings_of(args).app
+        if app is None:
+            raise InvalidRequest("which application? name it with --app NAME")
+        partitions = None if args.partition is None else [args.partition]
+        specs = [_spec(log, app, text) for text in args.stores]
+        names = [spec.name for spec in specs]
+        if len(set(names)) != len(names):
+            raise InvalidRequest(f"--store names a store twice: {', '.join(names)}")
+        return jobs_of_log(log, app, specs, partitions=partitions, allow_truncated=args.allow_truncated)
+    places = snapshot_places(args.snapshot) if looked_at == "snapshot" else places_of(args)
+    app = getattr(args, "app", None)
+    if app is not None and places[0].app != app:
+        raise InvalidRequest(f"{args.snapshot} holds stores of application {places[0].app!r}, not {app!r}")
+    if args.partition is not None:
+        places = only_partition(places, args.partition)
+    return jobs_of_state(log, places, allow_truncated=args.allow_truncated)
+
+
+def _spec(log: Log, app: str, text: str) -> StoreSpec:
+    from standfast.ops.cli.spark.rebuild import declared
+
+    return declared(log, app, text)
+
+
+class _Steps:
+    """Progress: a bar on a terminal, a line for each step anywhere else."""
+
+    def __init__(self, out: Output, bar: PartBar) -> None:
+        self._out, self._bar = out, bar
+        self._lines = not sys.stderr.isatty()
+        self.at = bar.at
+
+    def step(self, number: int, total: int, what: str) -> None:
+        if self._lines:
+            print(f"step {number} of {total}: {what}", file=sys.stderr, flush=True)
+        else:
+            self._bar.describe(what)
+
+    def note(self, text: str) -> None:
+        self._out.note(text)
+
+
+@contextmanager
+def _steps(out: Output) -> Iterator[_Steps]:
+    with part_progress(out, "pipeline") as bar:
+        yield _Steps(out, bar)
+
+
+def _show_plan(jobs: list[StoreJob], out: Output) -> int:
+    columns = ("store", "kind", "topic", "partitions", "records at most", "left out")
+    rows: list[tuple[Any, ...]] = []
+    for job in jobs:
+        what = job.what
+        at_most = 0 if what is None else what.records_max
+        count = len(job.stored) if what is None else len(what.ranges)
+        rows.append((job.name, job.spec.kind, job.spec.changelog_of(job.app), count, at_most, job.left_out))
+    names = ("store", "kind", "topic", "partitions", "records_max", "left_out")
+    out.document({"schema": PLAN_SCHEMA, "stores": [dict(zip(names, row, strict=True)) for row in rows]})
+    numbers = ("partitions", "records at most")
+    out.table(columns, rows, right=numbers, fold=("left out",), wide=("kind",))
+    out.line(f"{len(rows)} stores, {sum(row[4] for row in rows)} records at most")
+    return 0
+
+
+def _show(done: PipelineDone, summary: Json, out: Output) -> None:
+    from standfast.restore.judgement import verdict_text
+
+    columns = (
+        "store",
+        "kind",
+        "verdict",
+        "records",
+        "keys, about",
+        "rows",
+        "files",
+        "MB",
+        "matched",
+        "wrong",
+        "indeterminate",
+    )
+    rows = []
+    for one in summary["stores"]:
+        made, wrong = one["rebuilt"], sum(one[name] for name in ("missing", "extra", "different", "stale"))
+        rows.append(
+            (
+                one["store"],
+                one["kind"],
+                one["verdict"],
+                sum(part["records"] for part in one["inspected"]),
+                sum(part["keys"] for part in one["inspected"]),
+                *(("", "", "") if made is None else (made["rows"], made["files"], f"{made['bytes'] / 1e6:.1f}")),
+                one["matched"],
+                wrong,
+                one["indeterminate"],
+            )
+        )
+    out.table(columns, rows, right=columns[3:], wide=("kind", "keys", "rows", "files", "MB"))
+    for one in summary["stores"]:
+        for line in explanations(one):
+            out.note(line)
+    seconds = max(done.elapsed_ms, 1) / 1_000
+    said = verdict_text(done.verdict, summary["indeterminate"])
+    out.line(
+        f"{summary['app']}: {said}; {len(rows)} stores, {summary['records']} records in {seconds:.1f} s "
+        f"(report: {summary['out']})"
+    )
+
+
+def explanations(store: Json) -> Iterator[str]:
+    """What people need to know about one store of a summary."""
+    if store["rebuild_left_out"]:
+        yield f"{store['store']} was not rebuilt: {store['rebuild_left_out']}"
+    if store["rebuilt_differs"]:
+        numbers = ", ".join(map(str, store["rebuilt_differs"]))
+        yield f"{store['store']}: rebuilt and stored rows of partition {numbers} differ at one offset"
+    reasons: dict[str, list[int]] = {}
+    for one in store["verified"]:
+        if one["explanation"]:
+            reasons.setdefault(one["explanation"], []).append(one["partition"])
+    for reason, partitions in reasons.items():
+        yield f"{store['store']}, partition {', '.join(map(str, partitions))}: {reason}"

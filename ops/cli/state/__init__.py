@@ -1,0 +1,1 @@
+"""Commands about state: of a running instance, or of files."""

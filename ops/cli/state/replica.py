@@ -1,0 +1,151 @@
+"""The command replica: follow the changelogs of another application, and answer reads.
+
+    standfast replica --app ID --log kafka://host:9092 --store NAME:KIND[:OPTIONS]... [--state-dir DIR] [--port P]
+
+Rules of this file: arguments, signals and words; `standfast.stream.session.replica` follows, the HTTP door answers. It
+ends well on SIGTERM and Ctrl-C, and a second start goes on from where this one was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from standfast.ops.cli.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.store.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from standfast.ops.config.store_argument import StoreArgument
+    from standfast.ops.shared.output import Output
+    from standfast.store.specs import StoreSpec
+    from standfast.stream.session.replica import Replica
+
+SCHEMA = "standfast.replica/1"
+LOOK_S = 0.1
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    text = "follow the stores of another application, such as one of Kafka Streams, to read them here"
+    parser = subparsers.add_parser(
+        "replica",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}. It only reads: nothing is written to the log, and no group is "
+        "joined. It runs until it is stopped; read it with get, scan, fetch, status and lag of the same --state-dir.",
+        epilog="OPTIONS, separated by commas: key=SERDE, value=SERDE (bytes, string, int64, float64, json, msgpack), "
+        "plain, source=TOPIC, size=1h, retention=2d, history=7d, duplicates.",
+    )
+    parser.add_argument("--app", metavar="ID", help="the application's id, as in the names of its changelogs")
+    parser.add_argument("--log", metavar="ADDRESS", help="the log, as kafka://host:9092")
+    parser.add_argument(
+        "--store",
+        action="append",
+        default=[],
+        metavar="NAME:KIND[:OPTIONS]",
+        help="a store to follow: keyvalue, window, session or versioned; may be given several times",
+    )
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where it keeps its copy (default: one a user)")
+    parser.add_argument("--port", type=int, default=0, metavar="P", help="of its HTTP door (default: a free one)")
+    parser.add_argument(
+        "--accept-empty-log", action="store_true", help="let local rows go if their changelog was emptied"
+    )
+    add_json(parser)
+    add_config(parser)
+    parser.set_defaults(handler=printing(run_replica))
+
+
+def run_replica(args: argparse.Namespace, out: Output) -> int:
+    """replica."""
+    from standfast.ops.http.server import OpsServer
+    from standfast.stream.session.replica import Replica
+
+    settings = settings_of(args)
+    if settings.app is None or settings.log is None or not args.store:
+        raise InvalidRequest("which stores of whom? give --app ID, --log ADDRESS and --store NAME:KIND, each of them")
+    if not 0 <= args.port < 1 << 16:
+        raise InvalidRequest(f"--port is {args.port}: give 1 to 65535, or 0 for a free one")
+    state_dir = settings.state_dir or _default_dir()
+    replica = Replica(
+        settings.app,
+        log=settings.log,
+        state_dir=state_dir,
+        stores=_specs(args, settings.app),
+        memory_bytes=settings.memory_bytes,
+        accept_empty_log=args.accept_empty_log,
+    )
+    with replica, OpsServer(replica, args.port, settings.host) as server, _stop_signals() as stop:
+        out.note(f"following {len(args.store)} stores of {settings.app}, pid {os.getpid()}, at {server.address}")
+        _follow(replica, server.address, state_dir, stop, out)
+    return 0
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and Ctrl-C set."""
+    stop = threading.Event()
+    before = {
+        number: signal.signal(number, lambda _number, _frame: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _follow(replica: Replica, address: str, state_dir: Path, stop: threading.Event, out: Output) -> None:
+    told = False
+    while not stop.wait(LOOK_S):
+        ready = replica.ready  # raises what stopped the background work
+        if told or not ready:
+            continue
+        told = True
+        out.document(
+            {
+                "schema": SCHEMA,
+                "app": replica.app,
+                "instance": replica.instance_id,
+                "pid": os.getpid(),
+                "address": address,
+                "state_dir": str(state_dir),
+                "stores": {spec.name: spec.definition() for spec in replica.specs},
+                "ready": True,
+            }
+        )
+        records = sum(replica.statistics().counters.standby_records.values())
+        out.line(f"every changelog was read to its end ({records} records), and is followed from here")
+        out.line(f"read it with: standfast scan {replica.specs[0].name} --state-dir {state_dir} --app {replica.app}")
+        sys.stdout.flush()
+
+
+def _specs(args: argparse.Namespace, app: str) -> list[StoreSpec]:
+    from standfast.ops.cli.topic_records import check_kinds
+    from standfast.ops.config.store_argument import parse_store, store_spec
+    from standfast.replication.topics.foreign import foreign_changelog
+    from standfast.store.errors import BadConfig
+
+    stores: list[StoreArgument] = []
+    problems: list[str] = []
+    for text in args.store:
+        try:
+            stores.append(parse_store(text))
+        except BadConfig as error:
+            problems += error.problems
+    if problems:
+        raise BadConfig(problems)
+    with closing(log_of(args)) as log:
+        topics = [foreign_changelog(log.admin, app, store.name, store.changelog_of(app)) for store in stores]
+        check_kinds(log, zip(stores, topics, strict=True))
+    return [store_spec(store, topic.policy) for store, topic in zip(stores, topics, strict=True)]
+
+
+def _default_dir() -> Path:
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local/state") / "standfast/replica"

@@ -1,0 +1,85 @@
+"""The command `restore`: folders with manifests become tasks that an instance opens and tails on from.
+
+    standfast restore --from FOLDER [--from FOLDER ...] --state-dir DIR [--log ADDRESS] [--json]
+
+One folder for each store of the application; stores without one are restored from the log when the instance starts.
+
+Rules of this file: arguments and a table; the work is in `standfast.restore.verify.take_in`. Nothing that exists is
+touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from standfast.ops.cli.arguments import add_config, add_json, add_wide, log_of, printing, settings_of
+
+if TYPE_CHECKING:
+    from standfast.ops.shared.output import Output
+
+SCHEMA = "standfast.restore/1"
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "restore",
+        help="make a state directory of folders with manifests",
+        description="Take the files of rebuilt stores into tasks that are new; the instance that opens them reads the "
+        "rest from the log.",
+    )
+    parser.add_argument(
+        "--from",
+        dest="folders",
+        action="append",
+        required=True,
+        metavar="FOLDER",
+        help="a folder with a manifest, or s3://bucket/path and the like; one for each store",
+    )
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="the state directory of the instance to come")
+    parser.add_argument("--log", metavar="ADDRESS", help="check that this log goes on from the folders' offsets")
+    parser.add_argument(
+        "--group", type=int, default=0, metavar="G", help="the tasks' group: 0 unless there are several"
+    )
+    add_json(parser)
+    add_wide(parser)
+    add_config(parser)
+    parser.set_defaults(handler=printing(run_restore))
+
+
+def run_restore(args: argparse.Namespace, out: Output) -> int:
+    """restore."""
+    from standfast.restore.verify.take_in import take_in
+    from standfast.store.errors import InvalidRequest
+
+    settings = settings_of(args)
+    if settings.state_dir is None:
+        raise InvalidRequest("where to? name the state directory with --state-dir DIR")
+    with ExitStack() as stack:
+        folders = [_local(folder, stack) for folder in args.folders]
+        log = None
+        if settings.log is not None:
+            log = log_of(args)
+            stack.callback(log.close)
+        taken = take_in(Path(settings.state_dir), folders, log=log, group=args.group)
+    rows = [(one.store, str(one.task), one.position, one.rows, one.digest.hex()) for one in taken]
+    columns = ("store", "task", "position", "rows", "digest")
+    out.document({"schema": SCHEMA, "stores": [dict(zip(columns, row, strict=True)) for row in rows]})
+    out.table(columns, rows, right=("position", "rows"), wide=("digest",))
+    out.line(f"{settings.state_dir}: {len({one.task for one in taken})} tasks made of {len(folders)} folders")
+    return 0
+
+
+def _local(folder: str, stack: ExitStack) -> Path:
+    """The folder itself, or a copy of one in object storage."""
+    if "://" not in folder:
+        return Path(folder)
+    from standfast.restore.spark.session import check_libraries
+
+    check_libraries()
+    from standfast.restore.spark.places import local_copy
+
+    return stack.enter_context(local_copy(folder))

@@ -1,0 +1,244 @@
+"""Commands about state: status, tasks, lag, health; of a running instance, or of files.
+
+Rules of this file: arguments and tables. Live answers come over the HTTP door, offline ones from files opened
+read-only; both are the same documents.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from standfast.ops.cli.arguments import (
+    add_instance,
+    add_json,
+    add_offline,
+    add_wide,
+    client_of,
+    owned,
+    printing,
+    state_path_of,
+)
+
+if TYPE_CHECKING:
+    from standfast.ops.observe.offline import OfflineTask
+    from standfast.ops.shared.output import Output
+
+Json: TypeAlias = dict[str, Any]
+NEGATIVE = 1
+OLD_MS = 2_000  # figures of the log that are not of now any more
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands."""
+    for name, text, show in (
+        ("status", "what an instance holds and how it is doing", show_status),
+        ("tasks", "its tasks, one line for each store", show_tasks),
+        ("lag", "how far each store is from the end of its changelog", show_lag),
+    ):
+        parser = subparsers.add_parser(name, help=text, description=f"Show {text}.")
+        add_json(parser)
+        add_wide(parser)
+        add_instance(parser)
+        if name != "lag":
+            add_offline(parser)
+        parser.add_argument("--watch", type=float, metavar="S", help="show it again every S seconds, until interrupted")
+        parser.set_defaults(handler=printing(run_status), show=show, document=name)
+    _register_health(subparsers)
+
+
+def _register_health(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "whether an instance is alive, or with --ready whether its restore gate is open"
+    parser = subparsers.add_parser("health", help=text, description=f"Tell {text}; exit code 1 if not.")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--ready", action="store_true", help="ask for readiness")
+    which.add_argument("--startup", action="store_true", help="of a sidecar: ask whether it may be called")
+    add_json(parser)
+    add_instance(parser)
+    parser.set_defaults(handler=printing(run_health))
+
+
+def run_status(args: argparse.Namespace, out: Output) -> int:
+    """status, tasks, lag."""
+    from standfast.store.clock import SystemClock
+    from standfast.store.errors import InvalidRequest
+
+    if args.watch is not None and args.watch <= 0:
+        raise InvalidRequest(f"--watch is {args.watch}: give seconds above 0")
+    while True:
+        offline = getattr(args, "offline", None) is not None
+        status = _offline_status(args) if offline else _running_status(args, out)
+        if offline and status["owner_pid"] is not None:
+            out.note(owned(status["owner_pid"]))
+        _show_status(args, out, status)
+        if args.watch is None:
+            return 0
+        SystemClock().sleep_ms(args.watch * 1_000)
+
+
+def run_health(args: argparse.Namespace, out: Output) -> int:
+    """health."""
+    _, document = client_of(args).ask("/readyz" if args.ready else "/startupz" if args.startup else "/livez")
+    out.document(document)
+    check, ok = document["check"], document["ok"]
+    out.line(check if ok else f"not {check}")
+    for reason in document["reasons"]:
+        out.line(f"- {reason}")
+    return 0 if ok else NEGATIVE
+
+
+def show_status(status: Json, out: Output) -> None:
+    """The whole status for people."""
+    from standfast.ops.observe.verdict import verdict
+
+    found = verdict(status)
+    told = f"{found.word} {found.text}" if status["live"] else ""
+    out.line(f"{status['app']} on instance {status['instance'] or '(offline)'} {told}".rstrip())
+    for reason in status["missing"]:
+        out.line(f"- {reason}")
+    if status["standbys_missing"]:
+        out.line(f"- {status['standbys_missing']} standby replicas asked for have no instance to be on")
+    lock = status.get("log_lock")
+    if lock:
+        seconds = lock["held_ms"] / 1_000
+        out.line(f"- process {lock['pid']} has kept everybody from writing to the log for {seconds:.1f} s")
+    if status.get("log_error"):
+        out.line(f"- {status['log_error']}")
+    if status.get("log_read_ms_ago", 0) >= OLD_MS:
+        out.line(f"- ends and lags are {status['log_read_ms_ago'] / 1_000:.1f} s old: the log could not be read since")
+    columns = ("task", "role", "state", "epoch", "buffer bytes", "sources")
+    rows = [
+        (task["task"], task["role"], task["state"], task["epoch"], task.get("buffer_bytes"), _offsets(task["sources"]))
+        for task in status["tasks"]
+    ]
+    out.table(columns, rows, right=("epoch", "buffer bytes"), fold=("sources",))
+    show_tasks(status, out)
+    _show_restores(status, out)
+    _show_counters(status, out)
+
+
+def show_tasks(status: Json, out: Output) -> None:
+    """One line for each store of each task."""
+    columns = ("task", "role", "state", "store", "kind", "position", "end", "lag", "keys~", "SST bytes", "segments")
+    rows = [
+        [task[name] for name in ("task", "role", "state")]
+        + [store.get(name) for name in ("store", "kind", "position", "end", "lag")]
+        + [store[name] for name in ("keys_estimate", "sst_bytes", "segments")]
+        for task, store in _stores(status)
+    ]
+    numbers = ("position", "end", "lag", "keys~", "SST bytes", "segments")
+    out.table(columns, rows, right=numbers, wide=("kind", "end", "SST bytes", "segments"))
+
+
+def show_lag(status: Json, out: Output) -> None:
+    """Where each store stands in its changelog."""
+    columns = ("store", "partition", "role", "begin", "position", "end", "lag", "limit", "paused")
+    rows = [
+        [store["store"], store["partition"], task["role"]]
+        + [store[name] for name in ("begin", "position", "end", "lag", "limit")]
+        + ["yes" if store["paused"] else ""]
+        for task, store in _stores(status)
+    ]
+    numbers = ("partition", "begin", "position", "end", "lag", "limit")
+    out.table(columns, rows, right=numbers, wide=("begin", "limit", "paused"))
+
+
+def _show_status(args: argparse.Namespace, out: Output, status: Json) -> None:
+    from standfast.ops.observe.status import tasks_document
+
+    show: Callable[[Json, Output], None] = args.show
+    if args.document == "status":
+        out.document(status)
+    elif args.document == "tasks":
+        out.document(tasks_document(status))
+    else:
+        out.document(_lag_document(status))
+    show(status, out)
+
+
+def _lag_document(status: Json) -> Json:
+    names = ("store", "partition", "begin", "position", "end", "lag", "limit", "paused", "caught_up_ms")
+    lags = [
+        {"task": task["task"], "role": task["role"], **{name: store[name] for name in names}}
+        for task, store in _stores(status)
+    ]
+    return {"schema": "standfast.lag/1", "app": status["app"], "instance": status["instance"], "lags": lags}
+
+
+def _show_restores(status: Json, out: Output) -> None:
+    if not status["restores"]:
+        return
+    columns = ("restoring", "partition", "reason", "position", "end", "done", "records/s", "seconds left")
+    rows = [
+        [one[name] for name in ("store", "partition", "reason", "position", "end")]
+        + [f"{one['fraction']:.0%}"]
+        + [None if one[name] is None else round(one[name], 1) for name in ("rate", "seconds_left")]
+        for one in status["restores"]
+    ]
+    numbers = ("partition", "position", "end", "done", "records/s", "seconds left")
+    out.table(columns, rows, right=numbers, wide=("position", "end"))
+
+
+def _show_counters(status: Json, out: Output) -> None:
+    counters = status.get("counters")
+    if counters is None:
+        return
+    commits = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counters["commits"].items())) or "none"
+    restored = sum(one["records"] for one in counters["restored"])
+    standby = sum(one["records"] for one in counters["standby"])
+    out.line(f"commits: {commits}; restored {restored} records, standbys applied {standby}")
+    if counters["promotion_last_ms"] >= 0:
+        out.line(f"last promotion took {counters['promotion_last_ms']} ms")
+
+
+def _stores(status: Json) -> Iterable[tuple[Json, Json]]:
+    return ((task, store) for task in status["tasks"] for store in task["stores"])
+
+
+def _offsets(sources: dict[str, int]) -> str:
+    return " ".join(f"{source}@{offset}" for source, offset in sorted(sources.items()))
+
+
+def _running_status(args: argparse.Namespace, out: Output) -> Json:
+    """Of the instance itself, or of its files where it has no HTTP door: App.run() opens none by itself."""
+    from standfast.ops.observe.offline import tasks_of
+    from standfast.ops.shared.run_file import doorless_owner
+    from standfast.store.task.state_dir import kept_instance
+
+    if args.url is None and args.run_dir is None and args.document != "lag":  # the ends of changelogs are in no file
+        path = state_path_of(args).resolve()  # its name is the application's
+        pid = doorless_owner(path)
+        if pid is not None:
+            status = _status_of_files(path.name, tasks_of(path.name, path), pid, kept_instance(path))
+            out.note(f"{owned(pid)}; it has no HTTP door to ask (standfast.ops.http.OpsServer opens one)")
+            return status
+    return client_of(args).get("/v1/status")
+
+
+def _offline_status(args: argparse.Namespace) -> Json:
+    from standfast.ops.observe.offline import find_tasks
+
+    tasks = find_tasks(args.offline, args.app)
+    return _status_of_files(tasks[0].app, tasks, tasks[0].owner_pid, "")
+
+
+def _status_of_files(app: str, tasks: list[OfflineTask], owner: int | None, instance: str) -> Json:
+    from standfast.ops.observe.offline import open_tasks
+    from standfast.ops.observe.status import STATUS_SCHEMA
+
+    with open_tasks(tasks) as opened:
+        documents = [stores.document() for stores in opened]
+    return {
+        "schema": STATUS_SCHEMA,
+        "app": app,
+        "instance": instance,
+        "live": False,
+        "ready": False,
+        "missing": [],
+        "members": [],
+        "standbys_missing": 0,
+        "owner_pid": owner,
+        "tasks": documents,
+        "restores": [],
+    }

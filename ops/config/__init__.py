@@ -1,0 +1,1 @@
+"""Settings: files, environment and flags, typed and checked."""

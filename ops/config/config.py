@@ -1,0 +1,237 @@
+"""Settings: a TOML file, then STANDFAST_SECTION__KEY from the environment, then flags; the later one wins.
+
+    file, environment, flags ──config_sources──> values with their places ──here──> Config of config_types, or BadConfig
+
+Rules of this file: puts together and checks; what there is to set stands in `config_types`. Every problem of all three
+sources is reported at once, as `file:line: section.key: what is wrong, and the value`; an unknown name comes with the
+nearest known one; a value that may be a secret is never repeated. Nothing is opened or created. Relative paths are
+relative to the working directory.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from standfast.ops.config.rules import kafka_name, together
+from standfast.ops.config.sources import Given, from_env, from_file, from_flags
+from standfast.ops.config.types import SECTIONS, Config, StoreConfig, settings_of
+from standfast.ops.config.values import parse_duration, parse_size, plain_text
+from standfast.store.errors import BadConfig, InvalidRequest
+from standfast.store.names import check_name
+from standfast.store.specs import StoreSpec
+
+__all__ = ["Loaded", "Settings", "load_config", "load_settings", "parse_duration", "parse_size"]
+
+VALUE_SHOWN_MAX = 80
+PROBLEMS_MAX = 100
+STORES = "stores"
+KAFKA = "kafka"
+CHANGELOG = "changelog"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the commands of an instance need, flat. Sizes in bytes, times in milliseconds."""
+
+    app: str | None = None
+    log: str | None = None
+    state_dir: Path | None = None
+    guarantee: str = "exactly_once"
+    standby_replicas: int = 0
+    partitions: int | None = None
+    commit_interval_ms: int = 1_000
+    gate: str = "all"
+    discovery_interval_ms: int | None = 60_000
+    memory_bytes: int = 256 << 20
+    cache_max_bytes: int = 10 << 20
+    value_max_bytes: int = 1_000_000
+    lease_ms: int = 1_500
+    max_stall_ms: int = 30_000
+    host: str = "127.0.0.1"
+    metrics_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings and where each came from; what is not in `origins` is a default. `texts`: as the file has them."""
+
+    config: Config
+    origins: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_config(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Loaded:
+    """Read all sources. `flags` maps `section.key` to a value, None meaning not given.
+
+    Raises BadConfig with every problem of the file, the environment and the flags.
+    """
+    reading = _Reading()
+    problems = reading.problems
+    for one in (*from_file(path, env, problems), *from_env(env), *from_flags(flags or {})):
+        reading.take(one)
+    loaded = reading.loaded()
+    if not problems:
+        problems += together(loaded.config, loaded.origins)
+    if problems:
+        more = len(problems) - PROBLEMS_MAX
+        raise BadConfig(problems[:PROBLEMS_MAX] + ([f"and {more} problems more"] if more > 0 else []))
+    return loaded
+
+
+def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
+    """The same, for commands that talk to an instance, a log or files. Raises BadConfig."""
+    config = load_config(path, env, flags).config
+    return Settings(
+        app=config.app.name,
+        log=config.log_address,
+        state_dir=config.app.state_dir,
+        guarantee=config.app.guarantee,
+        standby_replicas=config.app.standby_replicas,
+        partitions=config.app.partitions,
+        commit_interval_ms=config.app.commit_interval_ms,
+        gate=config.app.gate,
+        discovery_interval_ms=config.app.discovery_interval_ms,
+        memory_bytes=config.store.memory_bytes,
+        cache_max_bytes=config.store.cache_bytes,
+        value_max_bytes=config.store.value_max_bytes,
+        lease_ms=config.group.lease_ms,
+        max_stall_ms=config.group.max_stall_ms,
+        host=config.ops.host,
+        metrics_port=config.ops.metrics_port,
+    )
+
+
+class _Reading:
+    """Values as they come in, by section; later ones replace earlier ones."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+        self._stores: dict[str, dict[str, Any]] = {}
+        self._store_places: dict[str, str] = {}
+        self._kafka: dict[str, str] = {}
+        self._origins: dict[str, str] = {}
+        self._texts: dict[str, Any] = {}
+
+    def take(self, given: Given) -> None:
+        section, *rest = given.name
+        if section == KAFKA and rest:
+            self._take_kafka(given)
+        elif section == STORES and rest and (len(rest) > 1 or given.value == {}):
+            self._take_store(given)
+        elif section in SECTIONS and rest:
+            self._take_setting(given, settings_of(SECTIONS[section]), self._sections[section], section, ".".join(rest))
+        elif given.value != {} or section not in (*SECTIONS, STORES, KAFKA):
+            self._unknown(given)
+
+    def loaded(self) -> Loaded:
+        """What came together; stores that cannot be are told in `problems`."""
+        sections = {name: SECTIONS[name](**values) for name, values in self._sections.items()}
+        config = Config(**sections, stores=tuple(self._specs()), kafka=self._kafka)
+        return Loaded(config, self._origins, self._texts)
+
+    def _take_setting(
+        self, given: Given, known: Mapping[str, Any], into: dict[str, Any], prefix: str, key: str
+    ) -> None:
+        setting = known.get(key)
+        name = f"{prefix}.{key}"
+        if setting is None:
+            self._unknown(given)
+            return
+        try:
+            into[setting.name] = setting.metadata["reader"].parse(given.value)
+        except BadConfig as error:
+            self.problems += [f"{given.where}: {name}: {problem}" for problem in error.problems]
+        except (ValueError, InvalidRequest) as error:
+            shown = setting.metadata["shown"] and given.text is None
+            self.problems.append(f"{given.where}: {name}: {error}{_got(given.value) if shown else ''}")
+        else:
+            self._came_from(name, given)
+
+    def _take_store(self, given: Given) -> None:
+        store, *rest = given.name[1:]
+        if "environment" in given.where:  # variables have no case and no dashes
+            same = (name for name in self._stores if name.lower().replace("-", "_").replace(".", "_") == store)
+            store = next(same, store)
+        try:
+            check_name("store", store)
+        except InvalidRequest as error:
+            self.problems.append(f"{given.where}: stores: {error}")
+            return
+        values = self._stores.setdefault(store, {})
+        self._store_places.setdefault(store, given.where)
+        if rest[:1] == [CHANGELOG] and len(rest) > 1:
+            try:
+                values.setdefault(CHANGELOG, {})[".".join(rest[1:])] = plain_text(given.value)
+                self._came_from(f"{STORES}.{store}.{CHANGELOG}", given._replace(text=None))
+            except ValueError as error:
+                self.problems.append(f"{given.where}: {_plain('.'.join(given.name))}: {error}")
+        elif rest:
+            self._take_setting(given, settings_of(StoreConfig), values, f"{STORES}.{store}", ".".join(rest))
+
+    def _take_kafka(self, given: Given) -> None:
+        try:
+            name, value = kafka_name(".".join(given.name[1:]), "environment" in given.where), plain_text(given.value)
+        except ValueError as error:  # without the value: it may be a secret
+            self.problems.append(f"{given.where}: {_plain('.'.join(given.name))}: {error}")
+            return
+        self._kafka[name] = value
+        self._came_from(f"{KAFKA}.{name}", given)
+
+    def _came_from(self, name: str, given: Given) -> None:
+        self._origins[name] = given.where
+        self._texts.pop(name, None)
+        if given.text is not None:
+            self._texts[name] = given.text
+
+    def _specs(self) -> Iterable[StoreSpec]:
+        for name, values in self._stores.items():
+            try:
+                yield StoreConfig(**values).spec(name)
+            except BadConfig as error:
+                where = f"{self._store_places[name]}: {STORES}.{name}"
+                self.problems += [f"{where}: {one.removeprefix(f'store {name!r}: ')}" for one in error.problems]
+            except InvalidRequest as error:
+                self.problems.append(f"{self._store_places[name]}: {STORES}.{name}: {error}")
+
+    def _unknown(self, given: Given) -> None:
+        name = _plain(".".join(given.name))
+        what = "no such setting" if len(given.name) > 1 else "a setting outside a section"
+        hint = _nearest(given.name) if len(self.problems) < PROBLEMS_MAX else ""
+        self.problems.append(f"{given.where}: {name}: {what}{hint}")
+
+
+def _got(value: Any) -> str:
+    text = repr(value)
+    return f", got {text if len(text) <= VALUE_SHOWN_MAX else text[:VALUE_SHOWN_MAX] + '...'}"
+
+
+def _plain(name: str) -> str:
+    """A name as it may stand on a terminal."""
+    name = name if len(name) <= VALUE_SHOWN_MAX else name[:VALUE_SHOWN_MAX] + "..."
+    return name if name.isprintable() else repr(name)
+
+
+def _nearest(name: tuple[str, ...]) -> str:
+    section, key = name[0], name[-1]
+    if section == STORES and len(name) > 2:
+        own = list(settings_of(StoreConfig))
+        near = difflib.get_close_matches(key[:VALUE_SHOWN_MAX], own, 1, 0.6)
+        return f", did you mean {near[0]!r}?" if near else f"; a store has {', '.join(own)}"
+    known = [f"{one}.{setting}" for one in SECTIONS for setting in settings_of(SECTIONS[one])]
+    near = difflib.get_close_matches(".".join(name)[:VALUE_SHOWN_MAX], known, 1, 0.6)
+    if not near:  # the section may be what is wrong
+        near = [one for one in known if one.partition(".")[2] == key]
+    if near:
+        return f", did you mean {near[0]!r}?"
+    inside = [one for one in known if one.startswith(f"{section}.")]
+    return (
+        f"; there are {', '.join(inside)}" if inside else f"; the sections are {', '.join([*SECTIONS, STORES, KAFKA])}"
+    )
+
+
+assert {one.name for one in fields(Config)} == {*SECTIONS, STORES, KAFKA}, "a section that is not read"

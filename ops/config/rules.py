@@ -1,0 +1,128 @@
+"""Settings that must fit each other, and names of librdkafka's.
+
+Rules of this file: pure but for the working directory; a rule is about two settings or more (or about one whose own
+reader cannot know), and says which to change. Where each came from is told with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+
+from standfast.ops.config.types import Config
+from standfast.ops.shared.loopback import is_loopback
+from standfast.replication.kafka.address import COMMON, CONSUMER, FILE, OURS, PRODUCER, SECRETS
+from standfast.store.rows import KEY_MAX_BYTES
+
+SOCKET_PATH_MAX = 107  # of sun_path
+RUN_FILES = ("LOCK", "INFO.json", "TOKEN")
+_SAN = re.compile(r"(DNS|URI|IP):\S+")
+_ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?")
+_OPEN_NAMES = {name.replace(".", "_"): name for name in COMMON | CONSUMER | PRODUCER}
+_KAFKA_NAME = re.compile(r"[a-z0-9][a-z0-9._]{0,127}")
+
+
+def kafka_name(name: str, folded: bool = False) -> str:
+    """The name of a setting of [kafka]; `folded` has _ for dots, as in variables. Raises ValueError.
+
+    The file of a secret may be written `sasl.password_file` or `sasl.password.file`.
+    """
+    if folded:
+        secrets = {one.replace(".", "_") + "_file": one + FILE for one in SECRETS}
+        plain = {one.replace(".", "_"): one for one in SECRETS}
+        name = (_OPEN_NAMES | secrets | plain).get(name, name.replace("_", "."))
+    for secret in SECRETS:
+        if name in (f"{secret}_file", secret + FILE):
+            return secret + FILE
+    if name in SECRETS:
+        raise ValueError(
+            f"a secret does not stand in a file of settings: put it into a file, and its path at {name}_file"
+        )
+    if name in OURS:
+        raise ValueError("is set by standfast and cannot be changed (brokers stand in app.log): leave it out")
+    if not _KAFKA_NAME.fullmatch(name):
+        raise ValueError("is no name of a librdkafka setting")
+    return name
+
+
+def together(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
+    """Problems of settings that do not fit each other."""
+    for name, problem in (*_of_log(config), *_of_http(config), *_of_serve(config), *_of_limits(config)):
+        where = origins.get(name, "default")
+        yield f"{where}: {name}: {problem}"
+
+
+Problems = Iterator[tuple[str, str]]
+
+
+def _of_log(config: Config) -> Problems:
+    log = config.app.log or ""
+    if config.kafka and not log.startswith("kafka://"):
+        yield f"kafka.{next(iter(config.kafka))}", "goes with a log at kafka:// only: set app.log, or leave [kafka] out"
+
+
+def _of_http(config: Config) -> Problems:
+    http = config.http
+    if not is_loopback(http.host):
+        if not http.allow_remote:
+            yield "http.host", "is reachable from other machines: use 127.0.0.1, or set http.allow_remote = true"
+        if http.tls_certificate is None:
+            yield "http.host", "is reachable from other machines: set http.tls_certificate and http.tls_key_file"
+        if config.auth.tokens_file is None:
+            yield "http.host", "is reachable from other machines: set auth.tokens_file"
+    if (http.tls_certificate is None) != (http.tls_key_file is None):
+        given = "tls_certificate" if http.tls_key_file is None else "tls_key_file"
+        yield f"http.{given}", "http.tls_certificate and http.tls_key_file go together: set both"
+    if http.tls_key_password_file is not None and http.tls_key_file is None:
+        yield "http.tls_key_password_file", "is the password of http.tls_key_file, which is not set"
+    if http.client_ca is not None and http.tls_certificate is None:
+        yield "http.client_ca", "mutual TLS needs http.tls_certificate and http.tls_key_file"
+    if (http.client_ca is None) != (not http.client_names):
+        given = "client_ca" if http.client_names == () else "client_names"
+        yield f"http.{given}", "http.client_ca and http.client_names go together: who is let in is said by name"
+    for name in http.client_names:
+        if not _SAN.fullmatch(name):
+            yield "http.client_names", f"{name!r} is not DNS:name, URI:address or IP:number"
+    for origin in http.origins:
+        if not _ORIGIN.fullmatch(origin):
+            yield "http.origins", f"{origin!r} is not an origin such as https://ops.example:8443"
+
+
+def _of_serve(config: Config) -> Problems:
+    serve = config.serve
+    if serve.group is not None and _below_state(config):
+        yield (
+            "serve.group",
+            "its users cannot come to the run directory below the state directory, ours alone: set serve.run_dir",
+        )
+    if serve.socket in RUN_FILES:
+        yield "serve.socket", f"{serve.socket} is the name of another file of the run directory: choose another name"
+    if config.run_dir is not None:
+        length = len(os.fsencode(config.run_dir.absolute() / serve.socket))
+        if length > SOCKET_PATH_MAX:
+            yield (
+                "serve.run_dir",
+                f"the path of the socket has {length} bytes, {SOCKET_PATH_MAX} at most: set a shorter one",
+            )
+
+
+def _below_state(config: Config) -> bool:
+    """Whether the run directory is within the application's own directory, of mode 0700."""
+    app, run_dir = config.app, config.run_dir
+    if app.state_dir is None or app.name is None or run_dir is None:
+        return False
+    return run_dir.absolute().is_relative_to((app.state_dir / app.name).absolute())
+
+
+def _of_limits(config: Config) -> Problems:
+    limits, value_max = config.limits, config.store.value_max_bytes
+    if limits.key_max_bytes > KEY_MAX_BYTES:
+        yield "limits.key_max", f"{limits.key_max_bytes} bytes are more than a store takes: {KEY_MAX_BYTES} at most"
+    for name, number, upper_name, upper in (
+        ("limits.key_max", limits.key_max_bytes, "limits.command_max", limits.command_max_bytes),
+        ("store.value_max", value_max, "limits.command_max", limits.command_max_bytes),
+        ("store.value_max", value_max, "limits.uncommitted_max", limits.uncommitted_max_bytes),
+    ):
+        if number > upper:
+            yield name, f"{number} bytes are more than {upper_name} allows ({upper}): lower it, or raise {upper_name}"

@@ -1,0 +1,323 @@
+"""Every setting there is, typed, in one place: its name, its default, how it is read, what it is for.
+
+    section.key of the file   =   a section below, and a field of it without its unit: `lease_ms` is written `lease`
+    [stores.NAME]                 one store of the sidecar; bytes to bytes, the doors do not look into them
+    [kafka]                       any setting of librdkafka, for a log at kafka://; secrets only as `NAME_file`
+
+Rules of this file: plain frozen data. A setting is `shown` (its value may be printed) or `hidden`: one that says
+neither cannot be written, so a secret is never printed by forgetting. Secrets are in files; only paths stand here.
+Sizes in bytes, times in milliseconds; None where nothing was set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from standfast.ops.config.values import (
+    DURATION,
+    GROUP,
+    PATH,
+    SIZE,
+    SWITCH,
+    TEXT,
+    Reader,
+    at_least,
+    list_of,
+    mapping_of_text,
+    named,
+    number,
+    one_of,
+    or_off,
+)
+from standfast.replication.kafka.address import FILE, KafkaAddress
+from standfast.replication.tail.open_log import parse_address
+from standfast.store import serde
+from standfast.store.errors import BadConfig
+from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
+
+Guarantee = Literal["exactly_once", "at_least_once"]
+StoreKind = Literal["keyvalue", "window", "session", "versioned"]
+SOCKET_NAME = "resp.sock"
+INFO_NAME = "INFO.json"
+
+
+def shown(default: Any, reader: Reader, text: str) -> Any:
+    """A setting whose value may be printed."""
+    return field(default=default, metadata={"reader": reader, "text": text, "shown": True})
+
+
+def hidden(default: Any, reader: Reader, text: str) -> Any:
+    """A setting whose value is never printed."""
+    return field(default=default, metadata={"reader": reader, "text": text, "shown": False})
+
+
+def _log_address(value: Any) -> str:
+    if isinstance(value, str) and value.partition("://")[0] not in ("sqlite", "kafka") and "@" in value:
+        raise ValueError("expected sqlite:///PATH or kafka://HOST:PORT, without user and password")
+    parse_address(value)
+    return str(value)
+
+
+_INTERVAL = at_least(DURATION, "1ms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppSection:
+    """[app]: the application, its log, where its state is."""
+
+    name: str | None = shown(None, named("application"), "name of the application; begins the names of its changelogs")
+    log: str | None = hidden(
+        None, Reader(_log_address, {"type": "string"}), "address of the log: sqlite:/// or kafka://"
+    )
+    state_dir: Path | None = shown(None, PATH, "folder of the stores' files")
+    guarantee: Guarantee = shown("exactly_once", one_of("exactly_once", "at_least_once"), "what a crash may repeat")
+    standby_replicas: int = shown(0, number(0), "standbys of each task")
+    partitions: int | None = shown(None, number(1), "number of tasks; left out: as many as the changelogs have")
+    commit_interval_ms: int = shown(1_000, _INTERVAL, "time between the commits of an application's own loop")
+    gate: Literal["all", "task"] = shown(
+        "all", one_of("all", "task"), "process when all tasks are whole, or each alone"
+    )
+    discovery_interval_ms: int | None = shown(
+        60_000, or_off(_INTERVAL), "how often new source partitions are looked for"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSection:
+    """[store]: memory of all stores together."""
+
+    memory_bytes: int = shown(256 << 20, at_least(SIZE, "1MiB"), "block cache and write buffers")
+    cache_bytes: int = shown(10 << 20, SIZE, "record caches of all tasks; 0: every put is logged")
+    value_max_bytes: int = shown(1_000_000, at_least(SIZE, "1B"), "the largest value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSection:
+    """[group]: members of one application watching each other."""
+
+    lease_ms: int = shown(1_500, at_least(DURATION, "100ms"), "how long a member may be silent")
+    max_stall_ms: int = shown(
+        30_000, at_least(DURATION, "100ms"), "without progress for so long, a member does not renew its lease"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpsSection:
+    """[ops]: the small read-only door of an instance that is a library in somebody's process."""
+
+    host: str = shown("127.0.0.1", TEXT, "address of that door")
+    metrics_port: int | None = shown(None, number(0, 65_535), "its port; 0 takes a free one")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSection:
+    """[state]: the disk, and restores."""
+
+    disk_floor_bytes: int = shown(256 << 20, SIZE, "with less free space the sidecar is not ready and refuses writes")
+    restore_workers: int | None = shown(
+        None, number(0, 64), "processes of a bulk restore; left out: one a core, at most 4"
+    )
+    restore_memory_bytes: int = shown(512 << 20, at_least(SIZE, "16MiB"), "rows that these processes may hold together")
+    bulk_restore_records: int | None = shown(None, number(1), "records from which a cold store is restored in bulk")
+    accept_empty_log: bool = shown(False, SWITCH, "an operator's word that rows beside an empty log may go")
+    accept_missing_history: bool = shown(False, SWITCH, "an operator's word that a log without its head is enough")
+    accept_unreadable_rows: bool = shown(
+        False, SWITCH, "an operator's word that damaged rows of a store without a changelog may go"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSection:
+    """[serve]: the sidecar's process and its RESP door."""
+
+    run_dir: Path | None = shown(None, PATH, "folder of sockets, lock and info file; left out: STATE_DIR/APP/run")
+    socket: str = shown(SOCKET_NAME, named("socket"), "file of the RESP door in the run folder")
+    group: str | None = shown(None, GROUP, "group that may use the socket (mode 0660); needs its own run_dir")
+    uids: tuple[int, ...] = shown(
+        (),
+        list_of(number(0, (1 << 32) - 2)),
+        "users that may connect beside our own and root; none: the group",
+    )
+    lease_ms: int = shown(10_000, at_least(DURATION, "100ms"), "how long the app may be silent before its tasks close")
+    drain_timeout_ms: int = shown(20_000, _INTERVAL, "the one deadline of an orderly stop")
+    workers: int = shown(1, number(1, 64), "processes for restores and standbys")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSection:
+    """[http]: control, health, metrics and the page."""
+
+    host: str = shown("127.0.0.1", TEXT, "address; beyond loopback only with allow_remote, TLS and tokens")
+    port: int = shown(0, number(0, 65_535), "port; 0 takes a free one, the info file tells which")
+    allow_remote: bool = shown(False, SWITCH, "whether host may be reachable from other machines")
+    tls_certificate: Path | None = shown(None, PATH, "our certificate and its chain, PEM")
+    tls_key_file: Path | None = shown(None, PATH, "its private key, PEM")
+    tls_key_password_file: Path | None = shown(None, PATH, "password of that key")
+    client_ca: Path | None = shown(None, PATH, "authorities of clients' certificates, PEM: turns mutual TLS on")
+    client_names: tuple[str, ...] = shown(
+        (), list_of(TEXT), "clients let in, as DNS:name, URI:address or IP:number of the SAN"
+    )
+    origins: tuple[str, ...] = shown(
+        (), list_of(TEXT), "pages of other origins that may change something, https://host:port"
+    )
+    page: bool = shown(True, SWITCH, "whether the ops page is served")
+    allow_quit: bool = shown(False, SWITCH, "whether POST /quitquitquit drains as POST /v1/drain does")
+    peek: bool = shown(False, SWITCH, "whether the page may show the newest records of a changelog, keys and values")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsSection:
+    """[limits]: a limit on everything that a client can make us hold or wait for."""
+
+    connections: int = shown(1_000, number(1, 100_000), "connections of the RESP door")
+    idle_timeout_ms: int = shown(300_000, at_least(DURATION, "1s"), "a quiet connection is closed, unless it writes")
+    command_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "a command that began must have come by then")
+    key_max_bytes: int = shown(64 << 10, at_least(SIZE, "1B"), "the largest key; with its 16 bytes of times")
+    command_max_bytes: int = shown(8 << 20, at_least(SIZE, "1KiB"), "one command with all its arguments")
+    batch_ops: int = shown(10_000, number(1, 1 << 20), "commands of one MULTI, or keys of one command")
+    batch_max_bytes: int = shown(16 << 20, at_least(SIZE, "1KiB"), "their bytes")
+    reply_max_bytes: int = shown(
+        32 << 20, at_least(SIZE, "1KiB"), "answers that a client has not read; more cuts it off"
+    )
+    replies_max_bytes: int = shown(
+        256 << 20, at_least(SIZE, "64KiB"), "those of all clients together; more cuts off who has most of them"
+    )
+    uncommitted_max_bytes: int = shown(
+        64 << 20, at_least(SIZE, "64KiB"), "writes of one task that are not committed yet"
+    )
+    http_connections: int = shown(64, number(1, 10_000), "connections of the HTTP door")
+    http_head_max_bytes: int = shown(32 << 10, at_least(SIZE, "1KiB"), "request line and headers")
+    http_body_max_bytes: int = shown(1 << 20, at_least(SIZE, "1KiB"), "body of a request")
+    http_timeout_ms: int = shown(10_000, at_least(DURATION, "100ms"), "a request must have come by then")
+    wait_max_ms: int = shown(60_000, at_least(DURATION, "1ms"), "longest wait that a client may ask for")
+    event_streams: int = shown(16, number(1, 1_000), "streams of events that are open at a time")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthSection:
+    """[auth]: who may do what, where a socket's mode does not say it."""
+
+    tokens_file: Path | None = shown(
+        None, PATH, "tokens with their roles, mode 0600; left out: no tokens are asked for"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggingSection:
+    """[logging]: lines on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = shown(
+        "info", one_of("debug", "info", "warning", "error"), "what is logged; read again at SIGHUP"
+    )
+    format: Literal["text", "json"] = shown("text", one_of("text", "json"), "for people or for programs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """[stores.NAME]: one store. Which of the times it needs depends on its kind."""
+
+    kind: StoreKind = shown("keyvalue", one_of("keyvalue", "window", "session", "versioned"), "keyvalue, window, ...")
+    timestamped: bool | None = shown(None, SWITCH, "whether each value carries a timestamp; left out: as the kind does")
+    engine: Literal["rocksdb", "memory"] = shown("rocksdb", one_of("rocksdb", "memory"), "where the rows are")
+    caching: bool | None = shown(None, SWITCH, "whether puts of one key are joined before they are logged")
+    logging: bool = shown(True, SWITCH, "whether there is a changelog; without it a lost disk is a lost store")
+    source_topic: str | None = shown(None, TEXT, "keyvalue: a topic that serves as the changelog")
+    window_size_ms: int | None = shown(None, _INTERVAL, "window: length of a window")
+    retention_ms: int | None = shown(None, _INTERVAL, "window, session: how long rows are kept")
+    retain_duplicates: bool | None = shown(None, SWITCH, "window: whether rows of one key and window are all kept")
+    history_retention_ms: int | None = shown(None, DURATION, "versioned: how long old versions are kept")
+    changelog: Mapping[str, str] | None = shown(None, mapping_of_text(), "settings of the changelog's topic")
+
+    def spec(self, name: str) -> StoreSpec:
+        """The definition of a store of this name. Raises BadConfig with every problem, InvalidRequest for the name."""
+        kind, own = _KINDS[self.kind]
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "kind"}
+        chosen = {key: value for key, value in given.items() if value is not None}
+        problems = [
+            f"{setting_name(key)} does not go with kind {self.kind}: leave it out"
+            for key in sorted(chosen.keys() & _OF_SOME_KINDS - own.keys())
+        ]
+        problems += [
+            f"kind {self.kind} needs {setting_name(key)}" for key, needed in own.items() if needed and key not in chosen
+        ]
+        if problems:
+            raise BadConfig(problems)
+        made: StoreSpec = kind(name, serde.bytes, serde.bytes, **chosen)
+        return made
+
+
+_KINDS: dict[StoreKind, tuple[Any, dict[str, bool]]] = {  # the class, and its own settings: whether each is needed
+    "keyvalue": (KeyValueStore, {"source_topic": False}),
+    "window": (WindowStore, {"window_size_ms": True, "retention_ms": True, "retain_duplicates": False}),
+    "session": (SessionStore, {"retention_ms": True}),
+    "versioned": (VersionedStore, {"history_retention_ms": True}),
+}
+_OF_SOME_KINDS = {key for _, own in _KINDS.values() for key in own}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All settings. `kafka` holds librdkafka's by their names; `NAME.file` is the file of a secret."""
+
+    app: AppSection = field(default_factory=AppSection)
+    store: StoreSection = field(default_factory=StoreSection)
+    group: GroupSection = field(default_factory=GroupSection)
+    ops: OpsSection = field(default_factory=OpsSection)
+    state: StateSection = field(default_factory=StateSection)
+    serve: ServeSection = field(default_factory=ServeSection)
+    http: HttpSection = field(default_factory=HttpSection)
+    limits: LimitsSection = field(default_factory=LimitsSection)
+    auth: AuthSection = field(default_factory=AuthSection)
+    logging: LoggingSection = field(default_factory=LoggingSection)
+    stores: tuple[StoreSpec, ...] = ()
+    kafka: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def log_address(self) -> str | None:
+        """The address that opens the log: app.log with the settings of [kafka]."""
+        if self.app.log is None or not self.kafka:
+            return self.app.log
+        where = parse_address(self.app.log)
+        assert isinstance(where, KafkaAddress), "checked when it was read"
+        files = {name.removesuffix(FILE): path for name, path in self.kafka.items() if name.endswith(FILE)}
+        options = {name: value for name, value in self.kafka.items() if not name.endswith(FILE)}
+        return str(replace(where, options={**where.options, **options}, secret_files={**where.secret_files, **files}))
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Where sockets, lock and info file are; None without a state directory or a name."""
+        if self.serve.run_dir is not None or self.app.state_dir is None or self.app.name is None:
+            return self.serve.run_dir
+        return self.app.state_dir / self.app.name / "run"
+
+    @property
+    def tls(self) -> bool:
+        """Whether the HTTP door speaks TLS."""
+        return self.http.tls_certificate is not None
+
+
+SECTIONS: dict[str, Any] = {
+    "app": AppSection,
+    "store": StoreSection,
+    "group": GroupSection,
+    "ops": OpsSection,
+    "state": StateSection,
+    "serve": ServeSection,
+    "http": HttpSection,
+    "limits": LimitsSection,
+    "auth": AuthSection,
+    "logging": LoggingSection,
+}
+
+
+def setting_name(field_name: str) -> str:
+    """`lease_ms` is written `lease` in the file: the value says its unit."""
+    return field_name.removesuffix("_ms").removesuffix("_bytes")
+
+
+def settings_of(section: Any) -> dict[str, Field[Any]]:
+    """The settings of a section by their names in the file."""
+    return {setting_name(one.name): one for one in fields(section)}

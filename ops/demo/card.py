@@ -1,0 +1,185 @@
+"""The card that closes the demo: a panel on a terminal, plain lines anywhere else.
+
+Rules of this file: words and layout only; every number comes from the result.
+"""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from standfast.ops.demo.board import DAY_MS
+from standfast.ops.demo.result import DemoResult, left_out, removal_line
+
+WIDTH_MAX = 96
+
+
+def print_card(result: DemoResult, out: TextIO) -> None:
+    """Print the card for `out`'s kind: a terminal or not."""
+    console = Console(file=out, highlight=False)
+    if console.is_terminal and not console.is_dumb_terminal:
+        console.print(panel(result), width=min(console.width, WIDTH_MAX))
+        return
+    print(f"standfast demo: {verdict(result)}", file=out)
+    for label, text in lines(result):
+        print(f"  {label:<13} {text}", file=out)
+
+
+def panel(result: DemoResult) -> Panel:
+    """The card as a panel, for any width."""
+    good = not result.problems
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in lines(result):
+        grid.add_row(label, Text(text, style="red" if label == "problem" else ""))
+    title = Text(f" {verdict(result)} ", style="bold green" if good else "bold red")
+    return Panel(grid, title=title, border_style="green" if good else "red", padding=(0, 1))
+
+
+def verdict(result: DemoResult) -> str:
+    """One line that says how it ended."""
+    took_s = result.takeover.to_first_record_ms / 1_000
+    if result.problems:
+        return "NOT equal: see the problems"
+    rows = "every row is equal" if result.comparison.exact else "nothing is lost"
+    return f"{rows}; the standby took over in {took_s:.2f} s"
+
+
+def lines(result: DemoResult) -> list[tuple[str, str]]:
+    """The card's lines: label and text."""
+    found = [("problem", problem) for problem in result.problems]
+    return [*found, ("log", _log(result)), *_course(result), *_checks(result), *_spark(result), *_rest(result)]
+
+
+def _log(result: DemoResult) -> str:
+    log = result.log
+    if log.pid is not None:
+        started_s = (log.started_ms or 0) / 1_000
+        return f"Kafka {log.kafka} at {log.address}: started for this run in {started_s:.1f} s, pid {log.pid}, stopped"
+    if log.shared:
+        return f"{log.address}, every name begins with {log.prefix}-"
+    return "embedded, one file"
+
+
+def _course(result: DemoResult) -> list[tuple[str, str]]:
+    fed, takeover, board = result.fed, result.takeover, result.board
+    after_ms = takeover.to_first_record_ms - takeover.to_promotion_ms
+    return [
+        (
+            "flights",
+            f"{fed.records:,} fed in order of departure ({fed.out_of_order:,} out of order by schedule); "
+            f"left out: {fed.cancelled:,} cancelled, {fed.without_aircraft:,} without aircraft",
+        ),
+        (
+            "kill -9 A",
+            f"at {takeover.processed_by_a:,} processed, {takeover.committed_by_a:,} committed, "
+            f"{takeover.waiting:,} waiting",
+        ),
+        (
+            "take-over",
+            f"{takeover.to_first_record_ms / 1_000:.2f} s from the kill to B's first record: "
+            f"{takeover.to_promotion_ms / 1_000:.2f} s until the lease had run out, "
+            f"{after_ms / 1_000:.2f} s for {takeover.tasks} tasks",
+        ),
+        (
+            "standby B",
+            f"{takeover.standby_replayed:,} changes replayed before, {takeover.tail_replayed:,} behind the gate; "
+            f"then processed {takeover.processed_by_b:,}",
+        ),
+        ("gate", f"{takeover.gate_waits} wait{'s' * (takeover.gate_waits != 1)}, {takeover.gate_wait_ms} ms in all"),
+        (
+            "windows",
+            f"an hour closes {_days(fed.grace_ms)} after its end (grace), {board.late_windows} late; "
+            f"kept {_days(fed.retention_ms)}: {board.segments_expired} segments expired",
+        ),
+        (
+            "punctuation",
+            f"{result.comparison.retired:,} aircraft retired, a day after they were last seen; "
+            f"live board published {board.live_records} times",
+        ),
+    ]
+
+
+def _checks(result: DemoResult) -> list[tuple[str, str]]:
+    comparison, finals, cold = result.comparison, result.finals, result.cold
+    by_a = result.board.finals_by_a
+    rows = " + ".join(f"{one.expected:,} {one.store}" for one in comparison.stores)
+    once = "each once" if not finals.repeated else f"{finals.repeated} {'AGAIN' if finals.exact else 'again'}"
+    return [
+        ("file", f"{rows} rows compared, {comparison.differences} differences"),
+        _counted(result),
+        (
+            "final results",
+            f"{finals.expected:,} hours closed, {once}: {by_a:,} given by A, {finals.records - by_a:,} by B; "
+            f"{finals.differences} differences",
+        ),
+        ("offsets", f"{sum(result.offsets.committed.values()):,} committed of {result.fed.records:,} records"),
+        (
+            "changelogs",
+            f"{result.verified.rows:,} rows verified by digest, {result.verified.mismatches} differences",
+        ),
+        (
+            "A came back",
+            f"as standby, {result.returned.standby_replayed:,} missed changes, {_same(result.returned.equal)}",
+        ),
+        (
+            "cold restore",
+            f"{cold.records:,} changes in {cold.duration_ms / 1_000:.2f} s "
+            f"({cold.records_per_s:,}/s, opening included), {_same(cold.equal)}",
+        ),
+    ]
+
+
+def _spark(result: DemoResult) -> list[tuple[str, str]]:
+    run = result.spark
+    if run is None:
+        return []
+    told = (
+        f"{run.stores} stores of {run.records:,} changes inspected, rebuilt and verified in "
+        f"{run.elapsed_ms / 1_000:.1f} s (and {run.started_ms / 1_000:.1f} s to start {run.version}): "
+        f"{run.rows:,} rows equal, {run.differences} differences; "
+    )
+    told += f"{run.same_digest} of {run.rebuilt} rebuilt partitions have the digest of the live rows"
+    report = [] if result.kept_in is None else [("report", run.report)]
+    return [("Spark", told), *report]
+
+
+def _counted(result: DemoResult) -> tuple[str, str]:
+    comparison = result.comparison
+    counted = f"{comparison.flights_counted:,} flights counted of {result.fed.records:,} fed"
+    if comparison.exact:
+        return "exactly once", counted
+    return "at least once", f"{counted}; behind the kill {comparison.again:,} were counted again by airport, none lost"
+
+
+def _rest(result: DemoResult) -> list[tuple[str, str]]:
+    found = [("digest", f"{store} {digest}") for store, digest in result.digests.items()]
+    found.append(("metrics", f"{result.metrics.address}/metrics served {result.metrics.samples} samples"))
+    found += [("left out", text) for text in left_out(result)]
+    if result.log.shared:
+        found.append(("topics", _topics(result)))
+    if result.kept_in is not None:
+        found.append(("kept in", result.kept_in))
+    found.append(("took", f"{result.duration_ms / 1_000:.1f} s"))
+    return found
+
+
+def _topics(result: DemoResult) -> str:
+    log = result.log
+    if log.removed:
+        return f"the {len(log.topics)} that it made were removed"
+    return f"{len(log.topics)} are kept; remove them with: {removal_line(log.address, log.prefix)}"
+
+
+def _days(duration_ms: int) -> str:
+    days = duration_ms / DAY_MS
+    return f"{days:.0f} days" if days.is_integer() else f"{days:.1f} days"
+
+
+def _same(equal: bool) -> str:
+    return "same digests" if equal else "OTHER digests"

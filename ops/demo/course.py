@@ -1,0 +1,261 @@
+"""The part of the demo with live processes: one of two is killed in the middle, the other takes over.
+
+    feed ─┬─> A active ──── half way: SIGKILL ····· comes back, stands by ──┐
+          └─> B stands by ───────────> takes over, goes on to the end ──────┴─> stop
+
+Rules of this file: it starts, feeds, kills and waits; what is right is decided by the modules that compare. Every wait
+has a bound on how long nothing may move.
+"""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from standfast.ops.demo.board import TASKS, BoardSettings
+from standfast.ops.demo.display import Display, Numbers
+from standfast.ops.demo.feeder import Feeder
+from standfast.ops.demo.log import LogView
+from standfast.ops.demo.process import POLL_MS, Status, Worker
+from standfast.ops.demo.result import Metrics, TakeOver
+from standfast.ops.demo.worker import STATISTICS_EVERY_TICKS, TICK_S
+from standfast.store.clock import Clock
+from standfast.store.errors import Unavailable
+
+STALL_MS_MAX = 30_000
+SETTLE_MS = round(TICK_S * 1_000 * (STATISTICS_EVERY_TICKS + 2))  # a worker's statistics are at most this old
+SLICE_PARTS = 80
+SLICE_RECORDS_MIN = 25
+METRICS_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """The moment of the SIGKILL: its monotonic time, how far A and the feeder were, final results in the log.
+
+    `committed` was seen just before; what B found when it took over is exact.
+    """
+
+    at_ms: int
+    processed: int
+    committed: int
+    fed: int
+    finals: int
+
+
+class Course:
+    """The part with live processes. What it learnt is in its attributes once `run` returned."""
+
+    def __init__(
+        self,
+        folder: Path,
+        log: str,
+        settings: BoardSettings,
+        feeder: Feeder,
+        view: LogView,
+        display: Display,
+        clock: Clock,
+        metrics_port: int,
+    ) -> None:
+        self.killed = Killed(-1, 0, 0, 0, 0)
+        self.promoted = self.a_last = self.b_last = self.a_back = Status()
+        self.published = 0
+        self.metrics = Metrics("", 0)
+        self._folder = folder
+        self._log = log
+        self._settings = settings
+        self._feeder = feeder
+        self._view = view
+        self._display = display
+        self._clock = clock
+        self._metrics_port = metrics_port
+        self._slice = max(feeder.total // SLICE_PARTS, SLICE_RECORDS_MIN)
+        self._workers: list[Worker] = []
+        self._committed = 0
+        self._b = Status()
+
+    def run(self) -> None:
+        """From the start of A to the clean stop of both."""
+        a, b = self._start_both()
+        self._until_half(a, b)
+        self._kill(a)
+        self._until_taken_over(b)
+        returned = self._start("a")
+        self._until_end(b, returned)
+        # The standby goes first, so that it does not take over what the active gives up.
+        returned.stop()
+        b.stop()
+        self._display.event("both processes stopped cleanly")
+
+    def abandon(self) -> None:
+        """Leave no process behind."""
+        for worker in reversed(self._workers):
+            worker.abandon()
+
+    def takeover(self) -> TakeOver:
+        """The kill and what came after it."""
+        killed, last = self.killed, self.b_last
+        return TakeOver(
+            processed_by_a=max(killed.processed, last.resumed),  # its last status may be older than its last commit
+            committed_by_a=last.resumed,
+            waiting=killed.fed - last.resumed,
+            lease_ms=self._settings.lease_ms,
+            to_promotion_ms=last.restoring_ms - killed.at_ms,
+            to_running_ms=last.running_ms - killed.at_ms,
+            to_first_record_ms=last.first_ms - killed.at_ms,
+            tasks=last.promotions,
+            standby_replayed=self.promoted.standby_records,
+            tail_replayed=last.restored_records,
+            gate_waits=last.gate_waits,
+            gate_wait_ms=last.gate_wait_ms,
+            processed_by_b=last.processed,
+        )
+
+    def _start(self, name: str, *, held: bool = False) -> Worker:
+        port = self._metrics_port if name == "b" else 0  # B is the one that lives to the end
+        worker = Worker(self._folder, name, self._log, self._settings, self._clock, port, held=held)
+        self._workers.append(worker)
+        return worker
+
+    def _start_both(self) -> tuple[Worker, Worker]:
+        a, b = self._start("a"), self._start("b", held=True)
+        self._wait("A to take every task", lambda: a.status().active == TASKS and a.status().ready)
+        b.release()
+        self._wait("B to stand by for every task", lambda: b.status().standby == TASKS)
+        self._display.event(f"A (pid {a.pid}) runs all {TASKS} tasks, B (pid {b.pid}) stands by for them")
+        return a, b
+
+    def _until_half(self, a: Worker, b: Worker) -> None:
+        def half() -> bool:
+            self.a_last, self._b = a.status(), b.status()
+            if self._b.first_ms >= 0:
+                raise Unavailable(
+                    "B took over before A was killed: A was held up for longer than its lease of "
+                    f"{self._settings.lease_ms} ms; run the demo again while the machine is less busy, or with a "
+                    "longer --lease-ms"
+                )
+            self._feed()
+            return self.a_last.processed >= self._feeder.total // 2
+
+        self._wait("A to process half of the flights", half)
+        reached = self.a_last.processed
+
+        def in_the_middle() -> bool:
+            self.a_last, self._b = a.status(), b.status()
+            # As much as may wait, so that A has work in hand that is lost, and B has work at once.
+            self._feeder.feed(self._feeder.room(self._view.committed()))
+            return self.a_last.processed > reached
+
+        self._wait("A to be in the middle of its work", in_the_middle)
+
+    def _kill(self, a: Worker) -> None:
+        committed = sum(self._view.committed().values())
+        at_ms = a.kill()
+        self.a_last = a.last
+        self.killed = Killed(at_ms, self.a_last.processed, committed, self._feeder.fed, self._view.finals())
+        self._display.event(
+            f"kill -9 A: {committed:,} of {self._feeder.total:,} flights committed, "
+            f"{self.killed.fed - committed:,} waiting in the log",
+            loud=True,
+        )
+
+    def _until_taken_over(self, b: Worker) -> None:
+        def taken() -> bool:
+            self._b = b.status()
+            if self._b.restoring_ms < 0:
+                # Nothing is fed meanwhile: A may have left a transaction open, and its offsets are waited for.
+                self.promoted = self._b
+            else:
+                self._feed()
+            return self._b.first_ms >= 0
+
+        self._wait("B to take over", taken)
+        self._display.event(
+            f"B took over after {(self._b.first_ms - self.killed.at_ms) / 1_000:.2f} s (lease "
+            f"{self._settings.lease_ms / 1_000:.1f} s); it had replayed {self.promoted.standby_records:,} changes",
+            loud=True,
+        )
+
+    def _until_end(self, b: Worker, returned: Worker) -> None:
+        def processed() -> bool:
+            self._b, self.a_back = b.status(), returned.status()
+            self._feed()
+            return self._feeder.done and self._view.settled(self._feeder.total)
+
+        self._wait("B to process every flight", processed)
+        done_ms = self._clock.monotonic_ms()
+        self._display.event(f"all {self._feeder.total:,} flights are committed")
+
+        def settled() -> bool:
+            self._b, self.a_back = b.status(), returned.status()
+            caught_up = self.a_back.standby == TASKS and self.a_back.standby_lag == 0
+            return caught_up and min(self._b.at_ms, self.a_back.at_ms) > done_ms + SETTLE_MS
+
+        self._wait("A to stand by again", settled)
+        self.b_last, self.published = self._b, self._view.published
+        self.metrics = Metrics(self._b.metrics, count_samples(self._b.metrics))
+        self._display.event(
+            f"A came back as standby and replayed the {self.a_back.standby_records:,} changes it had missed"
+        )
+
+    def _feed(self) -> int:
+        """Write the next slice, as far as both groups of tasks keep up; returns how many flights that were."""
+        committed = self._view.committed()
+        self._committed = sum(committed.values())
+        room = min(self._feeder.room(committed), self._feeder.lead_max - self._view.backlog())
+        return self._feeder.feed(min(self._slice, room))
+
+    def _wait(self, what: str, done: Callable[[], bool]) -> None:
+        moved = self._marks()
+        deadline_ms = self._clock.monotonic_ms() + STALL_MS_MAX
+        while not done():
+            self._show()
+            now_ms = self._clock.monotonic_ms()
+            if self._marks() != moved:
+                moved, deadline_ms = self._marks(), now_ms + STALL_MS_MAX
+            elif now_ms > deadline_ms:
+                raise Unavailable(
+                    f"nothing moved for {STALL_MS_MAX} ms while the demo waited for {what}: see the worker logs in "
+                    f"{self._folder} (choose it with --dir to keep it)"
+                )
+            self._clock.sleep_ms(POLL_MS)
+        self._show()
+
+    def _marks(self) -> tuple[int, ...]:
+        return (self._feeder.fed, self._committed, self.a_last.processed, self._b.processed, self._b.standby_records)
+
+    def _show(self) -> None:
+        killed = self.killed.at_ms >= 0
+        self._display.numbers(
+            Numbers(
+                total=self._feeder.total,
+                fed=self._feeder.fed,
+                by_a=self.a_last.processed,
+                a_ended=killed,
+                standby=self._b.standby_records,
+                standby_total=self.a_last.logged_records,
+                by_b=self._b.processed,
+                by_b_total=self._feeder.total - self.killed.committed if killed else 0,
+                board=self._view.board(),
+            )
+        )
+
+
+def count_samples(address: str) -> int:
+    """Fetch `address`/metrics once and count its samples. Raises Unavailable."""
+    where = urlsplit(address)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=METRICS_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        text = answer.read().decode("utf-8")
+    except OSError as error:
+        raise Unavailable(f"metrics at {address} did not answer: {error}") from error
+    finally:
+        connection.close()
+    if answer.status != http.client.OK:
+        raise Unavailable(f"metrics at {address} answered {answer.status}: {text[:200]}")
+    return sum(bool(line) and not line.startswith("#") for line in text.splitlines())

@@ -1,0 +1,265 @@
+"""The command `standfast demo`: a delay board over real flights, one of its two processes killed on the way.
+
+    standfast demo [--data sample|full] [--guarantee G] [--dir D] [--metrics-port N] [--json]
+    standfast demo --log kafka                                on a real Kafka broker, started and stopped for it
+    standfast demo --log kafka://host:9092 --prefix x         on somebody's own; --remove instead: what it left there
+    standfast demo --no-spark                                 without its last step, which needs the extra `spark`
+    standfast demo --limit N                                  first N flights, for a quick look and for tests
+    standfast demo --scenario NAME [--json]                   a worked example of the time semantics, step by step
+
+Exit codes: 0 all rows (or steps) as they must be, 1 any differs, 2 a folder or topics that are there already or options
+that do not go together, 69 no broker or none to be had, 78 data that is not installed.
+
+Rules of this file: arguments, folder and exit code; heavy modules are imported when the command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from standfast.ops.scenarios.stage import SCENARIOS
+from standfast.store.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from standfast.ops.demo.display import Display
+    from standfast.ops.demo.result import DemoResult, LogUsed
+    from standfast.store.clock import Clock
+
+EXIT_DIFFERENT = 1
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="a delay board over real flights; the active process is killed, its standby takes over",
+        description="Runs a delay board over real flights of 2013 in two processes, kills the active one with SIGKILL "
+        "half way, lets its standby take over, and compares every row with a plain computation from the file.",
+    )
+    parser.add_argument(
+        "--data", choices=("sample", "full"), help="flights of January 2013 (sample, the default), or of all of 2013"
+    )
+    parser.add_argument(
+        "--log",
+        metavar="WHERE",
+        help="kafka: a real broker, fetched the first time, started for the demo and stopped at its end; "
+        "kafka://host:9092: your own; left out: a file",
+    )
+    parser.add_argument(
+        "--prefix",
+        metavar="X",
+        help="on your own broker: topics, group and transactional ids all begin with X- (default: standfast-demo)",
+    )
+    parser.add_argument(
+        "--remove",
+        action="store_true",
+        help="on your own broker: list what a demo with this prefix left there; with --yes delete it",
+    )
+    parser.add_argument("--yes", action="store_true", help="with --remove: do it")
+    parser.add_argument(
+        "--guarantee",
+        choices=("exactly_once", "at_least_once"),
+        help="of the application (exactly_once); at least once may count flights again after the kill",
+    )
+    parser.add_argument(
+        "--lease-ms",
+        type=_whole,
+        metavar="N",
+        help="milliseconds for which a process that is gone counts as there (1200): the take-over waits for them",
+    )
+    parser.add_argument("--dir", type=Path, metavar="D", help="keep logs and state here; must be absent or empty")
+    parser.add_argument(
+        "--metrics-port",
+        type=_port,
+        metavar="N",
+        help="where the surviving process serves /metrics and /v1/status (default: a free port, shown at the end)",
+    )
+    parser.add_argument(
+        "--scenario", choices=SCENARIOS, help="play a worked example of the time semantics step by step instead"
+    )
+    parser.add_argument(
+        "--no-spark", action="store_true", help="leave out the last step, which rebuilds and verifies all on Spark"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+    parser.add_argument("--limit", type=_whole, metavar="N", help=argparse.SUPPRESS)
+    parser.set_defaults(handler=start)
+
+
+def start(arguments: argparse.Namespace) -> int:
+    """The demo, or the scenario that was asked for; returns the exit code."""
+    if arguments.scenario is not None:
+        return play_scenario(arguments)
+    from standfast.ops.demo.board import LEASE_MS
+    from standfast.ops.demo.place import check_place
+
+    check_place(arguments.log, arguments.prefix)
+    if arguments.remove or arguments.yes:
+        from standfast.ops.demo.remove import run_remove
+
+        return run_remove(arguments)
+    arguments.data = arguments.data or "sample"
+    arguments.guarantee = arguments.guarantee or "exactly_once"
+    arguments.lease_ms = arguments.lease_ms or LEASE_MS
+    arguments.metrics_port = arguments.metrics_port or 0
+    return run(arguments)
+
+
+def play_scenario(arguments: argparse.Namespace) -> int:
+    """Play a scenario and print it; returns the exit code."""
+    names = ("data", "log", "prefix", "guarantee", "lease_ms", "dir", "metrics_port", "limit")
+    given = [name for name in names if getattr(arguments, name) is not None]
+    given += [name for name in ("remove", "yes", "no_spark") if getattr(arguments, name)]
+    if given:
+        flags = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise InvalidRequest(f"--scenario plays on data of its own: leave {flags} out, or leave --scenario out")
+    from standfast.ops.scenarios.stage import play
+    from standfast.ops.scenarios.stage import report as report_scenario
+
+    try:
+        with _terminated():
+            return report_scenario(play(arguments.scenario), as_json=arguments.json)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the demo; returns the exit code. Raises StandfastError for what the caller must fix."""
+    try:
+        with _terminated(), _folder(arguments.dir) as folder:
+            result = _run(arguments, folder)
+    except KeyboardInterrupt:
+        print("demo stopped; its processes are gone", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return report(result, as_json=arguments.json)
+
+
+def report(result: DemoResult, *, as_json: bool) -> int:
+    """Print the result on stdout, as a card or as one JSON document; returns the exit code."""
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        from standfast.ops.demo.card import print_card
+
+        print_card(result, sys.stdout)
+    return EXIT_DIFFERENT if result.problems else 0
+
+
+def _run(arguments: argparse.Namespace, folder: Path) -> DemoResult:
+    from standfast.ops.demo.display import choose_display
+    from standfast.ops.demo.flights import read_flights
+    from standfast.ops.demo.place import place_for
+    from standfast.ops.demo.run import run_demo
+    from standfast.store.clock import SystemClock
+
+    data, clock, kept = read_flights(arguments.data, arguments.limit), SystemClock(), arguments.dir is not None
+    with (
+        _own_stderr() as stderr,
+        choose_display(stderr) as display,
+        place_for(arguments.log, arguments.prefix, folder, display, clock) as used,
+        _left_behind(used),
+    ):
+        result = run_demo(
+            folder,
+            data,
+            display,
+            clock,
+            used,
+            guarantee=arguments.guarantee,
+            lease_ms=arguments.lease_ms,
+            kept=kept,
+            metrics_port=arguments.metrics_port,
+            spark=not arguments.no_spark,
+        )
+        return result if kept or result.problems else _cleared(result, display, clock)
+
+
+def _cleared(result: DemoResult, display: Display, clock: Clock) -> DemoResult:
+    """Nothing stays on somebody's broker after a run that went well and whose folder goes, too."""
+    from standfast.ops.demo.place import cleared
+
+    if not result.log.shared:
+        return result
+    used = cleared(result.log, clock)
+    display.event(f"removed the {len(used.topics)} topics of {used.prefix}-")
+    return replace(result, log=used)
+
+
+@contextmanager
+def _own_stderr() -> Iterator[TextIO]:
+    """On a terminal a handle of the display's own: while Spark starts, the other one leads to a file."""
+    if not sys.stderr.isatty():
+        yield sys.stderr
+        return
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding, buffering=1) as own:
+        yield own
+
+
+@contextmanager
+def _left_behind(used: LogUsed) -> Iterator[None]:
+    """If the demo does not end by itself, say what it leaves on somebody's broker."""
+    try:
+        yield
+    except BaseException:
+        if used.shared:
+            from standfast.ops.demo.result import removal_line
+
+            print(
+                f"note: topics that begin with {used.prefix}- may be left on {used.address}; remove them with: "
+                f"{removal_line(used.address, used.prefix)}",
+                file=sys.stderr,
+            )
+        raise
+
+
+@contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    """The folder to work in: the given one, which is kept, or one that goes away afterwards."""
+    if given is None:
+        with tempfile.TemporaryDirectory(prefix="standfast-demo-") as name:
+            yield Path(name)
+        return
+    if given.exists() and (not given.is_dir() or any(given.iterdir())):
+        raise InvalidRequest(f"--dir {given} is not an empty folder: give one that is empty or does not exist yet")
+    given.mkdir(parents=True, exist_ok=True)
+    yield given.absolute()
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM unwinds like an exit, so that the demo's processes and its folder go too."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(EXIT_TERMINATED)
+
+    previous: Any = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 65_535:
+        raise argparse.ArgumentTypeError("give a port from 1 to 65535, or 0 for a free one")
+    return number
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("give a whole number of at least 1")
+    return number

@@ -1,0 +1,188 @@
+"""What the demo shows while it runs: the live board and progress bars on a terminal, a few plain lines anywhere else.
+
+Rules of this file: it writes to stderr only, and knows nothing of how the demo works.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from standfast.ops.demo.live import LiveBoard
+
+NO_FLIGHT = LiveBoard()
+PLAIN_BOARDS = 4  # how often the plain lines tell of the board
+REFRESH_PER_S = 10
+LABEL_WIDTH = 11  # of the longest name of a bar
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How far everything is, in records; a total of 0 is not known yet."""
+
+    total: int
+    fed: int = 0
+    by_a: int = 0
+    a_ended: bool = False
+    standby: int = 0
+    standby_total: int = 0
+    by_b: int = 0
+    by_b_total: int = 0
+    board: LiveBoard = NO_FLIGHT
+
+
+class Display(Protocol):
+    """Where the demo tells of itself."""
+
+    def event(self, text: str, *, loud: bool = False) -> None:
+        """Something happened; `loud` for the kill and the take-over."""
+        ...
+
+    def numbers(self, now: Numbers) -> None:
+        """Progress, several times a second."""
+        ...
+
+    def spark(self, part: float, what: str, *, store: bool) -> None:
+        """How far the run of Spark is, 0.0 to 1.0, and what it does; `store`: it begins with another store."""
+        ...
+
+    def __enter__(self) -> Display: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class PlainDisplay:
+    """Events as lines, no bars; of the live board a line at each quarter of the flights."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._boards = 0
+
+    def event(self, text: str, *, loud: bool = False) -> None:
+        """One line; loud ones are marked."""
+        print(f"{'**' if loud else '--'} {text}", file=self._out, flush=True)
+
+    def numbers(self, now: Numbers) -> None:
+        """Only what is worth a line in a log file."""
+        quarters = now.board.flights * PLAIN_BOARDS // max(now.total, 1)
+        if quarters > self._boards:
+            self._boards = quarters
+            self.event(f"live board of {now.board.at}: {now.board}")
+
+    def spark(self, part: float, what: str, *, store: bool) -> None:
+        """A line for each store."""
+        if store:
+            self.event(f"Spark, {part:.0%}: {what}")
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class BarDisplay:
+    """The live board and five bars that stay at the bottom, events scrolling above them."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=LABEL_WIDTH)),
+            BarColumn(bar_width=None, complete_style="cyan", finished_style="green", pulse_style="grey37"),
+            TextColumn("{task.fields[count]}", justify="right"),
+            console=console,
+            expand=False,
+            auto_refresh=False,
+        )
+        self._board = NO_FLIGHT
+        self._spark = ""
+        self._live = Live(
+            console=console, get_renderable=self._picture, refresh_per_second=REFRESH_PER_S, transient=True
+        )
+        self._bars: dict[str, TaskID] = {
+            name: self._progress.add_task(text, total=None, count="", start=False)
+            for name, text in (
+                ("fed", "flights fed"),
+                ("a", "A  active"),
+                ("standby", "B  standing by"),
+                ("b", "B  active"),
+                ("spark", "Spark"),
+            )
+        }
+
+    def event(self, text: str, *, loud: bool = False) -> None:
+        """One line above the bars."""
+        line = Table.grid(padding=(0, 1, 0, 0))  # so that a line that wraps stays behind its mark
+        line.add_column(no_wrap=True)
+        line.add_column(overflow="fold")
+        line.add_row("■" if loud else "·", Text(text), style="bold yellow" if loud else "")
+        self._live.console.print(line)
+
+    def numbers(self, now: Numbers) -> None:
+        """Move the bars, show the board."""
+        self._board = now.board
+        self._move("fed", now.fed, now.total)
+        self._move("a", now.by_a, now.total, ended="[red]A  killed[/red]" if now.a_ended else None)
+        self._move("standby", now.standby, now.standby_total, ended="B  stood by" if now.by_b else None)
+        self._move("b", now.by_b, now.by_b_total)
+
+    def spark(self, part: float, what: str, *, store: bool) -> None:
+        """Move the fifth bar."""
+        bar = self._bars["spark"]
+        self._progress.start_task(bar)
+        self._progress.update(bar, completed=part, total=1.0, count=f"{part:.0%}")
+        self._spark = what
+
+    def __enter__(self) -> Display:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def _picture(self) -> Group:
+        # Below the bars: in their column of counts a long text would leave no room for them.
+        spark = [Padding(Text(self._spark, overflow="fold"), (0, 0, 0, LABEL_WIDTH + 1))] if self._spark else []
+        return Group(board_panel(self._board), self._progress, *spark)
+
+    def _move(self, name: str, done: int, total: int, ended: str | None = None) -> None:
+        bar = self._bars[name]
+        if done and not self._progress.tasks[bar].started:
+            self._progress.start_task(bar)
+        self._progress.update(bar, completed=done, total=max(total, done) or None, count=f"{done:,}")
+        if ended is not None:
+            self._progress.update(bar, description=ended)
+            self._progress.stop_task(bar)
+
+
+def board_panel(board: LiveBoard) -> Panel:
+    """The live board, for any width; empty before the first flight."""
+    grid = Table.grid(padding=(0, 3))
+    for _ in range(4):
+        grid.add_column(justify="left")
+    worst = "-" if board.worst_delay is None else f"{board.worst_delay} min, {board.worst_flight}"
+    cells = ("flights", f"{board.flights:,}"), ("aircraft", f"{board.aircraft:,}"), ("retired", f"{board.retired:,}")
+    told = (*cells, ("worst delay of the last hours", worst))
+    grid.add_row(*(Text(name, style="grey62") for name, _ in told))
+    grid.add_row(*(Text(text, style="bold") for _, text in told))
+    return Panel(grid, title=f" {board.at or 'no flight yet'} ", title_align="left", expand=False, border_style="cyan")
+
+
+def choose_display(out: TextIO) -> Display:
+    """Bars if `out` is a terminal that can move its cursor, plain lines otherwise."""
+    console = Console(file=out, highlight=False)
+    return BarDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay(out)

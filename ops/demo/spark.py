@@ -1,0 +1,118 @@
+"""The demo's last step: `standfast pipeline` over the state of B and its log, in this process.
+
+    state of B, its changelogs ──> inspect, rebuild, verify ──> SparkRun
+                                                           └──> <folder>/spark: rebuilt stores and report.html
+
+Rules of this file: what is missing for it is no fault of the demo: the card says what turns the step on. Everything
+else that fails, fails.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from standfast.ops.demo.board import BoardSettings
+from standfast.ops.demo.display import Display
+from standfast.ops.demo.result import SparkRun
+from standfast.ops.demo.worker import state_dir
+from standfast.replication.log import Log
+from standfast.store.clock import Clock
+from standfast.store.errors import BadConfig, Unavailable
+
+if TYPE_CHECKING:
+    from standfast.ops.tools.java import Java
+    from standfast.restore.spark.pipeline import StoreJob
+
+FOLDER = "spark"
+MASTER = "local[2]"
+INSTALL = "pip install 'standfast[spark]'"
+# Of a run of some seconds the second compiler of Java never earns what it costs.
+SETTINGS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
+
+def run_spark(
+    folder: Path, log: Log, settings: BoardSettings, display: Display, clock: Clock
+) -> tuple[SparkRun | None, str]:
+    """The run, or None and what turns it on."""
+    if find_spec("pyspark") is None:
+        return None, INSTALL
+    from standfast.ops.tools.spark_java import spark_java
+    from standfast.restore.spark.session import check_libraries
+
+    try:
+        check_libraries()
+        java = spark_java(display.event)
+    except (BadConfig, Unavailable) as error:
+        return None, str(error).partition("\n")[0]
+    return _run(folder, log, settings, display, clock, java), ""
+
+
+def _run(folder: Path, log: Log, settings: BoardSettings, display: Display, clock: Clock, java: Java) -> SparkRun:
+    from standfast.ops.cli.spark.pipeline import run_and_report
+    from standfast.ops.observe.offline import find_tasks
+    from standfast.restore.spark.folder import Folder
+    from standfast.restore.spark.pipeline import jobs_of_state
+    from standfast.restore.spark.places import Place
+    from standfast.restore.spark.session import SparkPlace, session
+
+    state, began_ms = state_dir(folder, "b"), clock.monotonic_ms()
+    places = [Place(one.app, one.task, str(one.path)) for one in find_tasks(state, settings.app)]
+    jobs = jobs_of_state(log, places)
+    display.spark(0.0, "starting", store=False)
+    place = SparkPlace(MASTER, java.home, java.major, settings=SETTINGS)
+    with session("standfast demo", place) as spark:
+        started_ms = clock.monotonic_ms() - began_ms
+        about = {"looked_at": "state", "state": str(state), "source": "native"}
+        out = Folder(str(folder / FOLDER))
+        _, summary = run_and_report(spark, log, jobs, out, _Steps(display), about)
+    done = _spark_run(summary, started_ms, jobs, out)
+    display.event(
+        f"Spark inspected, rebuilt and verified {done.stores} stores: {done.rows:,} rows equal, "
+        f"{done.differences} differences"
+    )
+    return done
+
+
+def _spark_run(summary: dict[str, Any], started_ms: int, jobs: list[StoreJob], out: Any) -> SparkRun:
+    rebuilt = [one["rebuilt"] for one in summary["stores"] if one["rebuilt"] is not None]
+    compared = sum(len(one["same_position"]) for one in summary["stores"])
+    unequal = sum(len(one["rebuilt_differs"]) for one in summary["stores"])
+    return SparkRun(
+        verdict=summary["verdict"],
+        version=f"Spark {summary['spark']}",
+        stores=len(summary["stores"]),
+        records=summary["records"],
+        rows=summary["rows"],
+        differences=summary["differences"],
+        rebuilt=sum(len(job.stored) for job in jobs),
+        same_digest=compared - unequal,
+        rebuilt_rows=sum(one["rows"] for one in rebuilt),
+        rebuilt_bytes=sum(one["bytes"] for one in rebuilt),
+        started_ms=started_ms,
+        elapsed_ms=summary["elapsed_ms"],
+        report=f"{out.address}/report.html",
+    )
+
+
+class _Steps:
+    """Progress of a pipeline as the demo shows it."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._part, self._what = 0.0, ""
+
+    def step(self, number: int, total: int, what: str) -> None:
+        """See `standfast.restore.spark.pipeline.Steps`."""
+        self._what = what
+        self._display.spark(self._part, what, store=True)
+
+    def at(self, part: float) -> None:
+        """See `standfast.restore.spark.pipeline.Steps`."""
+        self._part = part
+        self._display.spark(part, self._what, store=False)
+
+    def note(self, text: str) -> None:
+        """See `standfast.restore.spark.pipeline.Steps`."""
+        self._display.event(text)

@@ -1,0 +1,1 @@
+"""What is wrong with an application's settings, topics and files; and the reset of one."""

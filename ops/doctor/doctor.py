@@ -1,0 +1,162 @@
+"""What the doctor needs to know of an application, from everywhere it is told.
+
+    --store NAME:KIND      the command line           ┐
+    state directory        definitions kept there     ├──> Application (what is needed) ──> rules ──> findings
+    the log                its names, its group       ┘     survey (what is there)
+
+Rules of this file: it asks and changes nothing; what is wrong is said by `standfast.replication.topics.rules` and, for
+files, by `standfast.ops.doctor.local`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from standfast.ops.config.store_argument import StoreArgument, store_spec
+from standfast.ops.doctor.state import Kept
+from standfast.ops.observe.offline import OfflineStores, OfflineTask, open_tasks, tasks_of
+from standfast.replication.log import Log, LogSurvey, TopicPolicy
+from standfast.replication.topics.app_topics import CHANGELOG, app_topics
+from standfast.replication.topics.changelog import changelog_need
+from standfast.replication.topics.rules import Application, Changelog
+from standfast.store.errors import StandfastError, UnknownStore
+from standfast.store.names import changelog_topic
+from standfast.store.task.cut import parse_source_key
+from standfast.store.types.kinds import definition_spec
+
+_NAMED_MAX = 8  # applications that an error lists
+_UNTOLD_MS = 10 * 24 * 3_600_000  # stands in for a time that was not given, and is not judged
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What state directories tell: stores, the source topics of each group of tasks, and how far each store is."""
+
+    changelogs: tuple[Changelog, ...] = ()
+    topics: Mapping[int, frozenset[str]] | None = None
+    unreadable: tuple[tuple[str, str], ...] = ()  # directory of a task, why
+    kept: tuple[Kept, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """An application and its log as they are."""
+
+    application: Application
+    survey: LogSurvey
+    doubtful: tuple[tuple[str, str], ...]
+
+
+def look(
+    log: Log, app: str, *, stores: Sequence[StoreArgument], sources: Sequence[str], known: Known, value_max_bytes: int
+) -> Looked:
+    """Describe everything that belongs to an application.
+
+    Raises Unavailable if the log does not answer, UnknownStore if it has nothing of the application and no store was
+    named.
+    """
+    named = [need_of(app, one) for one in stores]
+    given = {one.store for one in named}
+    changelogs = (*named, *(one for one in known.changelogs if one.store not in given))
+    own = {one.topic for one in changelogs}
+    committed = {at.topic for at in log.group(app).committed()}
+    read = {topic for topics in (known.topics or {}).values() for topic in topics}
+    from_source = {one.topic for one in changelogs if one.from_source}
+    names, groups = [info.name for info in log.admin.topics()], log.admin.groups()
+    internal = app_topics(app, names, groups=groups, known=own - from_source, sources=sources)
+    inputs = sorted({*sources, *from_source, *((committed | read) - set(internal.between))})
+    found = app_topics(app, names, groups=groups, known=own - from_source, sources=inputs)
+    application = Application(
+        app,
+        changelogs,
+        tuple(inputs),
+        found.between,
+        found.members,
+        tuple(name for name in found.changelogs if name not in own),
+        groups=known.topics,
+        has_run=bool(committed) or bool(known.changelogs),
+        value_max_bytes=value_max_bytes,
+    )
+    survey = log.admin.survey(application.topics)
+    own = {*found.changelogs, *found.between, *found.members, *own}
+    there = application.has_run or app in groups or any(survey.topics.get(name) is not None for name in own)
+    if not there and not stores:
+        raise UnknownStore(f"{log.address} has nothing of application {app!r}{_nearest(app, groups, names)}")
+    return Looked(application, survey, found.doubtful)
+
+
+def _nearest(app: str, groups: Sequence[str], names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(app, groups, 1, 0.6)
+    if near:
+        return f": did you mean {near[0]!r}?"
+    changelogs = [name for name in names if name.endswith(CHANGELOG)]
+    near = difflib.get_close_matches(f"{app}-", [name[: len(app) + 2] for name in changelogs], 1, 0.6)
+    if near:
+        topic = next(name for name in changelogs if name.startswith(near[0]))
+        return f": did you mean the application of topic {topic!r}?"
+    known = ", ".join(groups[:_NAMED_MAX]) + (" and more" if len(groups) > _NAMED_MAX else "")
+    before = "before its first start, name its stores with --store NAME:KIND"
+    return f", it has {known or 'none at all'}: check --app and --log; {before}"
+
+
+def need_of(app: str, store: StoreArgument) -> Changelog:
+    """What a store of the command line needs of its changelog; times that were not given need nothing."""
+    untold = {"window": "retention", "session": "retention", "versioned": "history"}.get(store.kind)
+    given = store.options
+    if untold is not None and untold not in given:
+        given = {**given, untold: max(_UNTOLD_MS, given.get("size", 0))}
+    need = changelog_need(app, store_spec(replace(store, options=given), TopicPolicy()))
+    if untold is None or untold in store.options:
+        return need
+    return replace(need, policy=replace(need.policy, retention_ms=0, min_compaction_lag_ms=0))
+
+
+def known_of(app: str, tasks: Iterable[OfflineTask]) -> Known:
+    """What the tasks' own records say."""
+    changelogs: dict[str, Changelog] = {}
+    topics: dict[int, set[str]] = {}
+    unreadable = []
+    kept: list[Kept] = []
+    for task in tasks:
+        try:
+            with open_tasks([task]) as (opened,):
+                read = {parse_source_key(key)[0] for key in opened.cut.sources}
+                topics.setdefault(task.task.group, set()).update(read)
+                for name, definition in opened.definitions.items():
+                    need = _need_of_definition(app, name, definition, task.task.group)
+                    if need is not None:
+                        changelogs[name] = need
+                        kept += _kept_of(opened, name, need)
+        except StandfastError as error:
+            unreadable.append((str(task.path), str(error)))
+    return Known(
+        tuple(changelogs.values()),
+        {number: frozenset(names) for number, names in topics.items() if names} or None,
+        tuple(unreadable),
+        tuple(kept),
+    )
+
+
+def _kept_of(opened: OfflineStores, name: str, need: Changelog) -> list[Kept]:
+    position = opened.cut.positions.get(name)
+    if position is None or opened.definitions[name]["engine"] == "memory":
+        return []
+    at = opened.task
+    return [Kept(at.task, at.path, name, need.topic, need.from_source, position, opened.has_rows(name))]
+
+
+def _need_of_definition(app: str, name: str, definition: dict[str, Any], group: int) -> Changelog | None:
+    if not definition.get("logging", True):
+        return None
+    need = changelog_need(app, definition_spec(name, definition), group)
+    assert need.from_source or need.topic == changelog_topic(app, name)
+    return need
+
+
+def app_tasks(state_dir: Path, app: str) -> list[OfflineTask]:
+    """Tasks of an application below a state directory; none where it has none."""
+    return tasks_of(app, state_dir / app)

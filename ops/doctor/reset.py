@@ -1,0 +1,125 @@
+"""A reset of an application, asked of the log and carried out.
+
+Rules of this file: it looks, and does what a plan of `standfast.ops.doctor.reset_plan` says, in its order. It refuses
+while anybody runs the application. A directory is moved before it is removed, so that a reset that was killed leaves no
+half of one where an application would open it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from standfast.ops.doctor.reset_plan import LocalStep, ResetPlan, Target, make_plan
+from standfast.replication.log import Committed, Log
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.topics.app_topics import app_topics
+from standfast.store.errors import InvalidRequest, NotReady
+from standfast.store.task.state_dir import StateDir
+
+ASIDE = ".reset"
+
+
+def look(
+    log: Log,
+    app: str,
+    *,
+    known: Iterable[str],
+    sources: Sequence[str],
+    targets: Sequence[Target],
+    local: LocalStep | None,
+) -> ResetPlan:
+    """The plan for an application as it is now. `known` are topics that its definitions name.
+
+    Raises NotReady while it runs, BadConfig for targets that do not fit, UnknownStore for an absent source topic.
+    """
+    refuse_running(log, app)
+    committed = log.group(app).committed()
+    own = set(known)
+    survey_names = [info.name for info in log.admin.topics()]
+    groups = log.admin.groups()
+    between = app_topics(app, survey_names, groups=groups, known=own, sources=sources).between
+    inputs = {*sources, *(at.topic for at in committed)} - set(between)
+    found = app_topics(app, survey_names, groups=groups, known=own, sources=inputs)
+    survey = log.admin.survey([*inputs, *found.members])
+    bounds: dict[TopicPartition, Bounds | None] = {}
+    for name in sorted(inputs):
+        topic = survey.topics[name]
+        if topic is not None:
+            partitions = [TopicPartition(name, number) for number in range(topic.info.partitions)]
+            bounds |= log.reader().bounds(partitions)
+        elif name in sources:
+            raise InvalidRequest(f"--source {name}: log {log.address} has no such topic")
+        elif not survey.brokers:
+            # Under the user's own loop the sources may be in another log; Kafka forgets offsets with their topic.
+            bounds |= {at: None for at in committed if at.topic == name}
+    members = [name for name in found.members if survey.topics[name] is not None]
+    return make_plan(
+        app,
+        topics=found,
+        existing=[*survey_names, *members],
+        bounds=bounds,
+        committed=committed,
+        targets=targets,
+        local=local,
+    )
+
+
+def refuse_running(log: Log, app: str) -> None:
+    """Raise NotReady while the application has live members or consumers."""
+    group = log.group(app)
+    members = [member.member_id for member in group.view().members]
+    group.close()
+    consumers = log.admin.consumers(app)
+    if members or consumers:
+        who = "; ".join([*(f"instance {one}" for one in members), *(f"consumer {one}" for one in consumers)])
+        raise NotReady(
+            f"application {app!r} is running ({who}): stop every instance first; one that was killed is forgotten "
+            "after its lease (3 s unless set), a consumer after its session timeout"
+        )
+
+
+def carry_out(log: Log, plan: ResetPlan, on_step: Callable[[], object]) -> None:
+    """Do what the plan says. Raises Held if the state directory has an owner, NotReady if the application runs."""
+    state = None
+    if plan.local is not None:
+        path = Path(plan.local.path)
+        state = StateDir(path.parent, plan.app)
+    try:
+        refuse_running(log, plan.app)
+        if plan.offsets:
+            group = log.group(plan.app)
+            group.commit({step.at: Committed(step.after) for step in plan.offsets})
+            for _ in plan.offsets:
+                on_step()
+        for step in plan.deletes:
+            log.admin.delete_topic(step.topic)
+            on_step()
+        if plan.local is not None:
+            _clear(plan.local)
+            on_step()
+    finally:
+        if state is not None:
+            state.close()
+
+
+def local_step(state_dir: Path, app: str, action: str, stamp: str) -> LocalStep | None:
+    """What to do with `<state_dir>/<app>`; None if it is to be kept, or is not there."""
+    path = state_dir / app
+    if action == "keep" or not path.is_dir():
+        return None
+    if action == "remove":
+        return LocalStep(str(path), "remove")
+    return LocalStep(str(path), "aside", str(state_dir / ASIDE / f"{app}.{stamp}"))
+
+
+def _clear(step: LocalStep) -> None:
+    path = Path(step.path)
+    target = Path(step.target) if step.target else path.parent / ASIDE / f"{path.name}.removing"
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    if step.action == "remove" and target.exists():
+        shutil.rmtree(target)  # of a reset that was killed
+    path.rename(target)
+    if step.action == "remove":
+        shutil.rmtree(target)

@@ -1,0 +1,1 @@
+"""Status, health, reads and metrics of a session."""

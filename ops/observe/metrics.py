@@ -1,0 +1,173 @@
+"""The Prometheus face of a session or a sidecar: one collector over its statistics, in a registry of its own.
+
+    scrape ──> Metrics.exposition ──(at most once a second)──> statistics ──> samples ──> families of METRICS
+
+Rules of this file: the only one that imports prometheus_client. Hot paths add to plain numbers; everything here
+happens at scrape time. A session that cannot be read gives `standfast_ready 0` and a counted error, not a failed
+scrape.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from standfast._version import __version__
+from standfast.ops.observe.metrics_doors import (
+    DataDoor,
+    HttpNumbers,
+    LoopLag,
+    VerifyNumbers,
+    data_door_samples,
+    http_door_samples,
+)
+from standfast.ops.observe.metrics_list import METRICS, Metric
+from standfast.ops.observe.metrics_values import Buckets, Labels, Sample, Value, buckets, session_samples
+from standfast.store.clock import Clock
+from standfast.store.errors import StandfastError
+from standfast.store.log import logger
+from standfast.stream.session.session import Session
+from standfast.stream.session.statistics import SessionStatistics
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+CACHE_MS = 1_000
+PROTOCOL = "1"  # of the doors: /v1 and the SF commands
+
+
+class Metrics:
+    """Text of all metrics. Scrapes within a second of each other get the same text.
+
+    `read` gives the samples of what is measured; a StandfastError of it is counted, and `ready` is 0 then.
+    """
+
+    def __init__(self, read: Callable[[], Iterator[Sample]], clock: Clock, state_path: Path) -> None:
+        self._read = read
+        self._clock = clock
+        self._state_path = state_path
+        self._lock = threading.Lock()
+        self._text = b""
+        self._at_ms: int | None = None
+        self._errors = 0
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(_Samples(self._samples))
+
+    def exposition(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        with self._lock:
+            now_ms = self._clock.monotonic_ms()
+            if self._at_ms is None or now_ms - self._at_ms >= CACHE_MS:
+                self._text = generate_latest(self.registry)
+                self._at_ms = now_ms
+            return self._text
+
+    def _samples(self) -> Iterator[Sample]:
+        started_ms = self._clock.monotonic_ms()
+        yield "build_info", _versions(), 1
+        try:
+            found = list(self._read())  # whole or not at all
+        except StandfastError as error:
+            self._errors += 1
+            logger.warning("metrics: the session cannot be read: %s", error)
+            yield "ready", (), 0
+        else:
+            yield from found
+        try:
+            disk = shutil.disk_usage(self._state_path)
+        except OSError as error:
+            self._errors += 1
+            logger.warning("metrics: the state directory cannot be measured: %s", error)
+        else:
+            yield "state_dir_free_bytes", (), disk.free
+            yield "state_dir_size_bytes", (), disk.total
+        yield "collect_errors_total", (), self._errors
+        yield "collect_duration_seconds", (), (self._clock.monotonic_ms() - started_ms) / 1_000
+
+
+class SessionMetrics(Metrics):
+    """The metrics of one session."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(lambda: session_samples(session.statistics()), session.clock, session.state_path)
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarReading:
+    """What a scrape of a sidecar reads: `statistics` of server and workers together (`WorkerNumbers.merged`)."""
+
+    statistics: SessionStatistics
+    ready: bool
+    data_door: DataDoor | None = None
+    http_door: HttpNumbers | None = None
+    loop_lag: LoopLag | None = None
+    verify: VerifyNumbers | None = None
+
+
+class SidecarMetrics(Metrics):
+    """The metrics of a sidecar: only its server exports, for all of its processes. Made once: it counts its errors."""
+
+    def __init__(self, read: Callable[[], SidecarReading], clock: Clock, state_path: Path) -> None:
+        super().__init__(lambda: sidecar_samples(read()), clock, state_path)
+
+
+def sidecar_samples(reading: SidecarReading) -> Iterator[Sample]:
+    """(short name, label values, value) of everything a sidecar knows."""
+    yield from session_samples(replace(reading.statistics, ready=reading.ready))
+    if reading.data_door is not None:
+        yield from data_door_samples(reading.data_door)
+    if reading.http_door is not None:
+        yield from http_door_samples(reading.http_door)
+    if reading.loop_lag is not None:
+        yield "loop_lag_seconds", (), buckets(reading.loop_lag.seconds)
+    if reading.verify is not None:
+        yield from reading.verify.samples({one.store for task in reading.statistics.tasks for one in task.stores})
+
+
+def _versions() -> Labels:
+    return (__version__, PROTOCOL, platform.python_version(), version("rocksdict"), version("confluent-kafka"))
+
+
+class _Samples(Collector):
+    """Groups samples into the families of METRICS; every family is there, with or without series."""
+
+    def __init__(self, samples: Callable[[], Iterator[Sample]]) -> None:
+        self._samples = samples
+
+    def describe(self) -> list[Family]:
+        # Registering must not read the session.
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        families = {metric.short: _family(metric) for metric in METRICS}
+        for short, labels, value in self._samples():
+            _add(families[short], labels, value)
+        yield from families.values()
+
+
+def _family(metric: Metric) -> Family:
+    if metric.kind == "counter":
+        return CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+    if metric.kind == "histogram":
+        return HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    return GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+
+
+def _add(family: Family, labels: Labels, value: Value) -> None:
+    if isinstance(family, HistogramMetricFamily):
+        assert isinstance(value, Buckets), f"{family.name} is a histogram"
+        ends = ("+Inf" if bound == float("inf") else repr(float(bound)) for bound, _ in value.cumulative)
+        bounds = [(end, float(count)) for end, (_, count) in zip(ends, value.cumulative, strict=True)]
+        family.add_metric(labels, bounds, value.sum_seconds)
+        return
+    assert isinstance(family, (CounterMetricFamily, GaugeMetricFamily)), family.type
+    assert not isinstance(value, Buckets), f"{family.name} is no histogram"
+    family.add_metric(labels, value)

@@ -1,0 +1,217 @@
+"""State directories at rest: what a task's files say without its owner.
+
+    DIR    <state_dir>            -> the application in it (by name if there are several)
+           <state_dir>/<app>      -> all its tasks
+           <state_dir>/<app>/0_3  -> that task
+
+Rules of this file: opens read-only and changes nothing, so a live owner may keep running; rows that the owner has
+written since the files were opened are missing, and rows still in its write buffer always are. Store definitions come
+from the task's record; serdes of the application's own are not known here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from standfast.ops.observe.reads import Part
+from standfast.ops.shared.run_file import find_app, owner_pid
+from standfast.replication.offsets import TaskId
+from standfast.store import serde as serdes
+from standfast.store.buffer import WriteBuffer
+from standfast.store.engine import DEFAULT_FAMILY
+from standfast.store.errors import InvalidRequest, NotReady, UnknownStore
+from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rows import StoreRows
+from standfast.store.task.cut import (
+    CUT_KEY,
+    INGESTING_KEY,
+    STORES_KEY,
+    Cut,
+    StoreTimes,
+    decode_ingesting,
+    decode_record,
+)
+from standfast.store.task.state_dir import MARKER, check_marker
+from standfast.store.types.kinds import definition_spec
+from standfast.store.types.segments import parse_family
+
+MEMORY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineTask:
+    """Directory of one task."""
+
+    app: str
+    task: TaskId
+    path: Path
+
+    @property
+    def owner_pid(self) -> int | None:
+        """The live process that owns the directory, or None."""
+        return owner_pid(self.path.parent)
+
+
+def find_tasks(directory: Path, app: str | None) -> list[OfflineTask]:
+    """Tasks that a directory of any of the three levels names. Raises InvalidRequest if it holds none."""
+    marked = _marked(directory)
+    if marked is not None and marked["task"] is not None:
+        return [_task(marked["app"], directory)]
+    path = find_app(directory, app)
+    found = _marked(path)
+    if found is None:
+        raise InvalidRequest(f"{path} is no state directory of standfast (it has no {MARKER} marker)")
+    tasks = tasks_of(found["app"], path)
+    if not tasks:
+        raise InvalidRequest(f"{path} holds no task: no partition was ever assigned here, or all stores are in memory")
+    return tasks
+
+
+def kept_source_topic(directory: Path, app: str, store: str) -> str | None:
+    """The source topic that serves as a store's changelog, as the definitions in a state directory have it.
+
+    None if the store has a changelog of its own, and where nothing is kept (yet) of the application or the store.
+    """
+    path = directory / app
+    with open_tasks(tasks_of(app, path)) as opened:
+        topics = (one.definitions[store].get("source_topic") for one in opened if store in one.definitions)
+        return next(topics, None)
+
+
+class OfflineStores:
+    """The stores of one task, open read-only."""
+
+    def __init__(self, task: OfflineTask, engine: RocksEngine) -> None:
+        where = str(task.path)
+        raw_cut = engine.get(DEFAULT_FAMILY, CUT_KEY)
+        raw_stores = engine.get(DEFAULT_FAMILY, STORES_KEY)
+        self.ingesting = frozenset(decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), where))
+        self.task = task
+        self.engine = engine
+        self.cut = Cut.decode(raw_cut, where) if raw_cut is not None else Cut()
+        self.definitions: dict[str, Any] = decode_record(raw_stores, where) if raw_stores is not None else {}
+
+    def part(self, name: str) -> Part:
+        """A store, for reading. Raises UnknownStore, or InvalidRequest for one that is kept in memory."""
+        definition = self.definitions.get(name)
+        if definition is None:
+            known = ", ".join(sorted(self.definitions)) or "none"
+            raise UnknownStore(f"task {self.task.task} in {self.task.path} has no store {name!r}: it has {known}")
+        if definition["engine"] == "memory":
+            raise InvalidRequest(f"store {name!r} is kept in memory: it leaves nothing in files, ask the live instance")
+        if name in self.ingesting:
+            raise NotReady(
+                f"store {name!r} in {self.task.path} was taking files in: its position does not fit its rows; wait for "
+                "the restore, or start the application again, which restores it"
+            )
+        key, value = serdes.by_name(definition["key"]), serdes.by_name(definition["value"])
+        spec = definition_spec(name, definition)
+        times = self.cut.stores.get(name, StoreTimes())
+        rows = StoreRows(
+            name=name,
+            engine=self.engine,
+            buffer=WriteBuffer(0),
+            now_ms=lambda: 0,
+            read_only=True,
+            observed_ms=times.observed_ms,
+            sequence=times.sequence,
+        )
+        return Part(self.task.task.partition, spec, rows, "offline", 0, key, value)
+
+    def has_rows(self, name: str) -> bool:
+        """Whether a store has at least one row."""
+        for family in self.engine.families():
+            if _belongs(family, name):
+                with self.engine.scan(family) as scan:
+                    if next(iter(scan), None) is not None:
+                        return True
+        return False
+
+    def custom_serdes(self, name: str) -> list[str]:
+        """Serdes of a store that are not known here, so that hex is shown."""
+        definition = self.definitions[name]
+        return [definition[part] for part in ("key", "value") if serdes.by_name(definition[part]) is None]
+
+    def document(self) -> dict[str, Any]:
+        """The task as a status document shows it, as far as files tell."""
+        return {
+            "task": str(self.task.task),
+            "partition": self.task.task.partition,
+            "role": "offline",
+            "state": "closed" if self.task.owner_pid is None else "owned",
+            "epoch": self.cut.epoch,
+            "error": "",
+            "sources": dict(self.cut.sources),
+            "stream_times": dict(self.cut.stream_times),
+            "stores": [self._store(name) for name in sorted(self.definitions)],
+        }
+
+    def _store(self, name: str) -> dict[str, Any]:
+        position = self.cut.positions.get(name)
+        families = [family for family in self.engine.families() if _belongs(family, name)]
+        sizes = [self.engine.statistics(family) for family in families]
+        return {
+            "store": name,
+            "kind": self.definitions[name]["kind"],
+            "partition": self.task.task.partition,
+            "position": None if position is None else position.offset,
+            "position_at_ms": None if position is None else position.at_ms,
+            "observed_ms": self.cut.stores.get(name, StoreTimes()).observed_ms,
+            "sst_bytes": sum(size.sst_bytes for size in sizes),
+            "keys_estimate": sum(size.keys_estimate for size in sizes),
+            "segments": len(families),
+            "definition": self.definitions[name],
+        }
+
+
+@contextmanager
+def open_tasks(tasks: list[OfflineTask]) -> Iterator[list[OfflineStores]]:
+    """Open the tasks' databases read-only; closed at the end."""
+    shared = RocksShared(MEMORY_BYTES)
+    engines: list[RocksEngine] = []
+    try:
+        opened = []
+        for task in tasks:
+            check_marker(task.path, task.app, str(task.task))
+            engine = RocksEngine(task.path, shared=shared, read_only=True)
+            engines.append(engine)
+            opened.append(OfflineStores(task, engine))
+        yield opened
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def _belongs(family: str, store: str) -> bool:
+    parsed = parse_family(family)
+    return family == store if parsed is None else parsed[0] == store
+
+
+def _marked(directory: Path) -> dict[str, Any] | None:
+    try:
+        fields = json.loads((directory / MARKER).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # `find_app` says which
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{directory / MARKER} is not readable ({error}): restore it") from error
+    return {"app": fields.get("app"), "task": fields.get("task")}
+
+
+def tasks_of(app: str, path: Path) -> list[OfflineTask]:
+    """Tasks in an application's directory; none where there is no such directory."""
+    if not path.is_dir():
+        return []
+    tasks = [_task(app, child) for child in path.iterdir() if (child / MARKER).is_file()]
+    return sorted(tasks, key=lambda task: task.task)
+
+
+def _task(app: str, path: Path) -> OfflineTask:
+    try:
+        return OfflineTask(app, TaskId.parse(path.name), path)
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is not named as a task is, such as 0_3: give it its name back") from error

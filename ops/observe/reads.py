@@ -1,0 +1,293 @@
+"""Reading rows of any store as JSON values: one door for the live instance and for files at rest.
+
+    get     key-value, versioned (as_of)        the row of a key
+    scan    every kind                          rows in raw key order, by key range or prefix
+    fetch   window: starts from..to             session: sessions that touch from..to
+            versioned: versions valid in from..to
+
+Rules of this file: reads a store through raw bytes and decodes afterwards, so that a serde of the application's own
+may be unknown (hex is shown then). Bounded: at most LIMIT_MAX rows and REPLY_BYTES_MAX bytes an answer; a scan that was
+cut short says where it goes on (`after`), in a key-value store behind a key, elsewhere behind so many rows. Nothing is
+logged here.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, TypeAlias
+
+from standfast.ops.shared.text import KeyFormat, key_from_raw, key_to_raw, prefix_to_raw, value_from_raw
+from standfast.store import serde as serdes
+from standfast.store import value_timestamp, window_key
+from standfast.store.errors import InvalidRequest, TooLarge
+from standfast.store.results import Windowed
+from standfast.store.rows import StoreRows
+from standfast.store.serde import Serde
+from standfast.store.specs import StoreSpec
+from standfast.store.types.keyvalue import KeyValueState, after_prefix
+from standfast.store.types.kinds import open_store
+from standfast.store.types.session import SessionState
+from standfast.store.types.typed import TypedStore
+from standfast.store.types.versioned import VersionedState
+from standfast.store.types.window import WindowState
+
+LIMIT_DEFAULT = 100
+LIMIT_MAX = 10_000
+REPLY_BYTES_MAX = 16 << 20
+TIME_MAX = 2**63 - 1
+SCHEMA = "standfast.rows/1"
+VERBS = ("get", "scan", "fetch")
+
+JsonRow: TypeAlias = dict[str, Any]
+RawStore: TypeAlias = TypedStore[Any, Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """What to read. Keys are text in `key_format`; times are milliseconds since the epoch, both ends included."""
+
+    verb: str
+    store: str
+    key: str | None = None
+    key_from: str | None = None
+    key_to: str | None = None
+    prefix: str | None = None
+    time_from: int | None = None
+    time_to: int | None = None
+    as_of: int | None = None
+    partition: int | None = None
+    limit: int = LIMIT_DEFAULT
+    key_format: KeyFormat = "utf8"
+    after: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.limit <= LIMIT_MAX:
+            raise InvalidRequest(f"limit is {self.limit}, use 1 to {LIMIT_MAX}")
+        if self.verb in ("get", "fetch") and self.key is None:
+            raise InvalidRequest(f"{self.verb} needs a key: name one")
+        if self.verb == "scan" and self.prefix is not None and (self.key_from, self.key_to) != (None, None):
+            raise InvalidRequest("scan takes a prefix or a key range, not both: leave one out")
+        if self.after is not None:
+            parse_place(self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A store of one partition, opened over raw bytes, with what its rows lack."""
+
+    partition: int
+    spec: StoreSpec
+    rows: StoreRows
+    role: str = "active"
+    lag_records: int = 0
+    key_serde: Serde[Any] | None = None
+    value_serde: Serde[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rows of an answer and whether there are more."""
+
+    rows: list[JsonRow]
+    truncated: bool = False
+    after: str | None = None
+
+
+def live_part(spec: StoreSpec, rows: StoreRows, partition: int, role: str, lag_records: int) -> Part:
+    """A part whose serdes are the application's."""
+    return Part(partition, spec, rows, role, lag_records, spec.key, spec.value)
+
+
+def read(parts: Iterable[Part], request: ReadRequest, bytes_max: int = REPLY_BYTES_MAX) -> Answer:
+    """Rows of all parts in turn, each in raw key order. Parts are used up: their scans are closed."""
+    total = 0
+    rows: list[JsonRow] = []
+    begin, place = parse_place(request.after) if request.after is not None else (-1, 0)
+    last: tuple[int, bytes | int] = (-1, 0)
+    for part in parts:
+        try:
+            told = place if part.partition == begin else 0
+            count = told if isinstance(told, int) else 0
+            for row in _rows(part, request, told) if part.partition >= begin else ():
+                total += row.pop("_bytes")
+                if len(rows) >= request.limit or (rows and total > bytes_max):
+                    return Answer(rows, truncated=True, after=_place(*last) if request.verb == "scan" else None)
+                count += 1
+                key = row.pop("_raw")
+                last = part.partition, key if part.spec.kind == "keyvalue" else count
+                rows.append(row)
+        finally:
+            part.rows.close()  # a scan that was cut short would pin its files until it is collected
+    return Answer(rows)
+
+
+def document(app: str, request: ReadRequest, parts: Iterable[Part], answer: Answer) -> JsonRow:
+    """The answer as one JSON document."""
+    parts = list(parts)
+    return {
+        "schema": SCHEMA,
+        "app": app,
+        "store": request.store,
+        "kind": parts[0].spec.kind if parts else None,
+        "partitions": [
+            {"partition": part.partition, "role": part.role, "lag_records": part.lag_records} for part in parts
+        ],
+        "rows": answer.rows,
+        "truncated": answer.truncated,
+        "after": answer.after,
+    }
+
+
+def parse_place(token: str) -> tuple[int, bytes | int]:
+    """Where a scan goes on: a partition, and behind which key or how many rows of it. Raises InvalidRequest."""
+    try:
+        partition, key, count = json.loads(base64.urlsafe_b64decode(token.encode("ascii")))
+        place = count if key is None else bytes.fromhex(key)
+        if not isinstance(partition, int) or not isinstance(place, bytes | int) or (key is None and count < 0):
+            raise ValueError
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequest("`after` is none that an answer gave: take it from the answer before, as it is") from error
+    return partition, place
+
+
+def _place(partition: int, place: bytes | int) -> str:
+    shape = [partition, place.hex(), 0] if isinstance(place, bytes) else [partition, None, place]
+    return base64.urlsafe_b64encode(json.dumps(shape).encode()).decode()
+
+
+def _rows(part: Part, request: ReadRequest, told: bytes | int = 0) -> Iterator[JsonRow]:
+    """Rows behind those that were told: up to a key, or so many."""
+    store = _open_raw(part, request)
+    for text in (request.key, request.key_from, request.key_to):
+        _key(part, request, text)
+    if request.prefix is not None:
+        _bounded(part, prefix_to_raw(request.prefix, request.key_format))
+    if not set(store.families()) <= part.rows.engine.families():
+        return  # declared, but nothing was ever written
+    if isinstance(told, bytes) != (part.spec.kind == "keyvalue") and told != 0:
+        raise InvalidRequest("`after` is of another store: begin without it")
+    found = _RAW_READS[request.verb](store, part, request)
+    if isinstance(told, bytes):
+        found = _scan(store, part, request, behind=told)
+    for raw_key, fields, raw_value in islice(found, told if isinstance(told, int) else 0, None):
+        row: JsonRow = {"partition": part.partition}
+        row["key"] = key_from_raw(part.key_serde, raw_key, request.key_format, store=request.store)
+        row.update(fields)
+        row["value"] = value_from_raw(part.value_serde, raw_value, store=request.store)
+        row["_bytes"], row["_raw"] = len(raw_key) + len(raw_value), raw_key
+        yield row
+
+
+def _open_raw(part: Part, request: ReadRequest) -> RawStore:
+    """The store over raw bytes; key-value rows keep their timestamp in front."""
+    kind = part.spec.kind
+    if request.verb == "get" and kind not in ("keyvalue", "versioned"):
+        raise InvalidRequest(
+            f"store {request.store!r} is a {kind} store, whose rows have more than a key: use fetch or scan"
+        )
+    if request.verb == "fetch" and kind == "keyvalue":
+        raise InvalidRequest(f"store {request.store!r} is a key-value store, whose rows have no time: use get or scan")
+    spec = replace(part.spec, key=serdes.bytes, value=serdes.bytes)
+    return open_store(replace(spec, timestamped=False) if kind == "keyvalue" else spec, part.rows)
+
+
+RawRow: TypeAlias = tuple[bytes, JsonRow, bytes]
+
+
+def _get(store: RawStore, part: Part, request: ReadRequest) -> Iterator[RawRow]:
+    key = _key(part, request, request.key)
+    assert key is not None
+    if isinstance(store, KeyValueState):
+        row = store.get(key)
+        if row is not None:
+            yield _keyvalue_row(part, key, row)
+    else:
+        assert isinstance(store, VersionedState), store
+        record = store.get(key, request.as_of)
+        if record is not None:
+            yield key, {"valid_from": record.valid_from, "valid_to": record.valid_to}, record.value
+
+
+def _fetch(store: RawStore, part: Part, request: ReadRequest) -> Iterator[RawRow]:
+    key = _key(part, request, request.key)
+    assert key is not None
+    first, last = request.time_from or 0, TIME_MAX if request.time_to is None else request.time_to
+    if isinstance(store, WindowState):
+        size = store.spec.window_size_ms
+        for start, value in store.fetch_range(key, first, last):
+            yield key, {"window_start": start, "window_end": window_key.end_of(start, size)}, value
+    elif isinstance(store, SessionState):
+        for windowed, value in store.find_sessions(key, first, last):
+            yield windowed.key, {"session_start": windowed.start, "session_end": windowed.end}, value
+    else:
+        assert isinstance(store, VersionedState), store
+        for record in store.range(key, first, last, ascending=True):
+            yield key, {"valid_from": record.valid_from, "valid_to": record.valid_to}, record.value
+
+
+def _scan(store: RawStore, part: Part, request: ReadRequest, behind: bytes | None = None) -> Iterator[RawRow]:
+    low, high = _key(part, request, request.key_from), _key(part, request, request.key_to)
+    prefix = None if request.prefix is None else prefix_to_raw(request.prefix, request.key_format)
+    if isinstance(store, KeyValueState):
+        if behind is not None:
+            low = behind + b"\x00"
+        plain = prefix is not None and behind is None
+        for key, row in store.prefix_scan(prefix) if plain else store.range(low, high):
+            if prefix is not None and not key.startswith(prefix):
+                return
+            yield _keyvalue_row(part, key, row)
+    elif isinstance(store, WindowState):
+        rows = store.fetch_key_range(low if prefix is None else prefix, high, 0, TIME_MAX)
+        yield from _windowed_rows(rows, prefix, "window")
+    elif isinstance(store, SessionState):
+        rows = store.fetch_key_range(low if prefix is None else prefix, high)
+        yield from _windowed_rows(rows, prefix, "session")
+    else:
+        for key, valid_from, value in store.logical_rows():
+            if _within(key, low, high, prefix):
+                yield key, {"valid_from": valid_from}, value
+
+
+def _keyvalue_row(part: Part, key: bytes, row: bytes) -> RawRow:
+    if not part.spec.timestamped:
+        return key, {}, row
+    timestamp, value = value_timestamp.unpack(row)
+    return key, {"timestamp": timestamp}, value
+
+
+def _windowed_rows(rows: Iterator[tuple[Windowed[bytes], bytes]], prefix: bytes | None, what: str) -> Iterator[RawRow]:
+    beyond = None if prefix is None else after_prefix(prefix)
+    for windowed, value in rows:
+        if beyond is not None and windowed.key >= beyond:
+            return  # raw key order: no later key begins with the prefix
+        if _within(windowed.key, None, None, prefix):
+            yield windowed.key, {f"{what}_start": windowed.start, f"{what}_end": windowed.end}, value
+
+
+def _within(key: bytes, low: bytes | None, high: bytes | None, prefix: bytes | None) -> bool:
+    return (low is None or key >= low) and (high is None or key <= high) and (prefix is None or key.startswith(prefix))
+
+
+def _key(part: Part, request: ReadRequest, text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    return _bounded(part, key_to_raw(part.key_serde, text, request.key_format, store=request.store))
+
+
+def _bounded(part: Part, key: bytes) -> bytes:
+    limit = part.rows.limits.key_bytes
+    if len(key) > limit:
+        raise TooLarge(f"a key of {len(key)} bytes is over the limit of {limit}: no row of the store can have it")
+    return key
+
+
+_RAW_READS: dict[str, Callable[[RawStore, Part, ReadRequest], Iterator[RawRow]]] = {
+    "get": _get,
+    "scan": _scan,
+    "fetch": _fetch,
+}
+assert tuple(_RAW_READS) == VERBS

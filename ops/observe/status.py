@@ -1,0 +1,146 @@
+"""Documents about a session: what `/v1/status`, the command line and later the page all render.
+
+Rules of this file: pure; from statistics to JSON values with a "schema". Programs may rely on the names here; fields
+are added, never renamed. Times in milliseconds since the epoch, sizes in bytes, offsets next to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from standfast.ops.observe.metrics_values import buckets
+from standfast.store.disk import DiskState
+from standfast.store.histogram import Histogram, Histograms
+from standfast.stream.session.statistics import SessionCounters, SessionStatistics
+from standfast.stream.session.task import Task, TaskState
+
+Json: TypeAlias = dict[str, Any]
+STATUS_SCHEMA = "standfast.status/1"
+TASKS_SCHEMA = "standfast.tasks/1"
+
+
+def status_document(statistics: SessionStatistics) -> Json:
+    """Everything a session knows of itself."""
+    return {
+        "schema": STATUS_SCHEMA,
+        "app": statistics.app,
+        "instance": statistics.instance,
+        "live": True,
+        "ready": statistics.ready,
+        "missing": list(statistics.missing),
+        "members": list(statistics.members),
+        "standbys_missing": statistics.standbys_missing,
+        "tasks": [asdict(task) for task in statistics.tasks],
+        "restores": [asdict(restore) for restore in statistics.restores],
+        "counters": counters_document(statistics.counters),
+        "bulk": asdict(statistics.bulk),
+        "log_lock": None if statistics.log_lock is None else statistics.log_lock._asdict(),
+        "log_read_ms_ago": statistics.log_read_ms_ago,
+        "log_error": statistics.log_error,
+        "disk": None if statistics.disk is None else disk_document(statistics.disk),
+    }
+
+
+def disk_document(disk: DiskState) -> Json:
+    """Free space of the place that has the least, and of each; `full`: why nothing new is written, or ""."""
+    least = disk.spaces[0] if disk.spaces else None
+    return {
+        "free_bytes": 0 if least is None else least.free_bytes,
+        "total_bytes": 0 if least is None else least.total_bytes,
+        "floor_bytes": disk.floor_bytes,
+        "full": disk.full,
+        "places": [asdict(space) | {"path": str(space.path)} for space in disk.spaces],
+    }
+
+
+def tasks_document(status: Json) -> Json:
+    """The tasks of a status document alone."""
+    return {
+        "schema": TASKS_SCHEMA,
+        "app": status["app"],
+        "instance": status["instance"],
+        "live": status["live"],
+        "tasks": status["tasks"],
+        "restores": status["restores"],
+    }
+
+
+def counters_document(counters: SessionCounters) -> Json:
+    """Counters since the session was opened; durations as cumulative buckets in seconds."""
+    return {
+        "commits": dict(counters.commits),
+        "promotions": dict(counters.promotions),
+        "wipes": dict(counters.wipes),
+        "store_wipes": [
+            {"store": store, "reason": reason, "count": count}
+            for (store, reason), count in sorted(counters.store_wipes.items())
+        ],
+        "fenced": counters.fenced,
+        "leases_lost": dict(counters.leases_lost),
+        "lease_gap_ms": counters.lease_gap_ms,
+        "restored": [
+            {
+                "store": store,
+                "partition": partition,
+                "reason": reason,
+                "records": records,
+                "bytes": counters.restored_bytes[store, partition, reason],
+            }
+            for (store, partition, reason), records in sorted(counters.restored_records.items())
+        ],
+        "standby": [
+            {"store": store, "partition": partition, "records": records}
+            for (store, partition), records in sorted(counters.standby_records.items())
+        ],
+        "processed": dict(counters.processed_records),
+        "dropped": dict(counters.dropped),
+        "punctuations": [
+            {"kind": kind, "outcome": outcome, "count": count}
+            for (kind, outcome), count in sorted(counters.punctuations.items())
+        ],
+        "task_failures": counters.task_failures,
+        "handed_over_records": counters.handed_over_records,
+        "gate_last_wait_ms": counters.gate_last_wait_ms,
+        "promotion_last_ms": counters.promotion_last_ms,
+        "commit_seconds": histogram_document(counters.commit_seconds),
+        "gate_wait_seconds": histogram_document(counters.gate_wait_seconds),
+        "promotion_seconds": histogram_document(counters.promotion_seconds),
+        "restore_seconds": histogram_document(counters.restore_seconds),
+        "restore_phases_ns": dict(counters.restore_phases_ns),
+        "ack_seconds": histogram_document(counters.ack_seconds),
+        "changelog_errors": dict(counters.changelog_errors),
+        "store_restore_seconds": _histograms(counters.store_restore_seconds),
+        "store_read_seconds": _histograms(counters.store_read_seconds),
+        "punctuation_delay_seconds": _histograms(counters.punctuation_delay_seconds),
+    }
+
+
+def not_ready_reasons(missing: Iterable[str], tasks: Iterable[Task]) -> list[str]:
+    """Why the instance may not process; empty if it may. Standbys and their lag never count."""
+    reasons = list(missing)
+    for task in tasks:
+        whole = task.role == "standby" or task.state is TaskState.RUNNING
+        if not whole and not any(reason.startswith(f"task {task.id}") for reason in reasons):
+            reasons.append(f"task {task.id} is {task.state.value}" + (f": {task.error}" if task.error else ""))
+    return reasons
+
+
+def histogram_document(histogram: Histogram) -> Json:
+    """Cumulative counts by upper bound, in seconds."""
+    cumulative = buckets(histogram).cumulative
+    return {
+        "buckets": [{"le": bound, "count": count} for bound, count in cumulative[:-1]],
+        "count": cumulative[-1][1],
+        "sum": histogram.total,
+    }
+
+
+def _histograms(histograms: Histograms) -> list[Json]:
+    """Those that counted anything, with their labels."""
+    return [
+        {"labels": list(labels), **histogram_document(one)}
+        for labels, one in sorted(histograms.copy().items())
+        if any(one.counts)
+    ]

@@ -1,0 +1,1 @@
+"""Worked examples of the time semantics, played step by step."""

@@ -1,0 +1,158 @@
+"""Worked examples of the time semantics: `standfast demo --scenario NAME` plays one step by step.
+
+    scenario module ──> play(stage): what goes in, what came out, what was expected, why ──> table or JSON, exit code
+
+Rules of this file: it collects steps and prints them; the examples themselves are in `scenario_*.py`, one module each,
+which play the real parts and compare with numbers written down there. A step is as expected if both are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+SCHEMA = "standfast.demo.scenario/1"
+EXIT_DIFFERENT = 1
+SCENARIOS = ("punctuator", "windows", "watermarks", "timers", "chaining", "handover", "credits", "standby")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. `seen` and `expected` are JSON values."""
+
+    given: str
+    seen: Any
+    expected: Any
+    why: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether what came out is what was expected."""
+        return bool(self.seen == self.expected)
+
+
+@dataclass(slots=True)
+class Part:
+    """Steps that belong together; `text` is shown above them as it is."""
+
+    title: str
+    text: str = ""
+    steps: list[Step] = field(default_factory=list)
+
+
+class Stage:
+    """Where a scenario tells what happens."""
+
+    def __init__(self, scenario: str) -> None:
+        self.scenario = scenario
+        self.parts: list[Part] = []
+
+    def part(self, title: str, text: str = "") -> None:
+        """Begin a part."""
+        self.parts.append(Part(title, text))
+
+    def step(self, given: str, seen: Any, expected: Any, why: str = "") -> None:
+        """Tell a step of the part begun last."""
+        self.parts[-1].steps.append(Step(given, seen, expected, why))
+
+    @property
+    def steps(self) -> list[Step]:
+        """Every step."""
+        return [step for part in self.parts for step in part.steps]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there were steps and all of them went as expected."""
+        steps = self.steps
+        return bool(steps) and all(step.ok for step in steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        return {
+            "schema": SCHEMA,
+            "scenario": self.scenario,
+            "ok": self.ok,
+            "steps": len(self.steps),
+            "parts": [_part_document(part) for part in self.parts],
+        }
+
+
+def play(name: str) -> Stage:
+    """Play one of SCENARIOS."""
+    stage = Stage(name)
+    import_module(f"standfast.ops.scenarios.{name}").play(stage)
+    return stage
+
+
+def report(stage: Stage, *, as_json: bool) -> int:
+    """Print what was played on stdout; returns the exit code: 0 all as expected, 1 not."""
+    from standfast.ops.shared.output import Output
+    from standfast.ops.shared.text import dumps
+
+    if as_json:
+        print(dumps(stage.to_json(), indent=2))
+        return 0 if stage.ok else EXIT_DIFFERENT
+    out = Output()
+    for part in stage.parts:
+        if part.text:
+            out.line(f"{part.title}\n\n{part.text.rstrip()}\n")
+        rows = [
+            (step.given, told(step.seen), told(step.expected), "ok" if step.ok else "WRONG", step.why)
+            for step in part.steps
+        ]
+        if rows:
+            columns = ("goes in", "comes out", "expected", "", "why")
+            title = "" if part.text else part.title
+            out.table(columns, rows, title=title, fold=("goes in", "comes out", "expected", "why"))
+            out.line()
+    wrong = sum(not step.ok for step in stage.steps)
+    count = len(stage.steps)
+    out.line(
+        f"{stage.scenario}: " + (f"{wrong} of {count} steps WRONG" if wrong else f"{count} steps, all as expected")
+    )
+    return 0 if stage.ok else EXIT_DIFFERENT
+
+
+def take(seen: list[Any]) -> list[Any]:
+    """What was noted since the last look, and an empty list for the next."""
+    found = seen.copy()
+    seen.clear()
+    return found
+
+
+def told(value: Any) -> str:
+    """A JSON value for people: `fired 21000, next 25000`; a window with its count as `a 0..10 = 3`."""
+    if value is None or value == []:
+        return "-"
+    if isinstance(value, Mapping):
+        if {"start", "end"} <= value.keys():
+            return _window_told(value)
+        return ", ".join(f"{_label(name)} {told(item)}" for name, item in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(" ".join(map(told, item)) if isinstance(item, list) else told(item) for item in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ") if name.isidentifier() else name  # a task's name, as 1_0, stays
+
+
+def _window_told(window: Mapping[str, Any]) -> str:
+    text = f"{window['start']}..{window['end']}"
+    if "key" in window:
+        text = f"{window['key']} {text}"
+    if "count" not in window:
+        return text
+    return f"{text} gone" if window["count"] is None else f"{text} = {window['count']}"
+
+
+def _part_document(part: Part) -> dict[str, Any]:
+    steps = [
+        {"in": step.given, "seen": step.seen, "expected": step.expected, "ok": step.ok, "why": step.why}
+        for step in part.steps
+    ]
+    return {"title": part.title, **({"text": part.text} if part.text else {}), "steps": steps}

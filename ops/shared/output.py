@@ -1,0 +1,148 @@
+"""What a command prints: tables for people, one JSON document for programs.
+
+    stdout     the result: a table (drawn on a terminal, plain columns elsewhere), or with --json one document;
+               columns that are `wide` only with --wide
+    stderr     notes, progress, errors
+
+Rules of this file: nothing but printing. Store names, keys and values are shown as they are, never read as markup.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from standfast.ops.shared.text import dumps, shown
+from standfast.ops.shared.times import TimeStyle, time_text
+
+WIDE = 1 << 30
+CELL_MAX = 120  # characters of a cell of text on a terminal; plain output, --wide and --json are never cut
+
+
+class Output:
+    """Where a command's result goes."""
+
+    def __init__(self, *, as_json: bool = False, wide: bool = False, times: TimeStyle = "local") -> None:
+        self.as_json = as_json
+        self.wide = wide
+        self._times: TimeStyle = times
+        self.pretty = not as_json and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+    def document(self, document: Mapping[str, Any]) -> None:
+        """The result for programs, on one line; only with --json."""
+        if self.as_json:
+            print(dumps(document))
+
+    def line(self, text: str = "") -> None:
+        """A line for people."""
+        if not self.as_json:
+            print(text)
+
+    def note(self, text: str) -> None:
+        """Something to know about the result, on stderr."""
+        print(f"note: {text}", file=sys.stderr)
+
+    def time(self, ms: int | None) -> str | None:
+        """A point in time as it was asked for."""
+        return None if ms is None else time_text(ms, self._times)
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        *,
+        title: str = "",
+        right: Sequence[str] = (),
+        fold: Sequence[str] = (),
+        wide: Sequence[str] = (),
+    ) -> None:
+        """Rows for people. `right` names the columns that are numbers, `fold` those of text, which may wrap, and `wide`
+        those that only --wide shows."""
+        if self.as_json:
+            return
+        kept = [at for at, column in enumerate(columns) if self.wide or column not in wide]
+        columns = [columns[at] for at in kept]
+        cells = [[shown(row[at]) for at in kept] for row in rows]
+        if self.pretty:
+            _draw(columns, cells, title, right, fold, self.wide)
+        else:
+            _print_plain(columns, cells, title)
+
+    @contextmanager
+    def progress(self, what: str, total: int) -> Iterator[_Progress]:
+        """A bar on stderr while a terminal watches; `advance(n)` moves it."""
+        if not sys.stderr.isatty() or total <= 0:
+            yield _Progress()
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        with bars:
+            yield _Progress(bars, bars.add_task(what, total=total))
+
+
+class _Progress:
+    """A bar, or nothing."""
+
+    def __init__(self, bars: Any = None, task: Any = None) -> None:
+        self._bars = bars
+        self._task = task
+
+    def advance(self, count: int) -> None:
+        """Move the bar on."""
+        if self._bars is not None:
+            self._bars.update(self._task, advance=count)
+
+    def describe(self, what: str, total: int) -> None:
+        """Say what is going on now, and how much there is in all."""
+        if self._bars is not None:
+            self._bars.update(self._task, description=what, total=total)
+
+
+def _draw(
+    columns: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    title: str,
+    right: Sequence[str],
+    fold: Sequence[str],
+    wide: bool,
+) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from standfast.ops.shared.table import draw
+
+    console = Console(highlight=False)
+    if not wide:
+        cells = [
+            [_cut(cell) if column in fold else cell for column, cell in zip(columns, row, strict=True)] for row in cells
+        ]
+    # With --wide a row stays one row, however long: `| less -S` scrolls it.
+    drawing = draw(columns, cells, WIDE if wide else console.width, right=right, fold=fold)
+    if title:
+        console.print(Text(title, style="bold"), soft_wrap=True)
+    for number, line in enumerate(drawing.lines):
+        console.print(Text(line, style="bold" if number < drawing.head else ""), soft_wrap=True)
+
+
+def _cut(cell: str) -> str:
+    return cell if len(cell) <= CELL_MAX else cell[: CELL_MAX - 1] + "…"
+
+
+def _print_plain(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:
+    if title:
+        print(title)
+    widths = [max(len(row[at]) for row in [columns, *cells]) for at in range(len(columns))]
+    for row in [columns, *cells]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

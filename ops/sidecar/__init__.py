@@ -1,0 +1,1 @@
+"""The sidecar: state beside an application in any language."""

@@ -1,0 +1,1 @@
+"""Control over HTTP: assignments, leases, events, timers."""

@@ -1,0 +1,474 @@
+"""The control side of the sidecar: what the application wants, and the thread that makes it so.
+
+    HTTP ── call(job) ──> [ control thread: declare, assign, revoke, schedule ... ] ── every TICK_MS: tick ──┐
+    doors <── TaskTable, Engine (on the event loop) <── opened, closing <── TailMover <── session, workers <─┘
+
+Rules of this file: one thread does all that may block (opening, assigning, closing), one job at a time; the event loop
+is only ever asked for short things and waited for. The application decides the tasks, this follows; what the doors may
+use is in the table before a task opens there and out of it before it closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from standfast.ops.config.types import Config
+from standfast.ops.observe.health import Restoring
+from standfast.ops.observe.verdict import duration
+from standfast.ops.shared.control_stores import Conflict, declare
+from standfast.ops.shared.reasons import CONFLICT, DRAINING, RESTORING, Refused, message_of, reason_of
+from standfast.ops.sidecar.control import assignment as assignments
+from standfast.ops.sidecar.control.assignment import Lease, Wanted
+from standfast.ops.sidecar.control.events import Events
+from standfast.ops.sidecar.control.log_watch import LogWatch
+from standfast.ops.sidecar.control.session import ControlSession, failure_of
+from standfast.ops.sidecar.control.timers import Timers
+from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.engine.task_table import Table, TaskTable
+from standfast.replication.log import Log
+from standfast.store.clock import Clock
+from standfast.store.errors import (
+    DiskFull,
+    Fenced,
+    InternalError,
+    InvalidRequest,
+    StandfastError,
+    Unavailable,
+    is_of_log,
+)
+from standfast.store.log import logger
+from standfast.store.specs import StoreSpec
+from standfast.store.task.state_dir import StateDir
+from standfast.stream.session.session import disk_guard
+from standfast.stream.session.task import Task, TaskState
+
+T = TypeVar("T")
+TICK_MS = 20
+LOOP_S_MAX = 30.0
+REOPEN_MS = 1_000
+PROGRESS_MS = 500
+DISK_MS = 500
+LOCKED_MS_MAX = 5_000  # a reader in the middle of a step lets go of a directory within it
+PRESSURE = 0.8  # of the limit of uncommitted writes
+Partitions = frozenset[int]
+
+
+class ControlPlane:
+    """Everything but the doors. Methods are called in the control thread (through `call`), but for those marked."""
+
+    def __init__(self, config: Config, state: StateDir, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        assert config.app.name is not None
+        self.config = config
+        self.clock = clock
+        self.watch = LogWatch(self._log_watched, clock)
+        self.table = TaskTable(self.watch.now)
+        self.engine = Engine(self.table, clock, source_group=config.app.name)
+        self.engine.trouble = self.watch.now
+        self.events = Events(loop)
+        self.timers = Timers(clock, self.events)
+        self.wanted = Wanted()
+        self.lease = Lease()
+        self._beat = (-1, 0)  # generation and time of the last heartbeat
+        self._abandoned = False  # whether the end of the lease closed tasks
+        self.specs: tuple[StoreSpec, ...] = config.stores
+        self.partitions = config.app.partitions
+        self.disk = disk_guard(state.path, config.app.log, config.state.disk_floor_bytes)
+        self.session = ControlSession(config, state, clock, self._closing, self.disk)
+        self.draining = False
+        self.fatal: BaseException | None = None
+        self.heard_ms = clock.monotonic_ms()
+        self.pending: Sequence[Restoring] = ()  # active tasks that are not whole, as of the last round
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._fenced: dict[int, str] = {}
+        self._reopen_ms: dict[int, int] = {}
+        self._told: dict[int, str] = {}
+        self._progress_ms = 0
+        self._disk_ms = 0
+        self._locked_ms: int | None = None  # since when a directory is held that is not used here
+        self._pressed: Partitions = frozenset()
+        self._thread = threading.Thread(target=self._run, name="standfast-control", daemon=True)
+
+    # -- of any thread ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+        self.watch.start()
+
+    def call(self, job: Callable[[], T]) -> Future[T]:
+        """Have a job done by the control thread."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(job())
+            except BaseException as error:  # noqa: BLE001  raised again where the future is waited for
+                future.set_exception(error)
+
+        self._jobs.put(run)
+        return future
+
+    def heartbeat(self, generation: int) -> Lease:
+        """Renew the lease, as of now, however long the control thread is busy. On the event loop.
+
+        Raises Fenced if it is over, or of another generation.
+        """
+        now_ms = self.clock.monotonic_ms()
+        lease = self._lease_heard()
+        assignments.check_generation(self.wanted, lease, generation)
+        if lease.is_over(now_ms):  # the next round closes the tasks
+            raise assignments.StaleGeneration("the lease is over: assign under a larger generation")
+        self._beat = (generation, now_ms)
+        return lease
+
+    def idle(self) -> str:
+        """`lease of generation 7 ended 12 s ago`, if that closed tasks or the next round will; else empty."""
+        now_ms, lease = self.clock.monotonic_ms(), self._lease_heard()
+        abandoned = self._abandoned if lease.ended else lease.is_over(now_ms) and bool(self.wanted.tasks)
+        if not abandoned or lease.until_ms is None:
+            return ""
+        seconds = (now_ms - lease.until_ms) // 1_000
+        ago = f"{seconds} s" if seconds < 90 else duration(seconds)
+        return f"lease of generation {self.wanted.generation} ended {ago} ago"
+
+    @property
+    def ready(self) -> bool:
+        """Whether the application may process, as far as tasks go: what is active is whole, and its lease runs."""
+        table = self.table.now
+        return not (table.missing or table.fenced or self.draining or self.idle() or self.watch.now())
+
+    @property
+    def log_trouble(self) -> str:
+        """`UNAVAILABLE: log ...` or `CORRUPT: log ...`; empty if the log can be used."""
+        found = self.watch.now()
+        return "" if found is None else f"{reason_of(found).name}: {message_of(found)}"
+
+    def _log_watched(self) -> Log | None:
+        return self.session.session.log if self.session.is_open else None
+
+    def stop(self) -> None:
+        """End the threads, after the jobs that wait."""
+        self.watch.stop()
+        self._jobs.put(None)
+
+    def join(self) -> None:
+        """Wait for the thread."""
+        self._thread.join()
+
+    # -- what the application asks for --------------------------------------------------------------------------------
+
+    def declare(self, body: Mapping[str, Any]) -> dict[str, str]:
+        """Declare stores; by name `created` or `unchanged`. Raises InvalidRequest, Refused CONFLICT."""
+        self._refuse_draining()
+        partitions = body.get("partitions", self.partitions)
+        try:
+            declared = declare(self.specs, body["stores"])
+            if (declared.created or partitions != self.partitions) and self.wanted.tasks:
+                raise Conflict(
+                    f"{', '.join(declared.created) or 'the number of partitions'} cannot be declared while tasks are "
+                    "assigned: declare every store before the first assignment, or revoke all tasks first"
+                )
+        except Conflict as error:
+            raise Refused(CONFLICT, str(error)) from error
+        if declared.created or partitions != self.partitions or not self.session.is_open:
+            self.session.reopen(declared.specs, partitions)
+            self.specs, self.partitions = declared.specs, partitions
+        return {
+            shape["name"]: "created" if shape["name"] in declared.created else "unchanged" for shape in body["stores"]
+        }
+
+    def assign(self, body: Mapping[str, Any]) -> None:
+        """Hold exactly these tasks from now on. Raises Fenced for a generation that is over, InvalidRequest."""
+        self._refuse_draining()
+        asked = assignments.wanted_of(body)
+        changed = assignments.decide(self.wanted, self.lease, asked)
+        lease_ms = body.get("lease_ms", self.config.serve.lease_ms)
+        if not changed:
+            self.lease = self.lease.renewed(self.clock.monotonic_ms())
+            self._let_commit(asked.active)
+            return
+        if asked.tasks and self.partitions is None:
+            raise InvalidRequest(
+                "how many partitions there are is not known, and changelogs are made with as many: say so with the "
+                "stores (PUT /v1/stores, partitions) or in the settings (app.partitions)"
+            )
+        session = self.session.opened(self.specs, self.partitions)
+        if asked.tasks:
+            session.check(max(asked.tasks))
+        self.on_loop(lambda: self.engine.begin_generation(asked.generation))
+        self._let_commit(asked.active)
+        self._fenced.clear()
+        self._reopen_ms.clear()
+        self._abandoned = False
+        self.lease = Lease(lease_ms)  # it begins to run once the tasks are opened
+        self.wanted = asked
+        self.pending = [Restoring(partition, "restoring", "opening") for partition in sorted(asked.active)]
+        self.timers.keep(asked.active)
+        session.mover.want(asked.active, asked.standby, named=True)
+        try:
+            self.tick()
+        finally:
+            self.lease = self.lease.renewed(self.clock.monotonic_ms())
+
+    def revoke(self, body: Mapping[str, Any]) -> dict[int, dict[str, int]]:
+        """Close tasks; the positions of their stores by partition. `lost` closes without flushing files."""
+        assignments.check_generation(self.wanted, self.lease, body["generation"])
+        gone = frozenset(body["partitions"]) & self.wanted.tasks
+        self._closing(gone)
+        positions = self.session.positions(gone)  # after a commit that ran
+        for partition in body["partitions"]:
+            self._fenced.pop(partition, None)
+        if body.get("mode") == "lost":
+            self.session.lose(gone)
+        self._let_go(gone)
+        return positions
+
+    def drain(self) -> None:
+        """Take no more assignments and writes; close every task."""
+        if not self.draining:
+            self.draining = True
+            self.events.publish("draining", {})
+            self.on_loop(self.engine.drain)
+
+    def close_tasks(self) -> None:
+        """Close every task cleanly and leave the group."""
+        self.table.now = Table()
+        self._closing(self.wanted.active)
+        self.session.close()
+
+    def snapshot(self, name: str) -> dict[int, dict[str, int]]:
+        """Copy the files of every active task. Raises Refused: RESTORING, CONFLICT for a taken name or no task."""
+        if self.pending:
+            raise Refused(RESTORING, "no snapshot while tasks restore: wait until they are ready")
+        if not self.table.now.open:
+            raise Refused(CONFLICT, "no task is active here: there is nothing to copy")
+        self._refuse_full()
+        try:
+            return self.session.snapshot(name, self.table.now.open)
+        except Conflict as error:
+            raise Refused(CONFLICT, str(error)) from error
+
+    def wipe(self, partition: int, epoch: int) -> None:
+        """Set the state of a task aside, whole, and restore it from the log. Raises Refused for another epoch."""
+        task = self.table.running(partition)
+        if task.epoch != epoch:
+            raise Fenced(f"epoch {epoch} is not that of task {task.id}, {task.epoch}: look again what is to be wiped")
+        self._refuse_full()  # what is set aside stays on the disk, and the restore would wait for space
+        self._let_go(frozenset({partition}), keep=True)
+        try:
+            self.session.set_aside(partition, "wiped")
+        finally:  # also what could not be set aside is opened again
+            self.session.opened(self.specs, self.partitions).mover.want(self.wanted.active, self.wanted.standby)
+        self.tick()
+
+    # -- the control thread -------------------------------------------------------------------------------------------
+
+    def on_loop(self, job: Callable[[], T]) -> T:
+        """Have the event loop do something short, and wait for it."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(job())
+            except BaseException as error:  # noqa: BLE001  raised again by the waiting thread
+                future.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return future.result(LOOP_S_MAX)
+
+    def tick(self) -> None:
+        """One round: leases, moves, tasks that failed, what the doors may use, timers."""
+        now_ms = self.heard_ms = self.clock.monotonic_ms()
+        self._look_at_disk(now_ms)
+        self.lease = self._lease_heard()
+        if self.lease.is_over(now_ms):
+            logger.warning("the application was silent for %d ms: its tasks are closed", self.lease.lease_ms)
+            self._abandoned = bool(self.wanted.tasks)
+            self.lease = replace(self.lease, ended=True)
+            self.events.publish("fenced", {"generation": self.wanted.generation, "reason": "lease"})
+            self._let_go(self.wanted.tasks)
+        if self.session.is_open:
+            self._look_after_failed(now_ms)
+            self._round()
+        self.timers.tick(self.wanted.active, self.table.now.open)
+        self._look_for_own_locks(now_ms)
+
+    def _look_for_own_locks(self, now_ms: int) -> None:
+        """Raise InternalError for a task that cannot be opened for long because this process did not let go of it."""
+        locked = self.session.locked_by_us() if self.session.is_open else None
+        if locked is None:
+            self._locked_ms = None
+            return
+        self._locked_ms = now_ms if self._locked_ms is None else self._locked_ms
+        if now_ms - self._locked_ms >= LOCKED_MS_MAX:
+            raise InternalError(f"{locked} (it is this process, which does not use it: only a new process helps)")
+
+    def _look_at_disk(self, now_ms: int) -> None:
+        """Free space, here and not where probes are answered: a stale mount may hang."""
+        if now_ms >= self._disk_ms:
+            self._disk_ms = now_ms + DISK_MS
+            self.disk.look()
+
+    def _ended_text(self) -> str:
+        ended = self.lease.ended and self._abandoned
+        return f"the lease of generation {self.wanted.generation} has ended" if ended else ""
+
+    def _lease_heard(self) -> Lease:
+        """The lease with the last heartbeat."""
+        generation, at_ms = self._beat
+        return self.lease.heard(at_ms) if generation == self.wanted.generation else self.lease
+
+    def update_table(self) -> None:
+        """Tell the doors what they may use."""
+        pending = self.session.pending(self.wanted)
+        table = replace(self.session.table(self.wanted, self._fenced, pending), idle=self._ended_text())
+        # A task may become whole between the two looks; what the doors may use is never told to be on its way.
+        self.pending = [one for one in pending if one.partition not in table.open]
+        now_ms = self.clock.monotonic_ms()
+        if self.pending and now_ms >= self._progress_ms:
+            self._progress_ms = now_ms + PROGRESS_MS
+            for one in self.pending:
+                self.events.publish("restore", asdict(one))
+        for partition, state in table.states.items():
+            word = state.partition(":")[0]
+            if self._told.get(partition) != word:
+                self.events.publish("task", {"partition": partition, "state": word})
+        for partition in self._told.keys() - table.states.keys():
+            self.events.publish("task", {"partition": partition, "state": "closed"})
+        self._told = {partition: state.partition(":")[0] for partition, state in table.states.items()}
+        self.table.now = table
+        self._tell_pressure(table)
+
+    def _tell_pressure(self, table: Table) -> None:
+        """Say once of each task that it holds so many uncommitted writes that it will soon take no more."""
+        limit = self.config.limits.uncommitted_max_bytes
+        held = {partition: task.stores.buffer.size_bytes for partition, task in table.open.items()}
+        pressed = frozenset(partition for partition, size in held.items() if size >= limit * PRESSURE)
+        for partition in sorted(pressed - self._pressed):
+            self.events.publish(
+                "pressure", {"partition": partition, "uncommitted_bytes": held[partition], "limit_bytes": limit}
+            )
+        self._pressed = pressed
+
+    def _run(self) -> None:
+        next_ms = self.clock.monotonic_ms()
+        while True:
+            left_ms = next_ms - self.clock.monotonic_ms()
+            if left_ms <= 0:  # also while jobs come without end
+                self._ticking()
+                next_ms = self.clock.monotonic_ms() + TICK_MS
+                continue
+            try:
+                job = self._jobs.get(timeout=left_ms / 1_000)
+            except queue.Empty:
+                continue
+            if job is None:
+                return
+            job()
+
+    def _ticking(self) -> None:
+        try:
+            self.tick()
+            self.fatal = None
+        except Exception as error:  # noqa: BLE001  told by livez, which has the process started again
+            if isinstance(error, Unavailable) or is_of_log(error):
+                logger.warning("control: tried again: %s", error)
+                self.heard_ms = self.clock.monotonic_ms()
+                if not self.session.broken:
+                    return
+            elif not isinstance(self.fatal, type(error)):
+                logger.exception("control: the round failed")
+            self.fatal = error
+
+    def _look_after_failed(self, now_ms: int) -> None:
+        held = self.session.held()
+        for partition in self.wanted.active & held.keys():
+            task = held[partition]
+            if task.role == "active" and task.state in (TaskState.FAILED, TaskState.CLOSED):
+                self._open_again(partition, task, now_ms)
+
+    def _round(self) -> None:
+        for partition in self.session.mover.round():
+            self._taken_over(partition)
+        self.update_table()
+
+    def _taken_over(self, partition: int) -> None:
+        """Another instance has it: it is given up, and not taken back."""
+        logger.warning("task 0_%d was taken over by another instance: it is given up here", partition)
+        self._fenced[partition] = "another instance has taken it: assign it under a new generation to take it back"
+        self.events.publish("fenced", {"partition": partition, "reason": "taken over"})
+        self.wanted = assignments.without(self.wanted, {partition})
+        self.timers.keep(self.wanted.active)
+        self.session.mover.want(self.wanted.active, self.wanted.standby)
+
+    def _open_again(self, partition: int, task: Task, now_ms: int) -> None:
+        """Open a task that failed again, at a measured pace; to lost state the session itself sees."""
+        if isinstance(task.error, Fenced) or self.watch.now() is not None:
+            return  # nobody would come further: it is opened as soon as the log can be used
+        due_ms = self._reopen_ms.setdefault(partition, now_ms)
+        if now_ms < due_ms:
+            return
+        self._reopen_ms[partition] = now_ms + REOPEN_MS
+        # What is asked of it meanwhile is told why, for as long as that takes.
+        failed = {**self.table.now.failed, partition: failure_of(task)}
+        self.table.now = replace(self.table.now, failed=failed)
+        self._closing(frozenset({partition}))
+        try:
+            self.session.reopen_task(partition)
+        except StandfastError as error:
+            logger.warning("task %s cannot be opened again yet: %s", task.id, error)
+
+    def _let_go(self, gone: Partitions, *, keep: bool = False) -> None:
+        """Close tasks; with `keep` they stay wanted, for the next round."""
+        left = assignments.without(self.wanted, gone)
+        if not keep:
+            self.wanted = left
+            self.timers.keep(left.active)
+        if self.session.is_open:
+            self.session.mover.want(left.active, left.standby)
+            self._round()
+
+    def _closing(self, gone: Partitions) -> None:
+        """Take tasks from the doors, and wait until none of them commits."""
+        table = self.table.now
+        self.table.now = replace(
+            table,
+            open={partition: task for partition, task in table.open.items() if partition not in gone},
+            states={**table.states, **dict.fromkeys(gone & table.open.keys(), "closing")},
+        )
+        why = "the task is closed here: what was not committed is discarded"
+        self._let_commit(gone, lambda partition: self.engine.discard(partition, why))
+
+    def _let_commit(self, partitions: Partitions, then: Callable[[int], None] = lambda partition: None) -> None:
+        """Wait until none of these commits, and do something to each at that moment, on the loop. Raises Unavailable.
+
+        The offsets that are told after an assignment are those of the commit that ran, not those before it.
+        """
+        for partition in sorted(partitions):
+            free = threading.Event()
+
+            def ended(partition: int = partition, free: threading.Event = free) -> None:
+                then(partition)
+                free.set()
+
+            self.on_loop(partial(self.engine.when_free, partition, ended))
+            if not free.wait(LOOP_S_MAX):
+                raise Unavailable(f"partition {partition}: its commit does not end: try again")
+
+    def _refuse_full(self) -> None:
+        if self.disk.full:
+            raise DiskFull(self.disk.full)
+
+    def _refuse_draining(self) -> None:
+        if self.draining:
+            raise Refused(DRAINING, "the sidecar is being stopped: connect again later")

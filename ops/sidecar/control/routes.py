@@ -1,0 +1,362 @@
+"""The control door: what each path of /v1 does, as one table that routes, roles and the OpenAPI document are made of.
+
+    request ──> body within its limit ──> schema ──> ControlPlane.call ──> JSON
+    error   ──> reason of `reasons` ──> {"schema": "standfast.error/1", "error", "reason", "message"}, Retry-After
+
+Rules of this file: from requests to calls; what they mean is in `control_plane`, who may call is decided before
+(`http_guard`). Nothing blocks the event loop: what may block runs in the control thread or a worker thread. Requests
+are not logged: their paths hold keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from standfast.ops.http.routes import Refusal, Routes
+from standfast.ops.shared.reasons import LIMIT, NOT_ACTIVE, RESTORING, RETRY_AFTER_S, TOO_LARGE, Refused, reason_of
+from standfast.ops.shared.text import dumps
+from standfast.ops.sidecar.control import schema as schemas
+from standfast.ops.sidecar.control.answers import Answers, error_document
+from standfast.ops.sidecar.control.plane import ControlPlane
+from standfast.ops.sidecar.control.schema import Schema
+from standfast.store.errors import InvalidRequest, Unavailable
+from standfast.store.log import logger
+
+JSON = "application/json; charset=utf-8"
+KEEP_ALIVE_S = 15.0
+READ_S = 10.0
+SEND_S_MAX = 10.0
+Role = Literal["none", "read", "write", "admin"]
+Handler: TypeAlias = "Callable[[ControlRoutes, Request, dict[str, Any]], Awaitable[Response]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A parameter of a path's query."""
+
+    name: str
+    schema: Schema
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the door. `role`: what its token must have; `body`: the schema of its body, None: it has none."""
+
+    method: str
+    path: str
+    role: Role
+    text: str
+    handler: Handler
+    body: Schema | None = None
+    query: tuple[Query, ...] = ()
+    statuses: tuple[int, ...] = (400, 409, 503)
+
+
+class ControlRoutes:
+    """The handlers, over one control plane."""
+
+    def __init__(self, plane: ControlPlane, answers: Answers) -> None:
+        self._plane = plane
+        self._answers = answers
+        self._reads: tuple[object, Routes] | None = None
+        self.on_drain: Callable[[float], Awaitable[None]] | None = None
+
+    async def respond(self, call: Call, request: Request) -> Response:
+        """The answer to one request; errors of the library become answers too."""
+        try:
+            body = await self._body(request, call)
+            return await call.handler(self, request, body)
+        except (ClientDisconnect, asyncio.CancelledError):
+            raise
+        except Exception as error:  # noqa: BLE001  the door outlives a bug in one answer
+            return error_response(error)
+
+    async def hello(self, request: Request, body: dict[str, Any]) -> Response:
+        return answer(200, self._answers.hello())
+
+    async def openapi(self, request: Request, body: dict[str, Any]) -> Response:
+        from standfast.ops.sidecar.control.openapi import document
+
+        return answer(200, document(CALLS))
+
+    async def put_stores(self, request: Request, body: dict[str, Any]) -> Response:
+        outcomes = await self._call(lambda: self._plane.declare(body))
+        return answer(200, await self._call(lambda: self._answers.stores(outcomes)))
+
+    async def stores(self, request: Request, body: dict[str, Any]) -> Response:
+        return answer(200, await asyncio.to_thread(self._answers.stores, {}))
+
+    async def put_assignment(self, request: Request, body: dict[str, Any]) -> Response:
+        await self._call(lambda: self._plane.assign(body))
+        return answer(200, self._answers.assignment())
+
+    async def assignment(self, request: Request, body: dict[str, Any]) -> Response:
+        return answer(200, self._answers.assignment())
+
+    async def revoke(self, request: Request, body: dict[str, Any]) -> Response:
+        positions = await self._call(lambda: self._plane.revoke(body))
+        return answer(200, {"positions": {str(partition): found for partition, found in positions.items()}})
+
+    async def heartbeat(self, request: Request, body: dict[str, Any]) -> Response:
+        lease = self._plane.heartbeat(body["generation"])
+        return answer(200, {"generation": body["generation"], "lease_ms": lease.lease_ms})
+
+    async def ready(self, request: Request, body: dict[str, Any]) -> Response:
+        """Waits on the loop, so that many waiters cost no thread."""
+        wait_ms = number(request, "wait", self._plane.config.limits.wait_max_ms) or 0
+        deadline_ms = self._plane.clock.monotonic_ms() + wait_ms
+        while True:
+            document = self._answers.ready()
+            left_ms = deadline_ms - self._plane.clock.monotonic_ms()
+            if document["ready"] or document["idle"] or document["fenced"] or left_ms <= 0:
+                return answer(200, document)
+            await asyncio.sleep(min(left_ms, 20) / 1_000)
+
+    async def events(self, request: Request, body: dict[str, Any]) -> Response:
+        events = self._plane.events
+        if len(events) >= self._plane.config.limits.event_streams:
+            raise Refused(LIMIT, f"{len(events)} streams of events are open: that is the limit")
+        seen = request.headers.get("last-event-id", "")
+        after = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 16 else None
+        listener = events.listen(after)
+
+        async def stream() -> AsyncIterator[bytes]:
+            try:
+                yield b": standfast\n\n"
+                while True:
+                    try:
+                        event = await asyncio.wait_for(listener.queue.get(), KEEP_ALIVE_S)
+                    except TimeoutError:
+                        yield b": still here\n\n"
+                        continue
+                    if event is None:
+                        return
+                    yield event.encode()
+            finally:
+                events.forget(listener)
+
+        return EventStream(stream(), lambda: events.forget(listener))
+
+    async def schedule(self, request: Request, body: dict[str, Any]) -> Response:
+        plane = self._plane
+        made = await self._call(
+            lambda: plane.timers.schedule(
+                plane.wanted.active, body["partition"], body["kind"], body["interval_ms"], body.get("start_ms")
+            )
+        )
+        return answer(200, {"id": made})
+
+    async def unschedule(self, request: Request, body: dict[str, Any]) -> Response:
+        text = request.path_params["id"]
+        found = text.isascii() and text.isdigit() and len(text) < 16
+        gone = found and await self._call(lambda: self._plane.timers.cancel(int(text)))
+        return answer(200, {"cancelled": True}) if gone else not_found(f"there is no schedule {text[:32]!r}")
+
+    async def status(self, request: Request, body: dict[str, Any]) -> Response:
+        return answer(200, await asyncio.to_thread(self._answers.status))
+
+    async def lags(self, request: Request, body: dict[str, Any]) -> Response:
+        return answer(200, await asyncio.to_thread(self._answers.lags))
+
+    async def locate(self, request: Request, body: dict[str, Any]) -> Response:
+        partition = number(request, "partition", schemas.PARTITION_MAX)
+        return answer(200, await asyncio.to_thread(self._answers.locate, partition))
+
+    async def rows(self, request: Request, body: dict[str, Any]) -> Response:
+        session = self._plane.session.session
+        if self._reads is None or self._reads[0] is not session:
+            self._reads = (session, Routes(session))
+        routes = self._reads[1]
+        target = request.scope["raw_path"].decode("ascii", "replace")
+        query = request.scope["query_string"].decode("ascii", "replace")
+        partition = number(request, "partition", schemas.PARTITION_MAX)
+
+        stale = request.query_params.get("stale") == "1"
+
+        def read() -> dict[str, Any] | None:
+            wanted = self._plane.wanted.tasks
+            if partition is not None and stale and partition in wanted - self._plane.session.held().keys():
+                return None  # a standby or a restore, which a worker has
+            asked = wanted if partition is None else frozenset({partition})
+            self._check_whole(asked, stale)
+            found = routes.rows(target, query)
+            if asked - {one["partition"] for one in found["partitions"]}:
+                raise Refused(RESTORING, "a partition was closed while its rows were read: ask again")
+            return found
+
+        try:
+            found = await asyncio.to_thread(read)
+        except Refusal as refusal:
+            return answer(refusal.status, refusal.document())
+        if found is not None:
+            return answer(200, found)
+        assert partition is not None
+        asked = await self._call(lambda: self._plane.session.mover.read(partition, target, query))
+        try:
+            rows = await asyncio.wait_for(asyncio.wrap_future(asked), READ_S)
+        except TimeoutError:
+            raise Unavailable(f"the worker that has partition {partition} gave no rows in {READ_S:.0f} s") from None
+        made = answer(rows.status, rows.document)
+        if rows.status in (429, 503):
+            made.headers["Retry-After"] = str(RETRY_AFTER_S)
+        return made
+
+    def _check_whole(self, partitions: frozenset[int], stale: bool) -> None:
+        """Raise Refused if rows of one of these cannot be read here: an answer without them would be silently short."""
+        held = self._plane.session.held()
+        for partition in sorted(partitions):
+            if not stale or partition not in self._plane.wanted.tasks:
+                self._plane.table.running(partition)  # says why
+            elif partition not in held:
+                raise Refused(
+                    NOT_ACTIVE,
+                    f"partition {partition} is a standby here or restores: read each by itself (partition=N&stale=1)",
+                )
+
+    async def verify(self, request: Request, body: dict[str, Any]) -> Response:
+        job = await self._call(lambda: self._answers.verification(body.get("store"), body.get("partition")))
+        return answer(200, await asyncio.to_thread(job))
+
+    async def snapshot(self, request: Request, body: dict[str, Any]) -> Response:
+        positions = await self._call(lambda: self._plane.snapshot(body["name"]))
+        return answer(200, {"name": body["name"], "positions": {str(one): found for one, found in positions.items()}})
+
+    async def snapshots(self, request: Request, body: dict[str, Any]) -> Response:
+        return answer(200, {"snapshots": await self._call(self._plane.session.snapshots)})
+
+    async def drain(self, request: Request, body: dict[str, Any]) -> Response:
+        assert self.on_drain is not None
+        wait_ms = body.get("wait_ms", self._plane.config.serve.drain_timeout_ms)
+        await self.on_drain(wait_ms / 1_000)
+        return answer(200, {"drained": True})
+
+    async def wipe(self, request: Request, body: dict[str, Any]) -> Response:
+        await self._call(lambda: self._plane.wipe(body["partition"], body["epoch"]))
+        return answer(200, self._answers.assignment())
+
+    async def _call(self, job: Callable[[], Any]) -> Any:
+        return await asyncio.wrap_future(self._plane.call(job))
+
+    async def _body(self, request: Request, call: Call) -> dict[str, Any]:
+        known = {query.name for query in call.query}
+        for name in request.query_params:
+            if name not in known and not call.path.endswith("{verb}"):
+                raise InvalidRequest(f"no parameter {name[:64]!r}; there are {', '.join(sorted(known)) or 'none'}")
+        if call.body is None:
+            return {}
+        limit = self._plane.config.limits.http_body_max_bytes
+        pieces, size = [], 0
+        async for piece in request.stream():
+            size += len(piece)
+            if size > limit:
+                raise Refused(TOO_LARGE, f"the body is over the limit of {limit} bytes")
+            pieces.append(piece)
+        return schemas.parse_body(b"".join(pieces), call.body)
+
+
+class EventStream(StreamingResponse):
+    """Server-Sent Events; a reader that takes nothing for SEND_S_MAX is let go. `ended` is called however it ends."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
+        super().__init__(pieces, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def in_time(message: Message) -> None:
+            async with asyncio.timeout(SEND_S_MAX):
+                await send(message)
+
+        try:
+            with contextlib.suppress(TimeoutError, ClientDisconnect):
+                await super().__call__(scope, receive, in_time)
+        finally:
+            self._ended()
+
+
+def answer(status: int, document: Mapping[str, Any]) -> Response:
+    """A JSON document."""
+    return Response(dumps(document).encode() + b"\n", status, {"Cache-Control": "no-store"}, JSON)
+
+
+def error_response(error: BaseException) -> Response:
+    """The answer to an error of any kind."""
+    reason = reason_of(error)
+    if reason.name == "INTERNAL":
+        # Without its text: it may hold what the store holds.
+        frame = error.__traceback__
+        while frame is not None and frame.tb_next is not None:
+            frame = frame.tb_next
+        where = "" if frame is None else f" at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
+        logger.error("http: %s%s", type(error).__name__, where)
+    made = answer(reason.http, error_document(error))
+    if reason.retry_after_s is not None:
+        made.headers["Retry-After"] = str(reason.retry_after_s)
+    return made
+
+
+def not_found(message: str) -> Response:
+    """404."""
+    document = {"schema": "standfast.error/1", "error": "NotFound", "reason": "NOT_FOUND", "message": message}
+    return answer(404, document)
+
+
+def number(request: Request, name: str, most: int) -> int | None:
+    """A whole number of the query. Raises InvalidRequest."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) > most:
+        raise InvalidRequest(f"{name} is {text[:32]!r}: give a whole number from 0 to {most}")
+    return int(text)
+
+
+_WAIT = Query("wait", schemas.number(0, 60_000), "milliseconds to wait for the gate")
+_PARTITION = Query("partition", schemas.PARTITION, "of this partition only")
+_R = ControlRoutes
+CALLS: tuple[Call, ...] = (
+    Call("GET", "/v1/hello", "read", "protocol, features, limits, instance", _R.hello),
+    Call("GET", "/v1/openapi.json", "read", "this document", _R.openapi),
+    Call("GET", "/v1/stores", "read", "the stores that are declared", _R.stores),
+    Call("PUT", "/v1/stores", "write", "declare stores; repeated: unchanged", _R.put_stores, schemas.STORES),
+    Call("GET", "/v1/assignment", "read", "what is assigned, and where each task stands", _R.assignment),
+    Call(
+        "PUT",
+        "/v1/assignment",
+        "write",
+        "hold exactly these tasks under a generation; repeated: unchanged",
+        _R.put_assignment,
+        schemas.ASSIGNMENT,
+    ),
+    Call("POST", "/v1/revoke", "write", "close tasks; gives their final positions", _R.revoke, schemas.REVOKE),
+    Call("POST", "/v1/heartbeat", "write", "renew the lease of a generation", _R.heartbeat, schemas.HEARTBEAT),
+    Call("GET", "/v1/ready", "read", "the restore gate, as a long poll", _R.ready, query=(_WAIT,)),
+    Call("GET", "/v1/events", "read", "Server-Sent Events", _R.events, statuses=(429, 503)),
+    Call("POST", "/v1/schedule", "write", "a punctuator of an active task", _R.schedule, schemas.SCHEDULE),
+    Call("DELETE", "/v1/schedule/{id}", "write", "end a punctuator", _R.unschedule, statuses=(400, 404)),
+    Call("GET", "/v1/status", "read", "everything the sidecar knows of itself", _R.status),
+    Call("GET", "/v1/lags", "read", "position, end and lag of each store", _R.lags),
+    Call("GET", "/v1/locate", "read", "which members hold which tasks", _R.locate, query=(_PARTITION,)),
+    Call("GET", "/v1/stores/{name}/{verb}", "read", "rows for people: get, scan, fetch", _R.rows),
+    Call(
+        "POST",
+        "/v1/verify",
+        "admin",
+        "compare stores with their changelogs",
+        _R.verify,
+        schemas.VERIFY,
+        statuses=(400, 404, 409, 503),
+    ),
+    Call("POST", "/v1/snapshots", "admin", "copy the files of the active tasks", _R.snapshot, schemas.SNAPSHOT),
+    Call("GET", "/v1/snapshots", "read", "the copies there are", _R.snapshots),
+    Call("POST", "/v1/drain", "admin", "take no more work and close the tasks", _R.drain, schemas.DRAIN),
+    Call("POST", "/v1/wipe", "admin", "set a task's files aside and restore it", _R.wipe, schemas.WIPE),
+)

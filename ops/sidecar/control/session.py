@@ -1,0 +1,404 @@
+"""The session of the sidecar's active tasks, its workers, and what is told of both.
+
+Rules of this file: used by the control thread, reads by others. Opened when stores are first needed, and anew when
+stores are added, which only happens while no task is held. The lock of the state directory is the process's, not the
+session's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from standfast.ops.config.types import Config
+from standfast.ops.observe.health import Restoring
+from standfast.ops.observe.status import status_document
+from standfast.ops.observe.status_merge import WorkerNumbers
+from standfast.ops.shared.control_stores import Conflict, shape_of
+from standfast.ops.sidecar.control.assignment import Wanted
+from standfast.ops.sidecar.engine.task_table import Table
+from standfast.ops.sidecar.worker.assign_each import SidecarSession
+from standfast.ops.sidecar.worker.mover import TailMover
+from standfast.ops.sidecar.worker.process import TailWorker
+from standfast.ops.sidecar.worker.protocol import Open
+from standfast.replication.log import Log
+from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.restore.replay.bulk import BulkStatistics
+from standfast.restore.replay.bulk_plan import COLD_RECORDS
+from standfast.store.clock import Clock
+from standfast.store.disk import DiskGuard
+from standfast.store.errors import (
+    CommitUnknown,
+    Fenced,
+    Held,
+    InvalidRequest,
+    NotReady,
+    StandfastError,
+    Unavailable,
+    UnknownStore,
+    is_of_log,
+)
+from standfast.store.names import check_name
+from standfast.store.specs import StoreSpec
+from standfast.store.task.state_dir import MARKER, StateDir, write_marker
+from standfast.stream.session.statistics import SessionCounters, SessionStatistics
+from standfast.stream.session.task import Task, TaskState
+
+Partitions = frozenset[int]
+GONE = (TaskState.FAILED, TaskState.CLOSED)
+SNAPSHOTS = "snapshots"
+
+
+class DoorSession(SidecarSession):
+    """A session beside the doors: long work is its workers', care of the log too. It writes by the sidecar's guard."""
+
+    def __init__(self, app: str, disk: DiskGuard, **given: Any) -> None:
+        self._given_disk = disk
+        super().__init__(app, **given)
+
+    def _disk_guard(self, address: str) -> DiskGuard:
+        return self._given_disk
+
+    def _cares_for(self, leader: str) -> bool:
+        return False
+
+    def _stopped(self, fatal: BaseException) -> BaseException:
+        # A client's request is not at fault, and its next one may meet the process that is started in place of this.
+        stopped = Unavailable(f"background work of {self.app!r} stopped: {fatal}")
+        stopped.__cause__ = fatal
+        return stopped
+
+
+class ControlSession:
+    """See the head of this file. `closing` is called before tasks are closed."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: StateDir,
+        clock: Clock,
+        closing: Callable[[Partitions], None],
+        disk: DiskGuard,
+    ) -> None:
+        self._config = config
+        self._disk = disk
+        self._state = state
+        self._clock = clock
+        self._closing = closing
+        self._session: DoorSession | None = None
+        self._mover: TailMover | None = None
+        self._partitions: int | None = None
+        self._numbers = WorkerNumbers()
+        self._counted: set[str] = set()
+        self._counting = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether stores were declared and the session is there."""
+        return self._session is not None
+
+    @property
+    def session(self) -> DoorSession:
+        """The session. Raises NotReady before stores were declared."""
+        if self._session is None:
+            raise NotReady("no stores are declared yet: declare them first (PUT /v1/stores)")
+        return self._session
+
+    @property
+    def mover(self) -> TailMover:
+        """Who moves tasks between server and workers."""
+        if self._mover is None:
+            raise NotReady("no stores are declared yet: declare them first (PUT /v1/stores)")
+        return self._mover
+
+    @property
+    def workers(self) -> Sequence[TailWorker]:
+        """The worker processes."""
+        mover = self._mover
+        return () if mover is None else mover.workers
+
+    @property
+    def broken(self) -> bool:
+        """Whether the session's background work has ended, so that only a new process helps."""
+        try:
+            self.session.all_tasks()
+        except Unavailable:
+            return True
+        return False
+
+    def opened(self, specs: Sequence[StoreSpec], partitions: int | None) -> ControlSession:
+        """Open the session, if it is not. Raises NotReady without stores."""
+        if self._session is None and specs:
+            self.reopen(specs, partitions)
+        assert self.session is not None
+        return self
+
+    def reopen(self, specs: Sequence[StoreSpec], partitions: int | None) -> None:
+        """Open the session with these stores; no task is held. Raises what Session raises, then there is none."""
+        self.close()
+        config, options = self._config, self._options(partitions)
+        assert config.log_address is not None
+        session = DoorSession(
+            self._state.app,
+            self._disk,
+            log=config.log_address,
+            state_dir=self._state.lend(self._state.instance_id),
+            stores=specs,
+            take_over=False,
+            discovery_interval_ms=None,
+            clock=self._clock,
+            **options,
+        )
+        shapes = tuple(shape_of(spec) for spec in specs)
+        workers = [
+            TailWorker(
+                Open(
+                    app=self._state.app,
+                    log=config.log_address,
+                    state_root=str(self._state.path.parent),
+                    lock=self._state.lock,
+                    member=f"{self._state.instance_id}-tail{number}",
+                    cares_for="" if number else self._state.instance_id,
+                    stores=shapes,
+                    settings=options,
+                ),
+                self._clock,
+            )
+            for number in range(config.serve.workers)
+        ]
+        session.statistics()  # the first figures, before anybody may have to wait for the log
+        self._session, self._partitions = session, partitions
+        self._mover = TailMover(session, workers, self._closing)
+        self._mover.round()  # starts the workers, so that they are there when there is work
+
+    def check(self, largest: int) -> None:
+        """Raise InvalidRequest for a partition that does not exist."""
+        if self._partitions is not None and largest >= self._partitions:
+            raise InvalidRequest(
+                f"partition {largest} does not exist: give whole numbers from 0 below {self._partitions}"
+            )
+
+    def close(self) -> None:
+        """Close every task and end the workers."""
+        mover, self._mover = self._mover, None
+        session, self._session = self._session, None
+        try:
+            if mover is not None:
+                mover.close()
+        finally:
+            if session is not None:
+                session.close()
+
+    def held(self) -> dict[int, Task]:
+        """Tasks that the server holds."""
+        return {task_id.partition: task for task_id, task in self.session.all_tasks().items()}
+
+    def locked_by_us(self) -> StandfastError | None:
+        """Why an active task cannot be opened whose directory this process holds although it is closed; None: none."""
+        errors = [*self.mover.refused.values(), *(task.error for task in self.held().values() if task.state in GONE)]
+        return next((error for error in errors if isinstance(error, Held) and error.by_us), None)
+
+    def reopen_task(self, partition: int) -> None:
+        """Open a failed task again, unless another instance took it over meanwhile."""
+        self.session.reopen_if_free(partition)
+
+    def lose(self, partitions: Partitions) -> None:
+        """These are somebody else's by now: they are to close without flushing."""
+        for partition, task in self.held().items():
+            if partition in partitions and task.state not in GONE:
+                task.fail(Fenced("the application lost the partition"))
+
+    def set_aside(self, partition: int, reason: str) -> None:
+        """Move the files of a task that is closed out of the way."""
+        if partition in self.held():
+            raise Unavailable(f"partition {partition} is not closed yet: try again")
+        self._state.set_aside(str(TaskId(0, partition)), reason)
+
+    def snapshot(self, name: str, tasks: Mapping[int, Task]) -> dict[int, dict[str, int]]:
+        """Copies of tasks' files below `<state_dir>/<app>/snapshots/NAME`, each one cut; their stores' positions.
+
+        A copy is a task's directory: it can be read with --offline, or put in its place while nothing runs. Raises
+        Conflict for a name that is taken.
+        """
+        folder = self._state.path / SNAPSHOTS / check_name("snapshot", name)
+        if folder.exists():
+            raise Conflict(f"snapshot {name!r} is there already ({folder}): choose another name")
+        folder.mkdir(mode=0o700, parents=True)
+        for partition, task in sorted(tasks.items()):
+            copy = folder / str(TaskId(0, partition))
+            task.stores.checkpoint(copy)
+            write_marker(copy, self._state.app, str(TaskId(0, partition)))
+        return self.positions(frozenset(tasks))
+
+    def snapshots(self) -> list[dict[str, Any]]:
+        """The snapshots there are, the newest first: name, wall time in ms at which the last task was added, tasks."""
+        folder = self._state.path / SNAPSHOTS
+        found = []
+        for one in folder.iterdir() if folder.is_dir() else ():
+            tasks = sorted(path.name for path in one.iterdir() if (path / MARKER).is_file()) if one.is_dir() else []
+            if tasks:
+                found.append({"name": one.name, "made_ms": one.stat().st_mtime_ns // 1_000_000, "tasks": tasks})
+        return sorted(found, key=lambda shot: (-shot["made_ms"], shot["name"]))
+
+    def changelog(self, store: str, partition: int) -> tuple[Log, TopicPartition]:
+        """The log, and which partition of it has the changes of a store. Raises NotReady, UnknownStore."""
+        session = self.session
+        spec = next((one for one in session.specs if one.name == store and one.logging), None)
+        if spec is None:
+            raise UnknownStore(f"no store {store!r} that has a changelog is declared here")
+        self.check(partition)
+        return session.log, TopicPartition(spec.changelog_of(session.app), partition)
+
+    def positions(self, partitions: Partitions) -> dict[int, dict[str, int]]:
+        """Positions of the stores of tasks that the server holds, by partition and store."""
+        if self._session is None:
+            return {}
+        return {
+            partition: {name: at.offset for name, at in sorted(task.stores.cut.positions.items())}
+            for partition, task in sorted(self.held().items())
+            if partition in partitions
+        }
+
+    # -- what is told -------------------------------------------------------------------------------------------------
+
+    def table(self, wanted: Wanted, fenced: Mapping[int, str], pending: Sequence[Restoring]) -> Table:
+        """What the doors may use now."""
+        held = self.held()
+        running = {task_id.partition: task for task_id, task in self.session.open_tasks().items()}
+        failed: dict[int, BaseException] = dict(self.mover.refused)
+        for partition in wanted.active & held.keys():
+            if held[partition].state in GONE:
+                failed[partition] = failure_of(held[partition])
+        shut = wanted.active - running.keys() - failed.keys()
+        if shut and self._config.app.gate == "all":
+            running = {}
+        running = {partition: task for partition, task in running.items() if partition in wanted.active}
+        for task in running.values():
+            # The cache's own bound is for whoever commits by himself; here the application says when.
+            task.stores.buffer.refuse_bytes = self._config.limits.uncommitted_max_bytes
+            task.stores.limits.key_bytes = self._config.limits.key_max_bytes
+            task.keeps_refused = True  # its client is told, and commits again
+        states = dict.fromkeys(wanted.standby, "standby")
+        far = {one.partition: one for one in pending}
+        for partition in wanted.active:
+            state = held[partition].state.value if partition in held else "restoring"
+            if partition in failed:
+                states[partition] = f"failed: {failed[partition]}"
+                continue
+            one = far.get(partition)
+            shown = one is not None and one.end and state != "running"
+            states[partition] = f"{state}: {one.fraction:.0%}" if one is not None and shown else state
+        missing = [_line(far.get(partition), partition) for partition in sorted(shut)]
+        return Table(running, failed, states, missing, dict(fenced))
+
+    def pending(self, wanted: Wanted) -> list[Restoring]:
+        """Active tasks that are not whole yet, wherever they restore."""
+        if self._session is None:
+            return [Restoring(partition, "waiting") for partition in sorted(wanted.active)]
+        held, full = self.held(), self._disk.full
+        running = {task_id.partition for task_id in self.session.open_tasks()}
+        restores = [_shown(one) for one in self.session.restores()]
+        for status in self.mover.worker_status():
+            restores += [one for one in status["restores"] if one["partition"] not in held]
+        found = [
+            _restoring(partition, held.get(partition), [one for one in restores if one["partition"] == partition])
+            for partition in sorted(wanted.active - running)
+        ]
+        return [replace(one, reason=f"waits for space: {full}") for one in found] if full else found
+
+    def statistics(self) -> SessionStatistics:
+        """Server and workers as one. Asks the log, so not on the event loop."""
+        if self._session is None:
+            nobody = (), (), 0, (), (), SessionCounters(), BulkStatistics()
+            return SessionStatistics(self._state.app, self._state.instance_id, True, *nobody)
+        own = self._session.statistics()
+        with self._counting:
+            present = {f"{worker.pid}": worker.status for worker in self.workers if worker.status is not None}
+            for name in self._counted - present.keys():
+                self._numbers.gone(name)
+            for name, status in present.items():
+                self._numbers.take(name, status)
+            self._counted = set(present)
+            return self._numbers.merged(own)
+
+    def status(self) -> dict[str, Any]:
+        """The status document, with what the workers hold."""
+        document = status_document(self.statistics())
+        document["workers"] = [
+            {"pid": worker.pid, "restarts": worker.restarts, "error": worker.error} for worker in self.workers
+        ]
+        return document
+
+    def _options(self, partitions: int | None) -> dict[str, Any]:
+        config = self._config
+        return {
+            "guarantee": config.app.guarantee,
+            "gate": config.app.gate,
+            "partitions": partitions,
+            "memory_bytes": config.store.memory_bytes,
+            "cache_max_bytes": config.store.cache_bytes,
+            "value_max_bytes": config.store.value_max_bytes,
+            "lease_ms": config.group.lease_ms,
+            "max_stall_ms": config.group.max_stall_ms,
+            "restore_workers": config.state.restore_workers,
+            "restore_memory_bytes": config.state.restore_memory_bytes,
+            "bulk_restore_records": config.state.bulk_restore_records or COLD_RECORDS,
+            "accept_empty_log": config.state.accept_empty_log,
+            "accept_missing_history": config.state.accept_missing_history,
+            "accept_unreadable_rows": config.state.accept_unreadable_rows,
+            "disk_floor_bytes": config.state.disk_floor_bytes,
+        }
+
+
+def failure_of(task: Task) -> BaseException:
+    """What a task answers with that cannot go on."""
+    error = task.error
+    if isinstance(error, CommitUnknown):
+        # Of the commit that failed, and not of the request that is answered: nothing is done with that one.
+        return Unavailable(
+            f"task {task.id}: a commit failed, and whether it happened is not known ({error}): ask SF.OFFSETS once the "
+            "task is open again, which is tried now"
+        )
+    if error is not None and is_of_log(error):
+        return error  # as it is: what to do is another thing for a log that is away and one that is damaged
+    try:
+        task.source_offsets()
+    except StandfastError as error:
+        return error
+    return Unavailable(f"task {task.id} is {task.state.value}")  # it was opened again just now
+
+
+def _shown(restore: Any) -> dict[str, Any]:
+    """The fields of a restore's statistics that `pending` looks at, as the workers' documents have them."""
+    names = ("partition", "reason", "position", "end", "start", "remaining", "seconds_left")
+    return {name: getattr(restore, name) for name in names}
+
+
+def _restoring(partition: int, task: Task | None, restores: Sequence[Mapping[str, Any]]) -> Restoring:
+    state = "restoring" if task is None else task.state.value
+    if task is not None and task.error is not None:
+        return Restoring(partition, state, reason=f"{type(task.error).__name__}: {task.error}")
+    if not restores:
+        return Restoring(partition, state, reason="opening")
+    total = sum(one["end"] - one["start"] for one in restores)
+    left = sum(one["remaining"] for one in restores)
+    times = [one["seconds_left"] for one in restores]
+    return Restoring(
+        partition,
+        state,
+        restores[0]["reason"],
+        position=sum(one["position"] for one in restores),
+        end=sum(one["end"] for one in restores),
+        remaining=left,
+        fraction=1.0 if total <= 0 else 1 - left / total,
+        seconds_left=None if None in times else max(times),
+    )
+
+
+def _line(one: Restoring | None, partition: int) -> str:
+    if one is None:
+        return f"task 0_{partition}: waiting"
+    far = f" at {one.position} of {one.end}" if one.end else ""
+    return f"task 0_{partition}: {one.state}{far}" + (f" ({one.reason})" if one.reason else "")

@@ -1,0 +1,1 @@
+"""The tasks that both servers of the sidecar call."""

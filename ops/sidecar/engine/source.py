@@ -1,0 +1,58 @@
+"""The engine's tasks, found in a session: the active ones run here, and what is not is refused with its reason.
+
+Rules of this file: looks only. `running` waits for no lock, since it is asked on the event loop; the others may wait
+for a round of the session's background work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from standfast.ops.shared.reasons import NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
+from standfast.replication.offsets import TaskId
+from standfast.stream.session.session import Session
+from standfast.stream.session.task import Task, TaskState
+
+# What a partition is that this session does not hold, as another process knows it: "standby", "restoring: 41 %", None.
+Elsewhere = Callable[[int], str | None]
+
+
+class SessionSource:
+    """Tasks of group 0 of a session. `elsewhere` tells of partitions that another process of the sidecar holds."""
+
+    def __init__(self, session: Session, elsewhere: Elsewhere = lambda partition: None) -> None:
+        self._session = session
+        self._elsewhere = elsewhere
+
+    def running(self, partition: int) -> Task:
+        """See TaskSource.running."""
+        task, is_open = self._session.look(TaskId(0, partition))
+        if task is None:
+            raise self._not_here(partition)
+        if task.state is TaskState.RUNNING and is_open:
+            return task
+        if task.state is TaskState.STANDBY:
+            raise _standby(partition)
+        if task.state in (TaskState.FAILED, TaskState.CLOSED):
+            task.source_offsets()  # raises what it failed with
+        raise Refused(RESTORING, f"partition {partition} is not ready: the restore gate is shut, wait (SF.WAITREADY)")
+
+    def partitions(self) -> Mapping[int, str]:
+        """See TaskSource.partitions."""
+        return {partition: task.state.value for partition, task in sorted(self._session.tasks().items())}
+
+    def missing(self) -> Sequence[str]:
+        """See TaskSource.missing."""
+        return self._session.missing()
+
+    def _not_here(self, partition: int) -> Refused:
+        what = self._elsewhere(partition)
+        if what is None:
+            return Refused(NOT_ASSIGNED, f"partition {partition} is not assigned to this instance: assign it first")
+        if what.startswith("standby"):
+            return _standby(partition)
+        return Refused(RESTORING, f"partition {partition} is not ready ({what}): wait (SF.WAITREADY)")
+
+
+def _standby(partition: int) -> Refused:
+    return Refused(NOT_ACTIVE, f"partition {partition} is a standby here: read and write at the active instance")

@@ -1,0 +1,159 @@
+"""One reading of the status for everybody who watches: rendered once a second, told as what changed.
+
+    status() ──thread, at most once a second──> Page ──changes──> queue of each stream (a slow one is ended)
+
+Rules of this file: the shell around `page_html`; knows no HTTP. Nothing is read while nobody watches. A status that
+cannot be read becomes the page's verdict, and the rest stays as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from html import escape
+from typing import Any
+
+from standfast.ops.observe.verdict import Json
+from standfast.ops.sidecar.page.html import Page, changes, document, render, whole
+from standfast.ops.sidecar.page.model import History
+from standfast.store.clock import Clock
+from standfast.store.errors import StandfastError
+
+TICK_S = 1.0
+BEAT_TICKS = 5  # a stream that has no news says so at least this often
+SHARED_MS = 500
+STREAMS_MAX = 16
+QUEUE_MAX = 8
+NOTHING: dict[str, Any] = {
+    "app": "standfast",
+    "instance": "",
+    "live": True,
+    "ready": False,
+    "missing": [],
+    "members": [],
+    "standbys_missing": 0,
+    "tasks": [],
+    "restores": [],
+}
+
+Status = Callable[[], Mapping[str, Any]]
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """What one reader has still to be told; None ends it."""
+
+    queue: asyncio.Queue[str | None] = field(default_factory=lambda: asyncio.Queue(QUEUE_MAX + 1))
+
+    def put(self, text: str) -> bool:
+        """False if the reader is too slow: then the stream ends, and it may come again."""
+        if self.queue.qsize() < QUEUE_MAX:
+            self.queue.put_nowait(text)
+            return True
+        self.end()
+        return False
+
+    def end(self) -> None:
+        """No more."""
+        while self.queue.qsize() > QUEUE_MAX:
+            self.queue.get_nowait()
+        self.queue.put_nowait(None)
+
+
+class Feed:
+    """The page as it is now, and streams of its changes. To be used on one event loop."""
+
+    def __init__(self, status: Status, clock: Clock, streams_max: int = STREAMS_MAX) -> None:
+        self._read = status
+        self._clock = clock
+        self._streams_max = streams_max
+        self._streams: set[Stream] = set()
+        self._history = History()
+        self._status: Json = NOTHING
+        self._page = Page("")
+        self._page_ms: int | None = None
+        self._seen = secrets.token_hex(8)  # names the page as it is now
+        self._lock = asyncio.Lock()
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def html(self, *, actions: bool = False) -> str:
+        """The whole page; with `actions` it has buttons."""
+        page = await self.page()
+        return document(self._status, page, self._clock.wall_ms(), seen=self._seen, actions=actions)
+
+    async def page(self) -> Page:
+        """The page now; readings within half a second are shared."""
+        async with self._lock:
+            now_ms = self._clock.monotonic_ms()
+            if self._page_ms is None or now_ms - self._page_ms >= SHARED_MS:
+                page = await asyncio.to_thread(self._render)
+                if page != self._page:
+                    self._seen = secrets.token_hex(8)
+                self._page, self._page_ms = page, now_ms
+            return self._page
+
+    async def subscribe(self, seen: str = "") -> Stream | None:
+        """A new stream; it begins with the whole page, unless the reader has `seen` it. None if there are too many."""
+        if len(self._streams) >= self._streams_max:
+            return None
+        stream = Stream()
+        self._streams.add(stream)  # before anything waits, so that the limit holds
+        try:
+            page = await self.page()
+        except BaseException:
+            self._streams.discard(stream)
+            raise
+        stream.put(json.dumps({} if seen == self._seen else whole(page)))
+        if self._ticker is None or self._ticker.done():
+            self._ticker = asyncio.create_task(self._tick(page))
+        return stream
+
+    def unsubscribe(self, stream: Stream) -> None:
+        """The reader is gone."""
+        self._streams.discard(stream)
+
+    @property
+    def streams(self) -> int:
+        """Streams that are open."""
+        return len(self._streams)
+
+    def close(self) -> None:
+        """End every stream."""
+        for stream in self._streams:
+            stream.end()
+        self._streams.clear()
+
+    async def _tick(self, told: Page) -> None:
+        """While somebody watches. A stream that began with a newer page gets some rows twice, which does no harm."""
+        quiet = 0
+        while self._streams:
+            await asyncio.sleep(TICK_S)
+            page = await self.page()
+            news = changes(told, page)
+            told = page
+            quiet = 0 if news else quiet + 1
+            if not news and quiet < BEAT_TICKS:
+                continue
+            quiet = 0
+            text = json.dumps(news)
+            self._streams -= {stream for stream in self._streams if not stream.put(text)}
+
+    def _render(self) -> Page:
+        """In a thread: the status may ask the log."""
+        now_ms = self._clock.wall_ms()
+        try:
+            self._status = self._read()
+        except StandfastError as error:
+            return self._unreadable(str(error))
+        self._history.look(self._status, now_ms)
+        return render(self._status, self._history, now_ms)
+
+    def _unreadable(self, why: str) -> Page:
+        page = self._page if self._page_ms is not None else render(NOTHING, self._history, 0)
+        text = (
+            f'<p class="verdict bad"><span aria-hidden="true">▲</span> <strong>NOT READABLE</strong> {escape(why)}</p>'
+        )
+        return replace(page, title="NOT READABLE", blocks={**page.blocks, "verdict": text})

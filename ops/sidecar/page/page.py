@@ -1,0 +1,138 @@
+"""The ops page's routes: the page itself, its script and style, and its changes as a stream or on demand.
+
+    GET /              the page, whole without scripts
+    GET /page.css, /page.js, /page-icon.svg
+    GET /page-events   Server-Sent Events: the page (unless ?seen= it), then what changed; STREAMS_MAX at a time
+    GET /page.json     the whole page in the same shape, for those without a stream
+    GET /peek/...      the newest records of a changelog, where the settings allow it: see `page_peek`
+
+Rules of this file: routes and headers. It reads only, and nothing it serves holds a key or a value, but for a peek. The
+page may load nothing from anywhere else and may not be put into a frame. Its buttons are calls of /v1, which the guard
+judges as any other; who may not make them is not shown any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from standfast.ops.sidecar.page.feed import STREAMS_MAX, Feed, Status, Stream
+from standfast.ops.sidecar.page.html import whole
+from standfast.ops.sidecar.page.peek import Look, Peek
+from standfast.ops.sidecar.security.tokens import Actor, Role
+from standfast.store.clock import Clock, SystemClock
+
+RETRY_MS = 1_000
+SEND_S_MAX = 10.0
+DATA = Path(__file__).with_name("data")
+FILES = {
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "page-icon.svg": "image/svg+xml",
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class OpsPage:
+    """The page over a status; `status` is called in a thread and may raise errors of the library."""
+
+    def __init__(
+        self, status: Status, clock: Clock | None = None, streams_max: int = STREAMS_MAX, peek: Look | None = None
+    ) -> None:
+        if peek is not None:
+            read, status = status, lambda: {**read(), "peek": True}
+        self.feed = Feed(status, clock or SystemClock(), streams_max)
+        self._files = {name: (DATA / name).read_bytes() for name in FILES}
+        self.routes: list[Route] = [
+            Route("/", self._page, methods=["GET"]),
+            Route("/page.json", self._json, methods=["GET"]),
+            Route("/page-events", _Events(self.feed)),
+            *(Route(f"/{name}", self._file, methods=["GET"]) for name in FILES),
+        ]
+        if peek is not None:
+            self.routes.append(Route("/peek/{store}/{partition:int}", Peek(peek, HEADERS).page, methods=["GET"]))
+
+    def close(self) -> None:
+        """End the streams; when the server stops."""
+        self.feed.close()
+
+    async def _page(self, request: Request) -> Response:
+        actor = request.scope.get("actor")
+        acts = isinstance(actor, Actor) and actor.may(Role.ADMIN)
+        return Response(await self.feed.html(actions=acts), headers=HEADERS, media_type="text/html; charset=utf-8")
+
+    async def _json(self, request: Request) -> Response:
+        return Response(json.dumps(whole(await self.feed.page())), headers=HEADERS, media_type="application/json")
+
+    async def _file(self, request: Request) -> Response:
+        name = request.url.path.rpartition("/")[2]
+        return Response(self._files[name], headers=HEADERS, media_type=FILES[name])
+
+
+def page_routes(status: Status, clock: Clock | None = None, streams_max: int = STREAMS_MAX) -> list[Route]:
+    """The routes of a page over this status."""
+    return OpsPage(status, clock, streams_max).routes
+
+
+class _Events:
+    """The stream, as a plain ASGI endpoint: a reader that takes nothing for SEND_S_MAX is let go."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in ("GET", "HEAD"):
+            await Response("this only reads", 405, {**HEADERS, "Allow": "GET"})(scope, receive, send)
+            return
+        seen = scope["query_string"].removeprefix(b"seen=").decode("latin-1")
+        stream = await self._feed.subscribe(seen)
+        if stream is None:
+            await Response("too many streams are open", 503, {**HEADERS, "Retry-After": "5"})(scope, receive, send)
+            return
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            headers = {**HEADERS, "Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
+            raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+            await send({"type": "http.response.start", "status": 200, "headers": raw})
+            await self._pump(stream, gone, send)
+        finally:
+            gone.cancel()
+            self._feed.unsubscribe(stream)
+
+    async def _pump(self, stream: Stream, gone: asyncio.Task[None], send: Send) -> None:
+        await _send(send, f"retry: {RETRY_MS}\n\n")
+        while True:
+            text = asyncio.create_task(stream.queue.get())
+            await asyncio.wait({text, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not text.done():
+                text.cancel()
+                return
+            told = text.result()
+            if told is None:
+                await send({"type": "http.response.body", "body": b""})
+                return
+            await _send(send, f"data: {told}\n\n")
+
+
+async def _send(send: Send, text: str) -> None:
+    async with asyncio.timeout(SEND_S_MAX):
+        await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,103 @@
+"""The status document of a sidecar with what only its page shows: disk, doors, events, schedules, settings.
+
+    page = OpsPage(lambda: page_status(answers.status(), state_path=..., audit=audit, loaded=loaded, ...))
+
+Rules of this file: adds to a document, changes nothing of it. Settings come through `config_show`, which hides what
+may be secret. Everything is left out that is not given.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from standfast._version import __version__
+from standfast.ops.config.config import Loaded
+from standfast.ops.config.show import DEFAULT, rows
+from standfast.ops.observe.metrics_doors import DataDoor, HttpNumbers
+from standfast.ops.observe.status import histogram_document
+from standfast.ops.sidecar.engine.statistics import CALL_BUCKETS_S
+from standfast.ops.sidecar.page.model import percentile
+from standfast.ops.sidecar.security.audit import Audit
+from standfast.store.histogram import Histogram
+from standfast.store.log import logger
+
+Json = Mapping[str, Any]
+
+
+def page_status(
+    status: Json,
+    *,
+    state_path: Path | None = None,
+    disk_floor_bytes: int = 0,
+    audit: Audit | None = None,
+    loaded: Loaded | None = None,
+    data_door: DataDoor | None = None,
+    http_door: HttpNumbers | None = None,
+    schedules: Iterable[Json] = (),
+) -> Json:
+    """The document for the page. `schedules`: task, kind, next_ms (wall time) and missed of each punctuator."""
+    return {
+        **status,
+        "version": __version__,
+        "disk": status.get("disk") or _disk(state_path, disk_floor_bytes),
+        "doors": [*_data_door(data_door), *_http_door(http_door)],
+        "events": [] if audit is None else [event.document() for event in audit.recent()],
+        "schedules": list(schedules),
+        "config": {} if loaded is None else _settings(loaded),
+    }
+
+
+def _disk(state_path: Path | None, floor_bytes: int) -> Json | None:
+    if state_path is None:
+        return None
+    try:
+        found = shutil.disk_usage(state_path)
+    except OSError as error:
+        logger.warning("page: the state directory cannot be measured: %s", error)
+        return None
+    return {"free_bytes": found.free, "total_bytes": found.total, "floor_bytes": floor_bytes}
+
+
+def _settings(loaded: Loaded) -> dict[str, Any]:
+    """Those that somebody set."""
+    return {name: value for name, value, origin in rows(loaded) if origin != DEFAULT}
+
+
+def _data_door(door: DataDoor | None) -> list[Json]:
+    if door is None:
+        return []
+    refused = sum(door.refusals.values())
+    calls = Histogram(CALL_BUCKETS_S)
+    for seconds in door.call_seconds.values():
+        if seconds.bounds == calls.bounds:
+            calls.add(seconds)
+    slowest: list[tuple[str, Any]] = (
+        [("99 % of commands took, sampled", percentile(histogram_document(calls), 0.99))] if any(calls.counts) else []
+    )
+    told = (
+        *slowest,
+        ("connections", door.sessions),
+        ("of them bound to a partition", door.bound),
+        ("commits under way", door.committing),
+        ("commands", sum(door.calls.values())),
+        ("refusals", refused),
+        ("connections turned away", door.refused_connections),
+        ("connections cut off", sum(door.cut_off.values())),
+    )
+    return [{"door": "RESP", "what": what, "value": value} for what, value in told]
+
+
+def _http_door(door: HttpNumbers | None) -> list[Json]:
+    if door is None:
+        return []
+    bad = sum(count for (_, code), count in door.requests.items() if code >= "500")
+    told = (
+        ("requests", sum(door.requests.values())),
+        ("under way", door.inflight),
+        ("streams of events", door.streams),
+        ("answers 5xx", bad),
+    )
+    return [{"door": "HTTP", "what": what, "value": value} for what, value in told]

@@ -1,0 +1,1 @@
+"""Data over the Redis protocol."""

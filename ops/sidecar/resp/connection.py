@@ -1,0 +1,471 @@
+"""One connection of the data door, without its socket: requests in, bytes out, in order.
+
+    push(requests) ─> run ─> take() -> bytes to write
+                       │
+       waits           ├─ Offload      a commit or a long scan runs elsewhere     the shell calls `done`
+                       ├─ MustWait     its task commits, or too many others scan  whoever is waited for calls back
+                       └─ Until        SF.WAITREADY                               the shell calls `poll` now and then
+
+Rules of this file: no socket, no thread, no loop. Requests of one connection are answered in their order, so while it
+waits nothing of it runs. A refusal answers one request; only what cannot be read ends the connection. What runs most
+(SET, GET) finds its store through `writes` and `reads`, which hold for one run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice, repeat
+from typing import Any, NamedTuple, TypeAlias
+
+from standfast.ops.shared.reasons import (
+    BAD_NAME,
+    BAD_REQUEST,
+    NOAUTH,
+    NOPERM,
+    TOO_LARGE,
+    Refused,
+    message_of,
+    reason_of,
+)
+from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.engine.statistics import MethodCounters
+from standfast.ops.sidecar.engine.task import EngineTask, MustWait, Waited
+from standfast.ops.sidecar.resp.arguments import name as checked_name
+from standfast.ops.sidecar.resp.replies import NIL, QUEUED, error, plain_error
+from standfast.store.errors import StandfastError
+from standfast.store.log import logger
+
+RUN_REQUESTS_MAX = 512  # then other connections get their turn
+RUN_BYTES_MAX = 1 << 20
+LARGE_BYTES = 4096  # replies below are bounded by their number
+
+
+class Grant(NamedTuple):
+    """What who is behind a connection may do. `stores` None: all of them."""
+
+    name: str
+    write: bool = True
+    stores: frozenset[str] | None = None
+
+
+EVERYTHING = Grant("owner")
+
+
+class CallLimits(NamedTuple):
+    """What one step may have: `batch_ops` requests of a MULTI, or keys of one command, with `batch_bytes` in all.
+
+    `wait_ms`: the longest wait that a client may ask for.
+    """
+
+    batch_ops: int = 10_000
+    batch_bytes: int = 16 << 20
+    wait_ms: int = 3_600_000
+
+    def check_keys(self, keys: int) -> None:
+        """Raise Refused TOO_LARGE for a command over more keys than one step takes."""
+        if keys > self.batch_ops:
+            raise Refused(TOO_LARGE, f"{keys} keys in one command: {self.batch_ops} at most, split it")
+
+
+USUAL = CallLimits()
+
+Authenticate: TypeAlias = Callable[[bytes], "Grant | None"]
+
+
+class Offload(NamedTuple):
+    """Work that may take long: `work` in any thread, then `then` in the engine's, whose reply is the answer."""
+
+    work: Callable[[], None]
+    then: Callable[[], bytes]
+
+
+class Until(NamedTuple):
+    """An answer that comes when `ask` gives one, which is asked from time to time."""
+
+    ask: Callable[[], bytes | None]
+
+
+Answer: TypeAlias = "bytes | Offload | Until"
+Handler: TypeAlias = Callable[["Connection", list[bytes]], Answer]
+# Several requests in one step, from the first on: how many were answered, and the reply to each of them.
+Run: TypeAlias = Callable[["Connection", Iterable[list[bytes]]], tuple[int, bytes]]
+
+
+@dataclass(slots=True)
+class Command:
+    """One command: its handler, how many arguments with its name, and where it may stand.
+
+    `kind`: "read" and "write" belong to a task and may stand in a MULTI; "open" needs no authentication; "multi" is run
+    at once within one; "refused" is a command of Redis that is not there, and its handler says why.
+    `run` answers several that stand together, where that is quicker.
+    """
+
+    name: str
+    handler: Handler
+    least: int
+    most: int
+    counters: MethodCounters
+    kind: str = ""
+    run: Run | None = None
+
+
+class Door(NamedTuple):
+    """What all connections of one door share. `find`: a command by a name that is not in `table` as it was written.
+
+    `authenticate` None: nobody needs a token. `revision` changes when tokens do: then each is looked at again.
+    `offload` runs an Offload and then calls `done` of the connection. `scans`: how many long scans run at once.
+    """
+
+    engine: Engine
+    table: dict[bytes, Command]
+    find: Callable[[bytes], Command]
+    offload: Callable[[Connection, Offload], None]
+    cursors: Any
+    version: str
+    authenticate: Authenticate | None = None
+    limits: CallLimits = USUAL
+    revision: Callable[[], int] = int
+    scans: Any = None
+
+
+class Connection:
+    """The state of one client."""
+
+    __slots__ = (
+        "_door",
+        "_last",
+        "_out",
+        "_queue",
+        "_queue_bytes",
+        "_revision",
+        "_spoilt",
+        "_todo",
+        "_token",
+        "binding",
+        "closed",
+        "ending",
+        "engine",
+        "grant",
+        "id",
+        "in_exec",
+        "label",
+        "nil",
+        "now_ms",
+        "on_resume",
+        "on_wait",
+        "reads",
+        "touched",
+        "version",
+        "waiting",
+        "writes",
+    )  # fmt: skip
+
+    def __init__(self, door: Door, number: int, on_resume: Callable[[], None]) -> None:
+        self._door = door
+        self.engine = door.engine
+        self.binding = door.engine.connect()
+        self.id = number
+        self.label = b""
+        self.version = 2
+        self.nil = NIL[2]
+        self.grant: Grant | None = EVERYTHING if door.authenticate is None else None
+        self._token: bytes | None = None  # behind the grant
+        self._revision = door.revision()
+        self.now_ms = 0
+        self.reads: dict[bytes, Any] = {}  # stores that were found in this run, to be read
+        self.writes: dict[bytes, Any] = {}
+        self.touched: set[tuple[str, bool]] = set()  # stores of the MULTI that is being applied, and whether written
+        self.in_exec = False  # a MULTI is being applied: everything is answered at once
+        self.waiting: object | None = None  # what for: an Offload, an Until, or a task
+        self.ending = False  # after what is written
+        self.closed = False
+        self.on_resume = on_resume
+        self._out: list[bytes] = []
+        self._last: bytes | None = None  # what is said in the end; then nothing comes any more
+        self._todo: deque[list[bytes]] = deque()
+        self._queue: list[tuple[Command, list[bytes]]] | None = None  # of a MULTI
+        self._queue_bytes = 0
+        self._spoilt = False
+
+    @property
+    def door(self) -> Door:
+        """What it shares with the others."""
+        return self._door
+
+    @property
+    def backlog(self) -> int:
+        """Requests that wait for their turn."""
+        return len(self._todo)
+
+    @property
+    def in_multi(self) -> bool:
+        """Between MULTI and EXEC."""
+        return self._queue is not None
+
+    def push(self, requests: Iterable[list[bytes]]) -> None:
+        """More requests, to be run after those that wait."""
+        self._todo.extend(requests)
+
+    def take(self) -> bytes:
+        """What is to be written now."""
+        out = b"".join(self._out)
+        self._out.clear()
+        return out
+
+    @property
+    def polls(self) -> bool:
+        """Whether it waits for something that must be asked for again."""
+        return isinstance(self.waiting, Until)
+
+    def fail(self, message: str) -> None:
+        """What came cannot be read: say it, after the replies to what came before, and end."""
+        self.finish(plain_error(f"ERR {message}"))
+
+    def finish(self, last: bytes = b"") -> None:
+        """Nothing comes any more: answer what came, say the last, and end. Only SF.WAITREADY is given up."""
+        if self._last is None:
+            self._last = last
+        if isinstance(self.waiting, Until):
+            self.waiting = None
+            self._todo.clear()
+
+    @property
+    def finishing(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._last is not None
+
+    def close(self) -> None:
+        """The client is gone. Twice is fine."""
+        if not self.closed:
+            self.closed = True
+            self._todo.clear()
+            self.engine.disconnect(self.binding)
+
+    def run(self) -> bool:
+        """Answer requests until none is left, one must wait, or others should get their turn: then True."""
+        if self.waiting is not None or self.closed:
+            return False
+        self.fresh()
+        todo, out = self._todo, self._out.append
+        table, find = self._door.table.get, self._door.find
+        left, size, together = RUN_REQUESTS_MAX, 0, True
+        while todo and not self.ending:
+            args = todo[0]
+            if not args:
+                todo.popleft()
+                continue
+            command = table(args[0]) or find(args[0])
+            try:
+                if self._queue is None and self.grant is not None and command.least <= len(args) <= command.most:
+                    if together and command.run is not None and len(todo) > 1:
+                        done, each = command.run(self, islice(todo, left))
+                        if done:
+                            deque(map(deque.popleft, repeat(todo, done)), maxlen=0)
+                            out(each * done)
+                            command.counters.calls += done
+                            left -= done
+                            if not left:
+                                return bool(todo) or self._last is not None
+                            continue
+                        together = False  # one of them is special, or refused: looked for once
+                    answer = command.handler(self, args)
+                else:
+                    answer = self._unusual(command, args)
+            except MustWait as wait:
+                self._wait_for(wait.held)
+                return False
+            except Exception as failure:  # noqa: BLE001  told to the client; the next request may be a good one
+                answer = self.refuse(command.name, failure)
+            todo.popleft()
+            command.counters.calls += 1
+            if type(answer) is not bytes:
+                if self._last is None or isinstance(answer, Offload):
+                    self._wait(answer)
+                    return False
+                todo.clear()
+                break
+            out(answer)
+            left -= 1
+            if len(answer) > LARGE_BYTES:
+                size += len(answer)
+            if not left or size > RUN_BYTES_MAX:
+                return (bool(todo) or self._last is not None) and not self.ending
+        if self._last is not None and not self.ending:
+            out(self._last)
+            self.ending = True
+        return False
+
+    def fresh(self) -> None:
+        """A new run: stores are looked up again, and the time is read again."""
+        stamp = self.binding.timestamp_ms
+        self.now_ms = self.engine.clock.wall_ms() if stamp is None else stamp
+        self.reads, self.writes = {}, {}
+        revision = self._door.revision()
+        if revision != self._revision:
+            self._revision = revision
+            self._look_again()
+
+    def authenticated(self, grant: Grant, token: bytes) -> None:
+        """Who is behind it from now on."""
+        self.grant, self._token, self._revision = grant, token, self._door.revision()
+
+    def _look_again(self) -> None:
+        """Tokens were read anew: this one may do less now, or is gone, and with it what it has not committed."""
+        authenticate, token = self._door.authenticate, self._token
+        if authenticate is not None and token is not None:
+            self.grant = authenticate(token)
+            if self.grant is None:
+                self._token = None
+                self.engine.reset(self.binding)
+
+    def refuse(self, method: str, failure: BaseException) -> bytes:
+        """The reply for an error, which is counted by its reason."""
+        reason = reason_of(failure)
+        self.engine.counters.refusals[method, reason.name] += 1
+        if not isinstance(failure, StandfastError):
+            # Without the text of the error, which may hold keys or values.
+            frames, trace = [], failure.__traceback__
+            while trace is not None:
+                frames.append(f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}")
+                trace = trace.tb_next
+            logger.error("%s: %s at %s", method, type(failure).__name__, " <- ".join(reversed(frames)))
+        return error(reason, message_of(failure))
+
+    # -- stores -------------------------------------------------------------------------------------------------------
+
+    def read(self, raw_name: bytes | None) -> Any:
+        """The store to read, by its name; None is the default store of the connection."""
+        return self._found(self.engine.task(self.binding), raw_name, self.reads, write=False)
+
+    def write(self, raw_name: bytes | None) -> Any:
+        """The store to write."""
+        return self._found(self.engine.write(self.binding), raw_name, self.writes, write=True)
+
+    def delete(self, raw_name: bytes | None) -> Any:
+        """The store to delete from, which may be done with a full disk, too."""
+        return self._found(self.engine.write(self.binding, adds=False), raw_name, self.writes, write=True)
+
+    def scan(self, raw_name: bytes | None) -> Any:
+        """The store to scan; MustWait while its task commits."""
+        return self._found(self.engine.scan(self.binding), raw_name, {}, write=False)
+
+    def _found(self, held: EngineTask, raw_name: bytes | None, known: dict[bytes, Any], *, write: bool) -> Any:
+        if raw_name is None:
+            if self.binding.store is None:
+                raise Refused(
+                    BAD_NAME,
+                    "no default store: name one as user of the connection (AUTH store token, redis://store@...), or "
+                    "use the SF. commands, which name theirs",
+                )
+            store_name, raw_name = self.binding.store, b""
+        else:
+            store_name = checked_name(raw_name)
+        self.check_granted(store_name, write=write)
+        if self.in_exec:
+            self.touched.add((store_name, write))
+        store = known[raw_name] = held.task.stores.store(store_name)
+        return store
+
+    def check_granted(self, store: str, *, write: bool) -> None:
+        """Raise Refused NOPERM for what the token behind the connection does not allow."""
+        grant = self.grant
+        if grant is None or grant is EVERYTHING:
+            return
+        if (write and not grant.write) or (grant.stores is not None and store not in grant.stores):
+            what = "write" if write else "read"
+            raise Refused(NOPERM, f"the token of {grant.name!r} does not allow to {what} store {store!r}")
+
+    def check_may_write(self) -> None:
+        """Raise Refused NOPERM for a token that only reads, before something that is about the whole task."""
+        if self.grant is not None and not self.grant.write:
+            raise Refused(NOPERM, f"the token of {self.grant.name!r} does not allow to write")
+
+    # -- MULTI --------------------------------------------------------------------------------------------------------
+
+    def begin_multi(self) -> None:
+        """Keep requests from now on."""
+        if self._queue is not None:
+            raise Refused(BAD_REQUEST, "MULTI calls can not be nested")
+        self._queue, self._queue_bytes, self._spoilt = [], 0, False
+
+    def end_multi(self) -> tuple[list[tuple[Command, list[bytes]]], bool]:
+        """The requests that were kept, and whether one of them was refused."""
+        if self._queue is None:
+            raise Refused(BAD_REQUEST, "EXEC or DISCARD without MULTI")
+        queue, self._queue = self._queue, None
+        return queue, self._spoilt
+
+    def keep_multi(self, queue: list[tuple[Command, list[bytes]]]) -> None:
+        """Undo `end_multi`: the EXEC has to wait and comes again."""
+        self._queue = queue
+
+    def _unusual(self, command: Command, args: list[bytes]) -> Answer:
+        """Not authenticated, within MULTI, or a wrong number of arguments."""
+        if self.grant is None and command.kind != "open":
+            raise Refused(NOAUTH, "authentication required: AUTH store token")
+        if not command.least <= len(args) <= command.most:
+            self._spoilt = self._queue is not None
+            raise Refused(BAD_REQUEST, f"wrong number of arguments for '{command.name}' command")
+        if self._queue is None or command.kind == "multi":
+            return command.handler(self, args)
+        self._queue_bytes += sum(map(len, args))
+        limits = self._door.limits
+        full = len(self._queue) >= limits.batch_ops or self._queue_bytes > limits.batch_bytes
+        if full or command.kind not in ("read", "write"):
+            self._spoilt = True
+            if command.kind == "refused":
+                return command.handler(self, args)
+            if not full:
+                raise Refused(BAD_REQUEST, f"{command.name} cannot stand within MULTI")
+            raise Refused(TOO_LARGE, f"MULTI takes {limits.batch_ops} requests and {limits.batch_bytes} bytes at most")
+        self._queue.append((command, args))
+        return QUEUED
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def done(self, offload: Offload) -> None:
+        """An offload's work ended."""
+        if self.waiting is not offload:
+            return
+        self.waiting = None
+        try:
+            answer = offload.then()
+        except Exception as failure:  # noqa: BLE001  as in `run`
+            answer = self.refuse("SF.COMMIT" if isinstance(failure, StandfastError) else "offload", failure)
+        self._answer_late(answer)
+
+    def poll(self) -> bool:
+        """Ask an Until again; whether it still waits."""
+        until = self.waiting
+        if not isinstance(until, Until):
+            return False
+        try:
+            answer = until.ask()
+        except Exception as failure:  # noqa: BLE001  as in `run`
+            answer = self.refuse("SF.WAITREADY", failure)
+        if answer is None:
+            return True
+        self.waiting = None
+        self._answer_late(answer)
+        return False
+
+    def _answer_late(self, answer: bytes) -> None:
+        if not self.closed:
+            self._out.append(answer)
+            self.on_resume()
+
+    def _wait(self, answer: Answer) -> None:
+        self.waiting = answer
+        if isinstance(answer, Offload):
+            self._door.offload(self, answer)
+
+    def _wait_for(self, held: Waited) -> None:
+        self.waiting = held
+        held.waiting.append(self._go_on)
+
+    def _go_on(self) -> None:
+        self.waiting = None
+        if not self.closed:
+            self.on_resume()

@@ -1,0 +1,286 @@
+"""The data door: a Unix socket that speaks the Redis protocol, its clients, and what they may use up.
+
+    open        socket under umask 0177 (mode 0600) ─> listen            a client of another uid is refused
+    sweep       once a second: clients that wait too long are cut off    close: no new ones, replies are written
+    full        of clients: the oldest that has not logged in makes room; of unread replies: none is answered until
+                they were read, or those with most of them are cut off
+
+Rules of this file: one event loop, whose thread also calls the engine; commits and long scans run in a small pool of
+threads. The path's lock is the caller's: a live socket's path would be taken over without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import stat
+import struct
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from standfast._version import __version__
+from standfast.ops.shared.reasons import NOPERM
+from standfast.ops.shared.serve_files import Identity, identity, remove_own
+from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.resp.connection import USUAL, Authenticate, CallLimits, Connection, Door, Offload
+from standfast.ops.sidecar.resp.protocol import RespProtocol
+from standfast.ops.sidecar.resp.replies import error
+from standfast.ops.sidecar.resp.requests import COMMAND_DEFAULT_BYTES
+from standfast.ops.sidecar.resp.scans import Cursors, Scans
+from standfast.ops.sidecar.resp.table import Table
+from standfast.store.errors import Held, InvalidRequest
+from standfast.store.log import logger
+
+THREADS = 4
+SCANS = THREADS - 1  # one is left for commits
+BACKLOG_BYTES_MAX = 64 << 20
+SWEEP_S = 1.0
+GRACE_S = 0.2  # to take replies, when there are too many
+LISTEN_BACKLOG = 512
+FILES_KEPT = 256  # of the process's open files, for stores and logs
+PATH_BYTES_MAX = 107  # of a Unix socket, on Linux
+_PEER = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class RespLimits:
+    """What clients may use. `connections`: beyond, or beyond what the process may have open, one is refused.
+
+    `command_bytes`: one command. `output_bytes`: replies that a client has not read, before it is answered no more;
+    after `stalled_s` seconds of that it is cut off. `outputs_bytes`: those of all clients together; beyond, the client
+    with most is cut off. `unfinished_s`: half a command may stand so long. `login_s`: so long until AUTH. `idle_s`: a
+    client that asks nothing, and has no part in its task's session, is closed after so long; 0: never. `calls`: step.
+    """
+
+    connections: int = 1_024
+    command_bytes: int = COMMAND_DEFAULT_BYTES
+    output_bytes: int = 1 << 20
+    outputs_bytes: int = 256 << 20
+    stalled_s: int = 10
+    unfinished_s: int = 10
+    login_s: int = 30
+    idle_s: int = 0
+    calls: CallLimits = USUAL
+
+
+class RespDoor:
+    """See above. `uids`: who may connect; None: whoever the socket's mode lets in."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        limits: RespLimits | None = None,
+        authenticate: Authenticate | None = None,
+        revision: Callable[[], int] = int,
+        uids: Iterable[int] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.loop = loop
+        self._limits = limits or RespLimits()
+        self.backlog_bytes = 0  # of requests that wait
+        self.output_bytes = 0  # replies since the unread ones were counted, and those
+        self._sheds = False
+        self.ticks = 0  # seconds, as far as sweeps went
+        self._uids = None if uids is None else frozenset(uids)
+        self._clients: set[RespProtocol] = set()
+        self._most = min(self._limits.connections, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_KEPT, 1))
+        self._numbers = 0
+        self._listening: list[tuple[asyncio.AbstractServer, Path, Identity]] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="standfast-resp")
+        table = Table(engine.counters)
+        shared = Door(engine, table.commands, table.find, self._offload, Cursors(), __version__)
+        self._door = shared._replace(
+            authenticate=authenticate, revision=revision, limits=self._limits.calls, scans=Scans(SCANS)
+        )
+
+    async def open(self, path: Path, mode: int = 0o600) -> None:
+        """Listen at `path` (several are fine); a socket that was left there is replaced.
+
+        The caller holds the lock of the folder. `mode`: 0600, or 0660 for a group. Raises InvalidRequest for a path
+        that cannot be, Held for one that is something else.
+        """
+        if len(os.fsencode(path)) > PATH_BYTES_MAX:
+            raise InvalidRequest(f"{path}: a socket's path has at most {PATH_BYTES_MAX} bytes: choose a shorter one")
+        if mode not in (0o600, 0o660):
+            raise InvalidRequest(f"mode {mode:04o} of {path}: a socket is for its owner (0600) or its group (0660)")
+        try:
+            left = path.lstat()
+        except FileNotFoundError:
+            left = None
+        if left is not None and not stat.S_ISSOCK(left.st_mode):
+            raise Held(f"{path} is there and is no socket: choose another path")
+        if left is not None and left.st_uid != os.geteuid():
+            raise Held(f"{path} is a socket of user {left.st_uid}, not ours: remove it, or choose another path")
+        if left is not None and _is_used(path):
+            raise Held(f"another program listens at {path}: stop it, or choose another path")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)  # the socket is never open to others, not even between bind and chmod
+        try:
+            path.unlink(missing_ok=True)
+            listener.bind(str(path))
+            made = identity(path)
+        except OSError as failure:
+            listener.close()
+            raise InvalidRequest(f"{path}: a socket cannot be made there: {failure}") from failure
+        finally:
+            os.umask(before)
+        if mode != 0o600:
+            path.chmod(mode)
+        listener.setblocking(False)
+        server = await self.loop.create_unix_server(lambda: RespProtocol(self), sock=listener, backlog=LISTEN_BACKLOG)
+        self._listening.append((server, path, made))
+        if self._sweeper is None:
+            self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Take no new clients, let commits that run end, write replies, close. Twice is fine."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        listening, self._listening = self._listening, []
+        for server, *_ in listening:
+            server.close()
+        deadline = self.loop.time() + timeout_s
+        while self.engine.statistics().committing and self.loop.time() < deadline:
+            await asyncio.sleep(0.005)
+        for client in list(self._clients):
+            client.close()
+        while self._clients and self.loop.time() < deadline:
+            await asyncio.sleep(0.005)
+        for client in list(self._clients):
+            client.abort()
+        await asyncio.sleep(0)
+        self._threads.shutdown(wait=False)
+        for _, path, made in listening:
+            remove_own(path, made)
+
+    @property
+    def limits(self) -> RespLimits:
+        """What clients may use."""
+        return self._limits
+
+    @property
+    def backlog_full(self) -> bool:
+        """Whether requests of all clients that wait are so many bytes that none of these clients is read on."""
+        return self.backlog_bytes > BACKLOG_BYTES_MAX
+
+    @property
+    def output_full(self) -> bool:
+        """Whether unread replies are too many, or must be counted, before anything more is answered."""
+        if self.output_bytes > self._limits.outputs_bytes and not self._sheds:
+            self._sheds = True
+            self.loop.call_soon(self._count)  # once the sockets took what they take
+        return self._sheds
+
+    def _count(self) -> None:
+        """Count unread replies; if they are too many, readers have a moment to take theirs, in which none are added."""
+        unread = {client: client.unread_bytes for client in self._clients}
+        self.output_bytes = sum(unread.values())
+        if self.output_bytes > self._limits.outputs_bytes:
+            self.loop.call_later(GRACE_S, self._shed, unread)
+        else:
+            self._sheds = False
+
+    def _shed(self, before: dict[RespProtocol, int]) -> None:
+        """Cut off who has most unread replies, until there is room: first those that took none of theirs meanwhile."""
+        unread = {client: client.unread_bytes for client in self._clients}
+        self.output_bytes, most = sum(unread.values()), self._limits.outputs_bytes
+        deafest = sorted(unread, key=lambda one: (unread[one] >= before.get(one, 0), unread[one]), reverse=True)
+        for client in deafest:
+            if self.output_bytes <= most - most // 8:
+                break
+            logger.warning(
+                "resp: clients have not read %d bytes of replies, near the limit of %d (limits.replies_max): "
+                "the client with %d of them is cut off",
+                *(self.output_bytes, most, unread[client]),
+            )
+            self._cut_off(client, "unread replies")
+            self.output_bytes -= unread[client]
+        self._sheds = False
+
+    def _cut_off(self, client: RespProtocol, why: str) -> None:
+        client.abort()
+        self._clients.discard(client)  # its bytes and its place are free from now on
+        self.engine.counters.cut_off[why] += 1
+
+    # -- for its clients ----------------------------------------------------------------------------------------------
+
+    def refuses(self, peer: socket.socket | None) -> bytes | None:
+        """What to tell a client that is not let in; None lets it in."""
+        if peer is not None and peer.family == socket.AF_UNIX:
+            _, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            if self._uids is not None and uid not in self._uids:
+                self.engine.counters.refused_connections += 1
+                return error(NOPERM, f"user {uid} may not use this socket")
+        if len(self._clients) >= self._most and not self._make_room():
+            self.engine.counters.refused_connections += 1
+            return b"-ERR max number of clients reached\r\n"
+        return None
+
+    def _make_room(self) -> bool:
+        """Who has not logged in takes no place from another one."""
+        strange = [
+            (client.connection.id, client)
+            for client in self._clients
+            if client.connection is not None and client.connection.grant is None
+        ]
+        if strange:
+            self._cut_off(min(strange)[1], "no login")
+        return bool(strange)
+
+    def connect(self, client: RespProtocol, on_resume: Callable[[], None]) -> Connection:
+        """A new client."""
+        self._clients.add(client)
+        self._numbers += 1
+        return Connection(self._door, self._numbers, on_resume)
+
+    def disconnect(self, client: RespProtocol) -> None:
+        """A client is gone."""
+        self._clients.discard(client)
+
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+        return len(self._clients)
+
+    def sweep(self) -> None:
+        """Cut off who is overdue; a second has passed."""
+        self.ticks += 1
+        for client in list(self._clients):
+            why = client.overdue(self.ticks)
+            if why == "idle":
+                client.close()
+            elif why is not None:
+                client.abort()
+            if why is not None:
+                self.engine.counters.cut_off[why] += 1
+
+    def _sweep(self) -> None:
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        self.sweep()
+
+    def _offload(self, connection: Connection, offload: Offload) -> None:
+        def ended(_: Future[None]) -> None:
+            self.loop.call_soon_threadsafe(connection.done, offload)
+
+        self._threads.submit(offload.work).add_done_callback(ended)
+
+
+def _is_used(path: Path) -> bool:
+    """Whether a program listens at this socket. Not a sidecar on this run directory: its lock is ours."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # a full backlog, or a socket of datagrams
+            return True
+    return True

@@ -1,0 +1,228 @@
+"""Key-value commands: the standard ones on the connection's default store, the SF. ones on the store they name.
+
+    GET SET [NX] [GET] GETDEL DEL UNLINK EXISTS MGET MSET STRLEN DBSIZE
+    SF.PUT store key value [NX] [GET] [TS ms]    SF.GET store key [WITHTS]    SF.DEL store key ...    SF.COUNT store
+    SF.RANGE store from to [REV] [LIMIT n] [AFTER key]    both ends included, "" is open; [k, v, k, v, ...] in key order
+    SF.PREFIX store prefix [REV] [LIMIT n] [AFTER key]
+
+Rules of this file: one command is one atomic step. SET and GET run most, so they do nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from standfast.ops.shared.reasons import BAD_REQUEST, Refused
+from standfast.ops.sidecar.resp.arguments import options, whole
+from standfast.ops.sidecar.resp.connection import Answer, Connection
+from standfast.ops.sidecar.resp.replies import OK, array, bulk, integer, replies
+from standfast.ops.sidecar.resp.scans import bounded, collect
+from standfast.store.types.keyvalue import KeyValueState, after_prefix
+
+_EXPIRY = {b"EX", b"PX", b"EXAT", b"PXAT", b"KEEPTTL"}
+_SET_NAMES = {b"SET", b"set"}
+
+
+def keyvalue(store: Any) -> KeyValueState[bytes, bytes]:
+    """The store, if it is of this kind."""
+    if not isinstance(store, KeyValueState):
+        raise Refused(BAD_REQUEST, f"store {store.name!r} is a {store.spec.kind} store: use the commands of that kind")
+    return store
+
+
+def default_read(c: Connection) -> KeyValueState[bytes, bytes]:
+    store = c.reads.get(b"")
+    return store if store is not None else keyvalue(c.read(None))
+
+
+def _default_write(c: Connection) -> KeyValueState[bytes, bytes]:
+    store = c.writes.get(b"")
+    return store if store is not None else keyvalue(c.write(None))
+
+
+def _default_delete(c: Connection) -> KeyValueState[bytes, bytes]:
+    store = c.writes.get(b"")
+    return store if store is not None else keyvalue(c.delete(None))
+
+
+def get(c: Connection, args: list[bytes]) -> Answer:
+    """GET key."""
+    store = c.reads.get(b"") or default_read(c)
+    value = store.get(args[1])
+    return c.nil if value is None else b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+def set_(c: Connection, args: list[bytes]) -> Answer:
+    """SET key value [NX] [GET]."""
+    store = c.writes.get(b"") or _default_write(c)
+    if len(args) > 3:
+        return _set(c, store, args[1], args[2], args[3:])
+    store.put_raw(args[1], args[2], c.now_ms)
+    return OK
+
+
+def set_run(c: Connection, requests: Iterable[list[bytes]]) -> tuple[int, bytes]:
+    """As many plain SETs as stand together, in one step: how many, and the reply to each. 0 if that is not possible."""
+    pairs = []
+    for args in requests:
+        if len(args) != 3 or args[0] not in _SET_NAMES:
+            break
+        pairs.append((args[1], args[2]))
+    store = c.writes.get(b"") or _default_write(c)
+    return (len(pairs), OK) if len(pairs) > 1 and store.put_raw_all(pairs, c.now_ms) else (0, OK)
+
+
+def _set(
+    c: Connection, store: KeyValueState[bytes, bytes], key: bytes, value: bytes, given: list[bytes], stamp: int = -1
+) -> bytes:
+    flags = {flag.upper() for flag in given}
+    if flags & _EXPIRY:
+        raise Refused(
+            BAD_REQUEST,
+            "keys do not expire: retention is a property of window, session and versioned stores",
+        )
+    if not flags <= {b"NX", b"GET"} or len(flags) != len(given):
+        raise Refused(BAD_REQUEST, "syntax error: of SET's options there are NX and GET")
+    old = store.get(key)
+    written = old is None or b"NX" not in flags
+    if written:
+        store.put_raw(key, value, c.now_ms if stamp < 0 else stamp)
+    if b"GET" in flags:
+        return c.nil if old is None else bulk(old)
+    return OK if written else c.nil
+
+
+def getdel(c: Connection, args: list[bytes]) -> Answer:
+    """GETDEL key."""
+    store = _default_delete(c)
+    old = store.get(args[1])
+    if old is None:
+        return c.nil
+    store.put_raw(args[1], None, c.now_ms)
+    return bulk(old)
+
+
+def delete(c: Connection, args: list[bytes]) -> Answer:
+    """DEL key ..., and UNLINK key ..."""
+    return _delete(c, _default_delete(c), args[1:])
+
+
+def _delete(c: Connection, store: KeyValueState[bytes, bytes], keys: list[bytes]) -> bytes:
+    c.door.limits.check_keys(len(keys))
+    there = [key for key in dict.fromkeys(keys) if store.get(key) is not None]
+    store.put_all([(key, None) for key in there], c.now_ms)
+    return integer(len(there))
+
+
+def exists(c: Connection, args: list[bytes]) -> Answer:
+    """EXISTS key ...: one named twice counts twice."""
+    c.door.limits.check_keys(len(args) - 1)
+    store = default_read(c)
+    return integer(sum(store.get(key) is not None for key in args[1:]))
+
+
+def mget(c: Connection, args: list[bytes]) -> Answer:
+    """MGET key ..."""
+    c.door.limits.check_keys(len(args) - 1)
+    return array(bounded(map(default_read(c).get, args[1:])), c.nil)
+
+
+def mset(c: Connection, args: list[bytes]) -> Answer:
+    """MSET key value ...: all of them, or none."""
+    if not len(args) % 2:
+        raise Refused(BAD_REQUEST, "wrong number of arguments for 'MSET' command")
+    c.door.limits.check_keys(len(args) // 2)
+    _default_write(c).put_all(zip(args[1::2], args[2::2], strict=True), c.now_ms)
+    return OK
+
+
+def strlen(c: Connection, args: list[bytes]) -> Answer:
+    """STRLEN key."""
+    value = default_read(c).get(args[1])
+    return integer(0 if value is None else len(value))
+
+
+def dbsize(c: Connection, args: list[bytes]) -> Answer:
+    """DBSIZE: an estimate."""
+    return integer(keyvalue(c.scan(None)).approximate_num_entries())
+
+
+# -- commands that name their store -----------------------------------------------------------------------------------
+
+
+def sf_put(c: Connection, args: list[bytes]) -> Answer:
+    """SF.PUT store key value [NX] [GET] [TS ms]."""
+    store = keyvalue(c.writes.get(args[1]) or c.write(args[1]))
+    if len(args) == 4:
+        store.put_raw(args[2], args[3], c.now_ms)
+        return OK
+    given = options(args, 4, {b"NX": 0, b"GET": 0, b"TS": 1})
+    stamp = whole(given.pop(b"TS")[0], "TS") if b"TS" in given else c.now_ms
+    return _set(c, store, args[2], args[3], list(given), stamp)
+
+
+def sf_get(c: Connection, args: list[bytes]) -> Answer:
+    """SF.GET store key [WITHTS]."""
+    store = keyvalue(c.reads.get(args[1]) or c.read(args[1]))
+    if len(args) == 3:
+        value = store.get(args[2])
+        return c.nil if value is None else bulk(value)
+    options(args, 3, {b"WITHTS": 0})
+    found = store.get_with_timestamp(args[2])
+    return c.nil if found is None else replies([bulk(found.value), integer(found.timestamp)])
+
+
+def sf_del(c: Connection, args: list[bytes]) -> Answer:
+    """SF.DEL store key ..."""
+    return _delete(c, keyvalue(c.writes.get(args[1]) or c.delete(args[1])), args[2:])
+
+
+def sf_count(c: Connection, args: list[bytes]) -> Answer:
+    """SF.COUNT store: an estimate."""
+    return integer(keyvalue(c.scan(args[1])).approximate_num_entries())
+
+
+def sf_range(c: Connection, args: list[bytes]) -> Answer:
+    """SF.RANGE store from to [REV] [LIMIT n] [AFTER key]."""
+    store = keyvalue(c.scan(args[1]))
+    given = options(args, 4, {b"REV": 0, b"LIMIT": 1, b"AFTER": 1})
+    low, high = args[2] or None, args[3] or None
+    reverse = b"REV" in given
+    after = given[b"AFTER"][0] if b"AFTER" in given else None
+    if after is not None and reverse:
+        high = after if high is None else min(high, after)
+    elif after is not None:
+        low = after + b"\x00" if low is None else max(low, after + b"\x00")
+    return collect(c, _pairs(store.range(low, high, reverse=reverse), after if reverse else None), given, 2)
+
+
+def sf_prefix(c: Connection, args: list[bytes]) -> Answer:
+    """SF.PREFIX store prefix [REV] [LIMIT n] [AFTER key]."""
+    store = keyvalue(c.scan(args[1]))
+    given = options(args, 3, {b"REV": 0, b"LIMIT": 1, b"AFTER": 1})
+    prefix, reverse = args[2], b"REV" in given
+    after = given[b"AFTER"][0] if b"AFTER" in given else None
+    if after is None:
+        return collect(c, _pairs(store.prefix_scan(prefix, reverse=reverse), None), given, 2)
+    if reverse:
+        end = after_prefix(prefix)
+        rows = store.range(prefix, after if end is None else min(after, end), reverse=True)
+        return collect(c, _pairs(rows, after, prefix), given, 2)
+    rows = store.range(max(prefix, after + b"\x00"), None)
+    return collect(c, _pairs(rows, None, prefix), given, 2)
+
+
+def _pairs(
+    rows: Iterator[tuple[bytes, bytes]], skip: bytes | None, prefix: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values without the row `skip`, as long as keys begin with the prefix."""
+    for key, value in rows:
+        if prefix and not key.startswith(prefix):
+            if key > prefix:
+                if skip is None:
+                    return
+                continue  # backwards: what lies behind the prefix comes first
+            return
+        if key != skip:
+            yield bulk(key), bulk(value)

@@ -1,0 +1,138 @@
+"""The commands of the data door: name, handler, number of arguments; and why others of Redis are not there.
+
+Rules of this file: the only list of commands. A command that is not in it changes nothing and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from standfast.ops.shared.reasons import BAD_REQUEST, Refused
+from standfast.ops.sidecar.engine.statistics import DoorCounters
+from standfast.ops.sidecar.resp import basics, browse, keyvalue, multi, times
+from standfast.ops.sidecar.resp import commit as commits
+from standfast.ops.sidecar.resp.connection import Answer, Command, Connection, Handler, Run
+
+MANY = 1 << 20
+NAME_SHOWN_MAX = 32
+
+# name, handler, least and most arguments with the name, kind (see Command)
+COMMANDS: tuple[tuple[str, Handler, int, int, str], ...] = (
+    ("HELLO", basics.hello, 1, 7, "open"),
+    ("AUTH", basics.auth, 2, 3, "open"),
+    ("QUIT", basics.quit_, 1, 1, "open"),
+    ("RESET", basics.reset, 1, 1, "multi"),
+    ("SELECT", basics.select, 2, 2, ""),
+    ("PING", basics.ping, 1, 2, "read"),
+    ("ECHO", basics.echo, 2, 2, "read"),
+    ("CLIENT", basics.client, 2, MANY, ""),
+    ("COMMAND", basics.command, 1, MANY, ""),
+    ("INFO", basics.info, 1, MANY, ""),
+    ("CONFIG", basics.config, 2, MANY, ""),
+    ("MULTI", multi.multi, 1, 1, "multi"),
+    ("EXEC", multi.execute, 1, 1, "multi"),
+    ("DISCARD", multi.discard, 1, 1, "multi"),
+    ("GET", keyvalue.get, 2, 2, "read"),
+    ("SET", keyvalue.set_, 3, 16, "write"),
+    ("GETDEL", keyvalue.getdel, 2, 2, "write"),
+    ("GETRANGE", browse.getrange, 4, 4, "read"),
+    ("DEL", keyvalue.delete, 2, MANY, "write"),
+    ("UNLINK", keyvalue.delete, 2, MANY, "write"),
+    ("EXISTS", keyvalue.exists, 2, MANY, "read"),
+    ("MGET", keyvalue.mget, 2, MANY, "read"),
+    ("MSET", keyvalue.mset, 3, MANY, "write"),
+    ("STRLEN", keyvalue.strlen, 2, 2, "read"),
+    ("TYPE", browse.type_, 2, 2, "read"),
+    ("TTL", browse.ttl, 2, 2, "read"),
+    ("PTTL", browse.ttl, 2, 2, "read"),
+    ("EXPIRETIME", browse.ttl, 2, 2, "read"),
+    ("PEXPIRETIME", browse.ttl, 2, 2, "read"),
+    ("KEYS", browse.keys, 2, 2, "read"),
+    ("SCAN", browse.scan, 2, 8, "read"),
+    ("DBSIZE", keyvalue.dbsize, 1, 1, "read"),
+    ("SF.PUT", keyvalue.sf_put, 4, 8, "write"),
+    ("SF.GET", keyvalue.sf_get, 3, 4, "read"),
+    ("SF.DEL", keyvalue.sf_del, 3, MANY, "write"),
+    ("SF.COUNT", keyvalue.sf_count, 2, 2, "read"),
+    ("SF.RANGE", keyvalue.sf_range, 4, 9, "read"),
+    ("SF.PREFIX", keyvalue.sf_prefix, 3, 8, "read"),
+    ("SF.WPUT", times.wput, 5, 7, "write"),
+    ("SF.WGET", times.wget, 4, 4, "read"),
+    ("SF.WDEL", times.wdel, 4, 4, "write"),
+    ("SF.WFETCH", times.wfetch, 5, 8, "read"),
+    ("SF.WRANGE", times.wrange, 6, 9, "read"),
+    ("SF.WALL", times.wall, 4, 7, "read"),
+    ("SF.SPUT", times.sput, 6, 8, "write"),
+    ("SF.SGET", times.sget, 5, 5, "read"),
+    ("SF.SDEL", times.sdel, 5, 5, "write"),
+    ("SF.SFETCH", times.sfetch, 3, 8, "read"),
+    ("SF.SRANGE", times.srange, 6, 9, "read"),
+    ("SF.SALL", times.sall, 2, 7, "read"),
+    ("SF.VPUT", times.vput, 4, 6, "write"),
+    ("SF.VGET", times.vget, 3, 5, "read"),
+    ("SF.VDEL", times.vdel, 3, 5, "write"),
+    ("SF.VRANGE", times.vrange, 5, 8, "read"),
+    ("SF.COMMIT", commits.commit, 1, MANY, "write"),
+    ("SF.OFFSETS", commits.offsets, 1, 1, ""),
+    ("SF.TIME", commits.time, 1, 2, "write"),
+    ("SF.WAITREADY", commits.wait_ready, 2, 2, ""),
+    ("SF.STATUS", commits.status, 1, 1, ""),
+)
+
+RUNS: dict[str, Run] = {"SET": keyvalue.set_run}
+
+_EXPIRY = "keys do not expire one by one: retention is a property of window, session and versioned stores"
+_TYPES = "a store holds plain values: declare a window, session or versioned store (SF.WPUT, SF.SPUT, SF.VPUT) instead"
+_SCRIPTS = "no scripts run here: a MULTI is one atomic apply, and one task has one writer"
+_CHANNELS = "no channels: events of tasks are at GET /v1/events of the control door"
+_WATCH = "nothing to watch: a task has one writer, so what was read stays until this application writes"
+_ARITHMETIC = "read and write the value: a task has one writer, so nobody comes between"
+_WHOLE = "a store is not emptied or moved by a client: use the control door"
+
+REFUSED = {
+    _EXPIRY: "EXPIRE PEXPIRE EXPIREAT PEXPIREAT PERSIST SETEX PSETEX GETEX",
+    _TYPES: "LPUSH RPUSH LPOP RPOP LRANGE LLEN LINDEX BLPOP BRPOP HSET HGET HMSET HMGET HGETALL HDEL HEXISTS HKEYS "
+    "HVALS HLEN HINCRBY HSCAN SADD SREM SMEMBERS SISMEMBER SCARD SSCAN ZADD ZREM ZRANGE ZSCORE ZCARD ZSCAN XADD XREAD "
+    "XRANGE XLEN XREADGROUP GEOADD PFADD PFCOUNT SETBIT GETBIT BITCOUNT SORT",
+    _SCRIPTS: "EVAL EVALSHA EVAL_RO SCRIPT FUNCTION FCALL",
+    _CHANNELS: "SUBSCRIBE PSUBSCRIBE SSUBSCRIBE UNSUBSCRIBE PUNSUBSCRIBE PUBLISH PUBSUB MONITOR",
+    _WATCH: "WATCH UNWATCH",
+    _ARITHMETIC: "INCR DECR INCRBY DECRBY INCRBYFLOAT APPEND SETNX GETSET MSETNX SETRANGE",
+    _WHOLE: "FLUSHDB FLUSHALL SWAPDB MOVE RENAME RENAMENX COPY RANDOMKEY DUMP RESTORE MIGRATE OBJECT",
+    "this instance has cluster support disabled: SELECT chooses the partition": "CLUSTER ASKING READONLY READWRITE",
+    "no replication of Redis: standbys tail the changelog": "REPLICAOF SLAVEOF SYNC PSYNC WAIT FAILOVER",
+    "the process is operated by the control door and the command line": "SHUTDOWN SAVE BGSAVE DEBUG ACL LATENCY "
+    "SLOWLOG MEMORY MODULE",
+}
+
+
+class Table:
+    """The commands with their counters."""
+
+    def __init__(self, counters: DoorCounters) -> None:
+        self.commands: dict[bytes, Command] = {}
+        for name, handler, least, most, kind in COMMANDS:
+            command = Command(name, handler, least, most, counters.method(name), kind, RUNS.get(name))
+            self.commands[name.encode()] = self.commands[name.lower().encode()] = command
+        self._other = counters.method("other")
+        self._refused = {name: why for why, names in REFUSED.items() for name in names.split()}
+
+    def find(self, raw: bytes) -> Command:
+        """A command as it was written; one that is not there says so when it is run."""
+        upper = raw.upper()
+        command = self.commands.get(upper)
+        if command is not None:
+            return command
+        name = upper[:NAME_SHOWN_MAX].decode("ascii", "replace")
+        why = self._refused.get(name)
+        if why is not None:
+            return Command("other", _refusing(f"{name} is refused: {why}"), 1, 1 << 40, self._other, "refused")
+        shown = "".join(letter if letter.isprintable() and letter.isascii() else "?" for letter in name)
+        return Command("other", _refusing(f"unknown command '{shown}'"), 1, 1 << 40, self._other, "refused")
+
+
+def _refusing(message: str) -> Callable[[Connection, list[bytes]], Answer]:
+    def refuse(c: Connection, args: list[bytes]) -> Answer:
+        raise Refused(BAD_REQUEST, message)
+
+    return refuse

@@ -1,0 +1,346 @@
+"""The sidecar's process: one event loop with both doors, one control thread, worker processes for restores.
+
+    settings ──> lock of the run directory ──> lock of the state directory ──> sockets ──> info file ──> call me
+    TERM, INT   drain: no new work, wait for commits, close the tasks, exit 0; a second one: stop now
+    HUP         read tokens, TLS files and the log level again       USR1  status to the log       QUIT  stacks
+
+Rules of this file: the composition root. Nothing is decided here but order; what can be called is told only once it can
+be. A kill at any moment loses nothing that a commit acknowledged, so an orderly stop is quick and never needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from starlette.responses import Response
+
+from standfast._version import __version__
+from standfast.ops.config.config import Loaded
+from standfast.ops.config.types import Config
+from standfast.ops.observe.health import live, ready
+from standfast.ops.observe.metrics import CONTENT_TYPE, SidecarMetrics, SidecarReading
+from standfast.ops.observe.metrics_doors import HttpNumbers, LoopLag
+from standfast.ops.observe.status_merge import added
+from standfast.ops.shared.log_lines import configure
+from standfast.ops.shared.run_file import RunInfo, pid_alive, remove_run_file, write_run_file
+from standfast.ops.shared.serve_files import RunDir, listen_tcp
+from standfast.ops.shared.text import dumps
+from standfast.ops.sidecar.control.answers import PROTOCOL, Answers
+from standfast.ops.sidecar.control.plane import ControlPlane
+from standfast.ops.sidecar.control.routes import ControlRoutes
+from standfast.ops.sidecar.engine.statistics import EngineStatistics
+from standfast.ops.sidecar.page.page import OpsPage
+from standfast.ops.sidecar.page.peek import Looked, look
+from standfast.ops.sidecar.page.status import page_status
+from standfast.ops.sidecar.security.audit import Audit
+from standfast.ops.sidecar.security.tokens import Tokens
+from standfast.ops.sidecar.serve_http import HttpDoor, application
+from standfast.ops.sidecar.serve_resp import open_resp_door
+from standfast.ops.sidecar.systemd import Notifier
+from standfast.replication.tail.open_log import SqliteAddress, open_log, parse_address
+from standfast.store.clock import Clock, SystemClock
+from standfast.store.errors import BadConfig, Held, StandfastError
+from standfast.store.log import logger
+from standfast.store.task.state_dir import StateDir
+
+LOCK_WAIT_MS = 10_000
+BEAT_S = 0.5
+SWITCH_S = 0.0005  # how long another thread, a commit's, may keep the interpreter from the event loop
+CLOSE_S = 5.0  # of the deadline of a stop, for closing the tasks
+Reload = Callable[[], Config]
+
+
+def check(config: Config) -> None:
+    """Raise BadConfig for settings that a sidecar needs and that are missing."""
+    needed = (("app.name", config.app.name), ("app.log", config.app.log), ("app.state_dir", config.app.state_dir))
+    problems = [f"{name} is missing: a sidecar needs it" for name, value in needed if value is None]
+    if problems:
+        raise BadConfig(problems)
+
+
+def check_log(config: Config) -> None:
+    """Raise Unavailable if the log cannot be reached."""
+    assert config.log_address is not None
+    where = parse_address(config.log_address)
+    if isinstance(where, SqliteAddress):
+        open_log(config.log_address).close()
+        return
+    from standfast.ops.tools.kafka_probe import check_listening
+
+    check_listening(where.servers)
+
+
+def serve(loaded: Loaded, reload: Reload | None = None) -> int:
+    """Run the sidecar until it is told to stop. Raises BadConfig, Held, Unavailable before anything can be called."""
+    config = loaded.config
+    check(config)
+    run_dir = config.run_dir
+    assert config.app.name is not None and config.app.state_dir is not None and run_dir is not None
+    configure(config.logging.level, config.logging.format)
+    sys.setswitchinterval(SWITCH_S)
+    clock = SystemClock()
+    with ExitStack() as opened:
+        (config.app.state_dir / config.app.name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        run = RunDir(run_dir)
+        opened.callback(run.close)
+        state = own_state(config.app.state_dir, config.app.name, clock)
+        opened.callback(state.close)
+        check_log(config)
+        http_socket = opened.enter_context(listen_tcp(config.http.host, config.http.port))
+        sidecar = Sidecar(loaded, run, state, clock, reload)
+        faulthandler.register(signal.SIGQUIT, all_threads=True)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(sidecar.main(http_socket))
+
+
+def own_state(state_dir: Path, app: str, clock: Clock) -> StateDir:
+    """Lock the state directory; a worker of a sidecar that was killed is given time to end. Raises Held."""
+    deadline_ms = clock.monotonic_ms() + LOCK_WAIT_MS
+    while True:
+        try:
+            return StateDir(state_dir, app)
+        except Held:
+            holder = (state_dir / app / "LOCK").read_text(errors="replace").removeprefix("pid ").strip()
+            if not holder.isdigit() or pid_alive(int(holder)) or clock.monotonic_ms() >= deadline_ms:
+                raise
+            clock.sleep_ms(20)
+
+
+class Sidecar:
+    """Everything of one process, from the sockets to the exit code."""
+
+    def __init__(self, loaded: Loaded, run: RunDir, state: StateDir, clock: Clock, reload: Reload | None) -> None:
+        self._loaded = loaded
+        self._config = config = loaded.config
+        self._run = run
+        self._state = state
+        self._clock = clock
+        self._reload = reload
+        self._notify = Notifier()
+        self._audit = Audit(clock)
+        self._tokens = Tokens(config.auth.tokens_file)
+        self._beat_ms = clock.monotonic_ms()
+        self._numbers = HttpNumbers()
+        self._lag = LoopLag()
+        self._door: EngineStatistics | None = None  # as of the last beat or scrape
+        self._metrics = SidecarMetrics(self._reading, clock, state.path)
+        self._closing: list[Callable[[], None]] = []  # what ends streams, before the doors close
+        self._resp_path = str(run.path / config.serve.socket)
+
+    async def main(self, http_socket: socket.socket) -> int:
+        """Serve until told to stop."""
+        loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self.plane = plane = ControlPlane(self._config, self._state, loop, self._clock)
+        self.answers = Answers(plane, self._state.instance_id, self._resp_path)
+        routes = ControlRoutes(plane, self.answers)
+        routes.on_drain = self._drain
+        plane.events.heard = self._heard
+        peek = self._look if self._config.http.peek else None
+        page = OpsPage(self._page_status, self._clock, peek=peek) if self._config.http.page else None
+        more = [] if page is None else page.routes
+        allow_quit = self._config.http.allow_quit
+        app = application(routes, self.answers, self._loop_age_ms, self._scrape, more, allow_quit=allow_quit)
+        self._http = HttpDoor(app, self._config, self._state.instance_id, self._tokens, self._audit, self._numbers)
+        if page is not None:
+            self._closing.append(page.close)
+        plane.start()
+        self._resp = await open_resp_door(plane.engine, self._config, self._tokens, self._audit, self._run.path)
+        self._run.made(self._config.serve.socket)
+        await self._http.start(http_socket)
+        self._signals(loop)
+        run_info = self._write_info(http_socket)
+        watching = [loop.create_task(self._beat()), loop.create_task(self._lag.watch())]
+        self._notify.tell(READY=1, STATUS="serving")
+        logger.info("serving %s: RESP at %s, HTTP at %s:%d", self._config.app.name, self._resp_path, *self._http_at)
+        try:
+            await self._stop.wait()
+            self._notify.tell(STOPPING=1)
+            self._end_in_time(run_info)
+            return await self._close()
+        finally:
+            for task in watching:
+                task.cancel()
+            remove_run_file(self._state.path, run_info)
+
+    # -- while it runs ------------------------------------------------------------------------------------------------
+
+    def _loop_age_ms(self) -> int:
+        return self._clock.monotonic_ms() - self._beat_ms
+
+    async def _beat(self) -> None:
+        """The loop's own sign of life, and the watchdog's: only as long as the process is well."""
+        while True:
+            self._beat_ms = self._clock.monotonic_ms()
+            try:
+                self._tell_well()
+            except Exception:  # noqa: BLE001  the next beat comes; without its sign the watchdog acts
+                logger.exception("the sign of life could not be given")
+            await asyncio.sleep(BEAT_S)
+
+    def _tell_well(self) -> None:
+        self._door = self.plane.engine.statistics()
+        facts = self.answers.facts(loop_age_ms=0)
+        fields: dict[str, str | int] = {"STATUS": ready(facts).text(verbose=False)}
+        if live(facts).ok:
+            fields["WATCHDOG"] = 1
+        self._notify.tell(**fields)
+
+    async def _scrape(self) -> Response:
+        self._door = self.plane.engine.statistics()  # on the loop, whose numbers they are
+        exposition = await asyncio.to_thread(self._metrics.exposition)
+        return Response(exposition, 200, media_type=CONTENT_TYPE)
+
+    def _reading(self) -> SidecarReading:
+        plane = self.plane
+        numbers = (self._door, self._numbers, self._lag, self.answers.verified)
+        statistics = plane.session.statistics()
+        counters = added([statistics.counters, plane.timers.counters])
+        return SidecarReading(replace(statistics, counters=counters), plane.ready, *numbers)
+
+    def _page_status(self) -> Mapping[str, Any]:
+        return page_status(
+            self.answers.status(),
+            state_path=self._state.path,
+            disk_floor_bytes=self._config.state.disk_floor_bytes,
+            audit=self._audit,
+            loaded=self._loaded,
+            data_door=self._door,
+            http_door=self._numbers,
+            schedules=self.plane.timers.shown(),
+        )
+
+    def _look(self, store: str, partition: int) -> Looked:
+        """The end of a changelog, for the page."""
+        log, changelog = self.plane.session.changelog(store, partition)
+        return look(log, changelog)
+
+    def _heard(self, event: str, data: Mapping[str, Any]) -> None:
+        """What the page's list of events and the audit have of what the sidecar does by itself."""
+        if event in ("task", "fenced", "draining"):
+            self._audit.done(event, "sidecar", **{name: str(value) for name, value in data.items()})
+
+    def _write_info(self, http_socket: socket.socket) -> RunInfo:
+        host, port = http_socket.getsockname()[:2]
+        self._http_at = (host, port)
+        scheme = "https" if self._config.tls else "http"
+        shown = f"[{host}]" if ":" in host else host
+        info = {
+            "protocol": PROTOCOL,
+            "version": __version__,
+            "app": self._config.app.name,
+            "instance": self._state.instance_id,
+            "pid": os.getpid(),
+            "resp_socket": self._resp_path,
+            "http": f"{scheme}://{shown}:{port}",
+        }
+        # For whoever may read our files in the run directory: the owner's own tools.
+        token = self._tokens.issue() if self._tokens.from_file else None
+        self._run.write_info(info, token, self._config.serve.group)
+        run_info = RunInfo(
+            str(self._config.app.name),
+            self._state.instance_id,
+            os.getpid(),
+            host,
+            port,
+            self._clock.wall_ms(),
+            __version__,
+            scheme,
+            str(self._run.path),
+        )
+        write_run_file(self._state.path, run_info)
+        return run_info
+
+    def _signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop)
+        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+        loop.add_signal_handler(signal.SIGUSR1, self._on_status)
+
+    def _on_stop(self) -> None:
+        if self._stop.is_set():
+            logger.warning("told to stop a second time: stopping now")
+            self._run.close()
+            os._exit(0)  # what was acknowledged is durable, and what was not is nobody's
+        logger.info("told to stop: draining")
+        self._stop.set()
+
+    def _on_reload(self) -> None:
+        try:
+            self._tokens.reload()
+            if self._http.tls is not None:
+                self._http.tls.reload()
+            if self._reload is not None:
+                logging_now = self._reload().logging
+                configure(logging_now.level, logging_now.format)
+        except StandfastError as error:
+            self._audit.failed("reload", "signal")
+            logger.error("nothing more is read again: %s", error)
+        else:
+            self._audit.done("reload", "signal")
+            logger.info("read again: tokens, TLS files, log level")
+
+    def _on_status(self) -> None:
+        def tell() -> None:
+            print(dumps(self.answers.status()), file=sys.stderr, flush=True)
+
+        asyncio.get_running_loop().run_in_executor(None, tell)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def _drain(self, wait_s: float) -> None:
+        """Take no new work, let what has begun be committed, close the tasks. Repeated: waits for the same."""
+        await asyncio.wrap_future(self.plane.call(self.plane.drain))
+        deadline_ms = self._clock.monotonic_ms() + wait_s * 1_000
+        while self._uncommitted() and self._clock.monotonic_ms() < deadline_ms:
+            await asyncio.sleep(0.02)
+        await asyncio.wrap_future(self.plane.call(self.plane.close_tasks))
+
+    def _uncommitted(self) -> bool:
+        """Whether a connection that is still there has something to commit."""
+        if not self._resp.clients:
+            return False
+        return any(task.stores.buffer.rows or task.stores.buffer.changes for task in self.plane.table.now.open.values())
+
+    def _end_in_time(self, run_info: RunInfo) -> None:
+        """The one deadline of a stop, whoever waits for whom: also loop, threads of the pool and the log may hang."""
+        timeout_s = self._config.serve.drain_timeout_ms / 1_000
+
+        def end() -> None:
+            logger.warning("not everything could be closed within %.1f s; nothing acknowledged is lost", timeout_s)
+            with contextlib.suppress(OSError):
+                self._run.close()
+                remove_run_file(self._state.path, run_info)
+            os._exit(0)
+
+        timer = threading.Timer(timeout_s, end)
+        timer.daemon = True
+        timer.start()
+
+    async def _close(self) -> int:
+        timeout_s = self._config.serve.drain_timeout_ms / 1_000
+        try:
+            await self._drain(timeout_s - min(CLOSE_S, timeout_s / 2))
+        except (StandfastError, TimeoutError) as error:
+            logger.warning("the tasks could not be closed cleanly; nothing that was acknowledged is lost: %s", error)
+        self.plane.events.close()
+        for end in self._closing:
+            end()
+        await self._resp.close()
+        await self._http.close()
+        self.plane.stop()
+        await asyncio.to_thread(self.plane.join)
+        return 0

@@ -1,0 +1,1 @@
+"""The process for restores and standbys beside the sidecar's server."""

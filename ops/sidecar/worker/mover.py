@@ -1,0 +1,156 @@
+"""Carries out the moves of tasks between the server's session and its workers, round by round.
+
+    round()    look at what both hold ──> moves (pure, `tail_moves`) ──> close here, open here, tell the workers
+
+Rules of this file: used by the control thread. Partition p belongs to worker p modulo their number, so that a task
+never changes from worker to worker. Whatever the log does not answer is tried again with the next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
+from standfast.ops.sidecar.worker.moves import FENCED, Holding, Moves, moves
+from standfast.ops.sidecar.worker.process import TailWorker
+from standfast.ops.sidecar.worker.protocol import Rows
+from standfast.store.errors import Held, StandfastError, Unavailable, is_of_log
+from standfast.store.log import logger
+from standfast.stream.session.session import Session
+
+Partitions = frozenset[int]
+AGAIN_MS = 5_000
+HELD_AGAIN_MS = 500  # whoever holds a directory lets go of it with its end
+
+
+class TailMover:
+    """`closing` is called before the server closes tasks, and returns once nobody uses them."""
+
+    def __init__(
+        self, session: SidecarSession, workers: Sequence[TailWorker], closing: Callable[[Partitions], None]
+    ) -> None:
+        self._session = session
+        self.workers = list(workers)
+        self._closing = closing
+        self._last: list[Moves] = [Moves() for _ in workers]
+        self._active: Partitions = frozenset()
+        self._standby: Partitions = frozenset()
+        self._take_back: Partitions = frozenset()  # named by the application and not opened here since
+        self._given: tuple[Partitions, Partitions] = (frozenset(), frozenset())
+        self._refused: dict[int, tuple[StandfastError, int]] = {}  # why, and when it is tried again
+        self._clock = session.clock
+        self.error = ""
+
+    @property
+    def refused(self) -> dict[int, StandfastError]:
+        """Active tasks that cannot be opened here, and why."""
+        return {partition: error for partition, (error, _) in self._refused.items()}
+
+    def want(self, active: Partitions, standby: Partitions, *, named: bool = False) -> None:
+        """From now on these are to be held. `named`: the application says so, also of what another instance took."""
+        self._active, self._standby = active, standby
+        self._take_back = active if named else self._take_back & active
+        self._refused.clear()
+
+    def round(self) -> Partitions:
+        """One round; gives the active tasks that another instance has taken, which are wanted no more."""
+        here = held_by(self._session, restoring(self._session))
+        active: set[int] = set()
+        standby: set[int] = set()
+        fenced = set(self._session.lost() & self._active)
+        for number, part in enumerate(self._shards()):
+            worker = self.workers[number] if self.workers else None
+            there = None if worker is None else worker.poll()
+            if worker is not None and there is None:
+                # It is carrying an order out; what is here stays, as far as it is still wanted.
+                active |= {one for one in here if here[one].role == "active" and one in part and one in self._active}
+                continue
+            found = moves(
+                self._active & part,
+                self._standby & part,
+                {one: holding for one, holding in here.items() if one in part},
+                there,
+                self._last[number] if self._last else None,
+            )
+            if worker is not None:
+                self._last[number] = found
+                # A loss from here on is a new one.
+                self._take_back -= {one for one, holding in (there or {}).items() if holding.state != FENCED}
+            active |= found.server_active
+            standby |= found.server_standby
+            fenced |= found.fenced
+        fenced -= self._take_back
+        self._open_here(frozenset(active - fenced), frozenset(standby))
+        self._tell_workers()
+        return frozenset(fenced)
+
+    def read(self, partition: int, path: str, query: str) -> Future[Rows]:
+        """A page of rows of a task that a worker holds. Raises Unavailable, Refused."""
+        if not self.workers:
+            raise Unavailable(f"partition {partition} is not open here at the moment: ask again")
+        return self.workers[partition % len(self.workers)].read(path, query)
+
+    def worker_status(self) -> list[Mapping[str, Any]]:
+        """The last status document of each worker."""
+        return [worker.status for worker in self.workers if worker.status is not None]
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self.workers:
+            worker.close()
+
+    def _shards(self) -> list[Partitions]:
+        everything = self._active | self._standby | {one.partition for one in self._session.all_tasks()}
+        number = len(self.workers) or 1
+        return [frozenset(one for one in everything if one % number == shard) for shard in range(number)]
+
+    def _open_here(self, active: Partitions, standby: Partitions) -> None:
+        now_ms = self._clock.monotonic_ms()
+        waiting = {one for one, (_, due_ms) in self._refused.items() if now_ms < due_ms}
+        active -= waiting
+        held = {one.partition for one in self._session.all_tasks()}
+        if (active, standby) == self._given and held == active | standby and not active & self._take_back:
+            return
+        gone = frozenset(held - active)
+        if gone:
+            self._closing(gone)
+        try:
+            refused = assign_each(self._session, active, standby, self._take_back)
+        except StandfastError as error:
+            if not is_of_log(error):
+                raise
+            self.error = str(error)
+            return
+        self._take_back -= active
+        for partition, why in refused.items():
+            if partition not in self._refused:
+                logger.error("task 0_%d cannot be opened: %s", partition, why)
+            self._refused[partition] = (why, now_ms + (HELD_AGAIN_MS if isinstance(why, Held) else AGAIN_MS))
+        for partition in active - refused.keys():
+            self._refused.pop(partition, None)
+        self.error = ""
+        self._given = (active - refused.keys(), standby - refused.keys())
+
+    def _tell_workers(self) -> None:
+        here = {one.partition for one in self._session.all_tasks()}
+        for worker, found in zip(self.workers, self._last, strict=True):
+            # Nobody opens there what is not closed here yet.
+            worker.want(found.worker_active - here, found.worker_standby - here)
+
+
+def restoring(session: Session) -> dict[int, int]:
+    """Records that active tasks of a session still have to replay, by partition."""
+    found: dict[int, int] = {}
+    for restore in session.restores():
+        found[restore.partition] = found.get(restore.partition, 0) + restore.remaining
+    return found
+
+
+def held_by(session: Session, remaining: Mapping[int, int]) -> dict[int, Holding]:
+    """What a session holds."""
+    return {
+        task_id.partition: Holding(task.role, task.state.value, remaining.get(task_id.partition, 0))
+        for task_id, task in session.all_tasks().items()
+    }

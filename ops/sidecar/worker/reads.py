@@ -1,0 +1,52 @@
+"""Rows of a standby, asked of the worker that has it: what is asked and answered, and the server's side of it.
+
+    server: Reads.ask(path, query) ──> ReadRows ──> worker: Reader (tail_reader.py)
+            future                 <── Rows     <──
+
+Rules of this file: no pipe and no process. What is asked at a time is bounded, so that a pipe to a worker never fills.
+Nothing is logged: paths hold keys.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from standfast.ops.shared.reasons import LIMIT, TOO_LARGE, Refused
+from standfast.ops.sidecar.worker.protocol import ReadRows, Rows
+from standfast.store.errors import Unavailable
+
+ASKED_MAX = 16
+ASKED_BYTES_MAX = 24 << 10  # below what a pipe holds, however they are escaped
+
+
+class Reads:
+    """What one worker was asked and has not answered. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, tuple[Future[Rows], int]] = {}
+        self._last = 0
+
+    def ask(self, path: str, query: str) -> tuple[ReadRows, Future[Rows]]:
+        """One more. Raises Refused: TOO_LARGE, LIMIT."""
+        size = len(path) + len(query)
+        if size > ASKED_BYTES_MAX:
+            raise Refused(TOO_LARGE, f"a request for rows of a standby has {ASKED_BYTES_MAX} bytes at most")
+        if len(self._asked) >= ASKED_MAX or size + sum(one for _, one in self._asked.values()) > ASKED_BYTES_MAX:
+            raise Refused(LIMIT, f"the worker is reading for {len(self._asked)} others: ask again")
+        self._last += 1
+        future: Future[Rows] = Future()
+        self._asked[self._last] = future, size
+        return ReadRows(self._last, path, query), future
+
+    def answer(self, rows: Rows) -> None:
+        """The worker answered."""
+        future, _ = self._asked.pop(rows.id, (None, 0))
+        if future is not None and future.set_running_or_notify_cancel():
+            future.set_result(rows)
+
+    def lose(self) -> None:
+        """The worker is gone, and its answers with it."""
+        asked, self._asked = self._asked, {}
+        for future, _ in asked.values():
+            if future.set_running_or_notify_cancel():
+                future.set_exception(Unavailable("the worker that has the standby ended: ask again"))

@@ -1,0 +1,241 @@
+"""The worker process of a sidecar: restores and standbys, so that they never share the interpreter with the doors.
+
+    server ── Hold ──> assign(active, standby) of a session on the same state directory ── State ──> server
+
+Rules of this file: a process around a Session; which task is whose is the server's to say. It ends when its standard
+input does, at once, because then the server is gone and what is not durable is the log's; on Stop it closes cleanly.
+Its standard output is the pipe to the server: nothing else may write there.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from standfast.ops.observe.status import status_document
+from standfast.ops.shared.control_stores import spec_of
+from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
+from standfast.ops.sidecar.worker.moves import FENCED, Holding
+from standfast.ops.sidecar.worker.protocol import (
+    Beat,
+    Failed,
+    Hold,
+    Open,
+    ReadRows,
+    Report,
+    State,
+    Stop,
+    parse_order,
+    report_line,
+)
+from standfast.replication.log import Log
+from standfast.replication.tail.open_log import open_log
+from standfast.store.clock import SystemClock
+from standfast.store.errors import InternalError, StandfastError, is_of_log
+from standfast.store.log import logger
+from standfast.store.task.state_dir import StateDir
+from standfast.stream.session.session import Session
+from standfast.stream.session.statistics import SessionStatistics
+
+LOOK_S = 0.02
+STATUS_MS = 500
+BEAT_MS = 1_000
+READ_BYTES = 1 << 16
+
+
+class Worker:
+    """A session, and what the server is told of it."""
+
+    def __init__(self, session: SidecarSession) -> None:
+        self._session = session
+        self._clock = SystemClock()
+        self._round = 0
+        self._order: Hold | None = None  # that is not carried out yet
+        self._wanted = Hold(0, (), ())  # the last order that was carried out
+        self._refused: frozenset[int] = frozenset()
+        self._error = ""
+        self._behind: dict[int, int] = {}
+        self._status_ms = 0
+        self._told: State | None = None
+
+    def hold(self, order: Hold) -> None:
+        """Carry an order out; what the log does not answer is tried again with the next look."""
+        self._order = order
+        self._try()
+
+    def look(self) -> State | None:
+        """What to tell the server, if there is news."""
+        if self._order is not None:
+            self._try()
+        now_ms = self._clock.monotonic_ms()
+        status = None
+        if now_ms >= self._status_ms:
+            self._status_ms = now_ms + STATUS_MS
+            try:
+                statistics = self._session.statistics()
+                self._behind = behind(statistics)
+                status = status_document(statistics)
+            except StandfastError as error:
+                if not is_of_log(error):
+                    raise
+                logger.warning("worker: the log did not answer: %s", error)
+        # Asks nothing of the log: what it raises is the end of the session's background work, and so of this process.
+        state = State(self._round, self._tasks(), self._error)
+        if status is None and state == self._told:
+            return None
+        self._told = state
+        return replace(state, status=status)
+
+    def _try(self) -> None:
+        order = self._order
+        assert order is not None
+        try:
+            self._refused = frozenset(refused := assign_each(self._session, order.active, order.standby))
+        except StandfastError as error:
+            if not is_of_log(error):
+                raise
+            self._error = str(error)
+            return
+        self._error = "; ".join(map(str, refused.values()))
+        self._wanted = order
+        self._order, self._round = None, order.round
+        self._status_ms = 0  # how far the new ones are is asked for now
+
+    def _tasks(self) -> dict[int, Holding]:
+        held = {}
+        for partition in (*self._wanted.active, *self._wanted.standby):
+            # Nobody but the log takes a task away from here: another instance has it now.
+            state = "failed" if partition in self._refused else FENCED
+            held[partition] = Holding("active" if partition in self._wanted.active else "standby", state)
+        for task_id, task in self._session.all_tasks().items():
+            # A standby of which nobody knows yet how far it is counts as far.
+            unknown = 0 if task.state.value == "running" else 1 << 62
+            held[task_id.partition] = Holding(task.role, task.state.value, self._behind.get(task_id.partition, unknown))
+        return held
+
+
+def behind(statistics: SessionStatistics) -> dict[int, int]:
+    """Records to replay by partition, of tasks that restore or stand by."""
+    found: dict[int, int] = {}
+    for task in statistics.tasks:
+        if task.state == "standby":
+            found[task.partition] = sum(store.lag for store in task.stores)
+    for restore in statistics.restores:
+        found[restore.partition] = found.get(restore.partition, 0) + restore.remaining
+    return found
+
+
+class TailSession(SidecarSession):
+    """A session that cares for the log in the server's place as well."""
+
+    cares_for = ""
+
+    def _open_log(self, address: str) -> Log:
+        return open_log(address, clock=self.clock, patient=False, create=False)
+
+    def _cares_for(self, leader: str) -> bool:
+        return leader in (self.instance_id, self.cares_for)
+
+
+def open_session(order: Open) -> TailSession:
+    """The session that an order describes."""
+    state = StateDir.lent(order.state_root, order.app, order.lock, order.member)
+    session = TailSession(
+        order.app,
+        log=order.log,
+        state_dir=state,
+        stores=[spec_of(shape) for shape in order.stores],
+        take_over=False,
+        discovery_interval_ms=None,
+        **order.settings,
+    )
+    session.cares_for = order.cares_for
+    return session
+
+
+_telling = threading.Lock()
+
+
+def tell(report: Report) -> None:
+    """Write a report, whole, from any thread."""
+    line = report_line(report)
+    with _telling:
+        while line:
+            line = line[os.write(sys.stdout.fileno(), line) :]
+
+
+def beat() -> None:
+    """Tell the server every BEAT_MS that this process lives; a pipe that nobody reads ends it."""
+    clock = SystemClock()
+    try:
+        while True:
+            tell(Beat())
+            clock.sleep_ms(BEAT_MS)
+    except OSError:
+        os._exit(0)
+
+
+def main() -> int:
+    """Serve the orders on standard input."""
+    threading.Thread(target=beat, name="standfast-beat", daemon=True).start()
+    pending = b""
+    worker: Worker | None = None
+    ask: Callable[[ReadRows], None] | None = None
+    session: TailSession | None = None
+    while True:
+        ready, _, _ = select.select([0], [], [], LOOK_S)
+        if ready:
+            piece = os.read(0, READ_BYTES)
+            if not piece:
+                os._exit(0)  # the server is gone, and threads of the session must not hold the directory's lock
+            *lines, pending = (pending + piece).split(b"\n")
+            for line in lines:
+                order = parse_order(line)
+                if isinstance(order, Stop):
+                    if session is not None:
+                        session.close()
+                    return 0
+                if isinstance(order, Open):
+                    session = open_session(order)
+                    worker = Worker(session)
+                elif worker is None or session is None:
+                    raise InternalError("a worker was told to hold tasks before it was opened")
+                elif isinstance(order, ReadRows):
+                    ask = ask or reader_of(session)
+                    ask(order)
+                else:
+                    worker.hold(order)
+        if worker is not None:
+            state = worker.look()
+            if state is not None:
+                tell(state)
+
+
+def reader_of(session: Session) -> Callable[[ReadRows], None]:
+    """What rows are asked of; loaded once somebody asks, so that workers start sooner."""
+    from standfast.ops.http.routes import Routes
+    from standfast.ops.sidecar.worker.reader import Reader
+
+    return Reader(Routes(session), tell).ask
+
+
+def run() -> int:
+    """`main`, with whatever ends it told to the server."""
+    try:
+        return main()
+    except BrokenPipeError:
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001  the outermost frame: the server is told, and starts another one
+        logger.exception("the worker ends")
+        try:
+            tell(Failed(type(error).__name__, str(error)))
+        finally:
+            os._exit(1)  # without waiting for threads that may hang
+
+
+if __name__ == "__main__":
+    raise SystemExit(run())

@@ -1,0 +1,1 @@
+"""Programs of others that standfast fetches and runs: Java, jars, a Kafka broker."""

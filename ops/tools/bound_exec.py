@@ -1,0 +1,25 @@
+"""Becomes another program that ends when the process that started it ends, however that ended.
+
+    python -m standfast.ops.tools.bound_exec PARENT_PID PROGRAM ARGUMENT...
+
+Rules of this file: Linux. The process id stays, the program changes. The kernel watches the thread that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from standfast.store.parent_process import bind_to_parent
+
+
+def main(arguments: list[str]) -> None:
+    """Bind this process to its parent, and become the program."""
+    parent, program = int(arguments[0]), arguments[1]
+    if not bind_to_parent(parent):
+        raise SystemExit(1)
+    os.execv(program, arguments[1:])  # noqa: S606
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,92 @@
+"""The file that tells which broker runs in a directory, and ending that one.
+
+    <directory>/BROKER.json    {"schema": "standfast.broker-state/1", "pid", "started_ticks", "boot", "port", ...}
+
+Rules of this file: written when the process is there, removed when it is gone. A file whose process is gone, also if
+its id is another process's by now, counts as absent; that other process is never
+touched.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from standfast.ops.shared.loopback import HOST
+from standfast.ops.shared.process_id import ProcessId, is_alive, send, wait_gone
+from standfast.store.clock import Clock, SystemClock
+from standfast.store.errors import InvalidRequest, Unavailable
+from standfast.store.task.state_dir import write_atomically
+
+STATE_FILE = "BROKER.json"
+SCHEMA = "standfast.broker-state/1"
+STOP_MS_MAX = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBroker:
+    """A broker; `version` is Kafka's, `java` and `log` are paths."""
+
+    pid: int
+    started_ticks: int
+    boot: str
+    port: int
+    version: str
+    java: str
+    log: str
+
+    @property
+    def address(self) -> str:
+        """Where clients connect, `host:port`."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def process(self) -> ProcessId:
+        """The very process."""
+        return ProcessId(self.pid, self.started_ticks, self.boot)
+
+
+def running_broker(directory: Path) -> RunningBroker | None:
+    """The broker that runs in a directory; None if none does. Raises InvalidRequest if the file cannot be read."""
+    path = directory / STATE_FILE
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if fields.pop("schema") != SCHEMA:
+            raise ValueError("it has another schema")
+        found = RunningBroker(**fields)
+        if not isinstance(found.pid, int) or not isinstance(found.port, int):
+            raise ValueError("pid and port must be numbers")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequest(f"{path} is not readable ({error}): stop the broker by hand, then remove it") from error
+    return found if is_alive(found.process) else None
+
+
+def record_broker(directory: Path, broker: RunningBroker) -> None:
+    """Write the file."""
+    write_atomically(directory / STATE_FILE, json.dumps({"schema": SCHEMA, **asdict(broker)}) + "\n")
+
+
+def end_broker(directory: Path, clock: Clock | None = None, *, at_once: bool = False) -> RunningBroker | None:
+    """End the broker of a directory: in order, by force after STOP_MS_MAX, or `at_once` by SIGKILL.
+
+    Returns what ran, None if nothing did. Raises Unavailable if even SIGKILL does not end it.
+    """
+    clock = clock or SystemClock()
+    running = running_broker(directory)
+    if running is not None:
+        ended = False
+        if not at_once:
+            send(running.process, signal.SIGTERM)
+            ended = wait_gone(running.process, clock, STOP_MS_MAX)
+        if not ended:
+            send(running.process, signal.SIGKILL)
+            if not wait_gone(running.process, clock, STOP_MS_MAX):
+                raise Unavailable(
+                    f"broker pid {running.pid} does not end, not even by SIGKILL; its log is {running.log}"
+                )
+    (directory / STATE_FILE).unlink(missing_ok=True)
+    return running
