@@ -92,15 +92,15 @@ crash: $(VENV)/.dev ## kill -9 at random moments, RUNS=200 times; whole applicat
 	  $(BIN)/pytest -q -s -m crash --timeout=0 $(ARGS)
 
 soak: $(VENV)/.dev ## SOAK_S=300 seconds of mixed load on a sidecar: its memory stays flat
-	@STANDFAST_SOAK_S=$(SOAK_S) $(BIN)/pytest -q -s tests/test_resp_soak.py $(ARGS)
+	@STANDFAST_SOAK_S=$(SOAK_S) $(BIN)/pytest -q -s tests/system/sidecar/test_resp_soak.py $(ARGS)
 
 soak-lease: $(VENV)/.dev ## LEASE_S=600 seconds, on each log, beside four busy loops while 256 MB of WAL are reopened: no lease is lost
 	@STANDFAST_LEASE_SOAK_S=$(LEASE_S) STANDFAST_LEASE_WAL_MB=256 \
-	  $(BIN)/pytest -q -s tests/test_lease_soak.py $(ARGS)
+	  $(BIN)/pytest -q -s tests/system/crash/test_lease_soak.py $(ARGS)
 
 fuzz: $(VENV)/.dev ## FUZZ_S=60 seconds each of wrong bytes to both doors and to settings; FUZZ_SEED=n repeats a run
 	@STANDFAST_FUZZ_S=$(FUZZ_S) STANDFAST_FUZZ_SEED=$(FUZZ_SEED) \
-	  $(BIN)/pytest -q -s tests/test_fuzz_resp.py tests/test_fuzz_http.py tests/test_fuzz_config.py $(ARGS)
+	  $(BIN)/pytest -q -s tests/system/sidecar/test_fuzz_resp.py tests/system/sidecar/test_fuzz_http.py tests/system/sidecar/test_fuzz_config.py $(ARGS)
 
 bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read restore standby failover process door", compare: bench-compare
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; \

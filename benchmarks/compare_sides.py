@@ -26,7 +26,7 @@ from standfast.ops.tools.jars import JarSet, ensure_jars, parse_jar_set
 from standfast.ops.tools.java import MAJOR_MIN, ensure_java
 
 HERE = Path(__file__).resolve().parent
-JAR_SETS = HERE.parent / "tests/java"  # the set that the tests beside Kafka Streams use, too
+JAR_SETS = HERE.parent / "tests/support/programs/java"  # the set that the tests beside Kafka Streams use, too
 SYSTEMS = ("standfast", "kafka-streams", "kafka-streams-tuned", "quix")
 JVM = ("-Xmx1g",)
 # What the sides share, so that it does not decide: how often is committed, how soon a death is noticed.

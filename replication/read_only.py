@@ -5,8 +5,8 @@
                 ── group.join, heartbeat, view, leave, owners             answered here: one member, nobody is told
                 ── everything that would write                            InvalidRequest
 
-Rules of this file: nothing that changes the log may pass; `tests/test_read_only.py` compares it with the port, so that
-a new method must be put on one side or the other.
+Rules of this file: nothing that changes the log may pass; `tests/unit/replication/test_read_only.py` compares it with
+the port, so that a new method must be put on one side or the other.
 """
 
 from __future__ import annotations

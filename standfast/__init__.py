@@ -7,7 +7,7 @@ The front door: every public name is importable from here.
 
 Rules of this file: no logic and no state. A name is loaded when it is first used (PEP 562), so that
 `standfast --version` and a program that needs only the stores stay quick. A new public name goes into three
-lists here: the imports for type checkers, `__all__` and `_HOMES`; `tests/test_front_door.py` compares them.
+lists here: the imports for type checkers, `__all__` and `_HOMES`; `tests/repo/test_front_door.py` compares them.
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
-from fix_lease import until
 
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock
+from support.lease import until
 
 
 class Bench(NamedTuple):

@@ -1,0 +1,257 @@
+"""The programs in examples/: on the test driver, and as real processes on an embedded log.
+
+Rules of this file: the programs are run as they are. A process is stopped once its output topic holds what is expected;
+nothing waits for a fixed time.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import standfast as sf
+from standfast.replication.log import Record as LogRecord
+from standfast.store.clock import SystemClock
+from support.places import EXAMPLES
+
+NAMES = ("delay_board", "session_clicks", "word_count")
+ON_KAFKA = ("own_loop", "own_loop_asyncio")  # tested in test_own_loop_examples.py
+LINES = (25, 60)
+WAIT_S = 60
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+
+
+def program(name: str) -> Any:
+    """An example as a module."""
+    spec = util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def code_lines(text: str) -> int:
+    return sum(bool(line.strip()) for line in text.splitlines())
+
+
+def imported(text: str) -> set[str]:
+    """Modules that a program imports."""
+    nodes = list(ast.walk(ast.parse(text)))
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return found | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def is_allowed(module: str) -> bool:
+    """The front door and the standard library, nothing behind the front door."""
+    return module in ("standfast", "__future__") or module in sys.stdlib_module_names
+
+
+# --- as they are written
+
+
+def test_the_examples_are_those_tested_here() -> None:
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(NAMES + ON_KAFKA)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example_is_short_says_how_to_run_it_and_uses_the_front_door_only(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(text))
+    assert docstring is not None
+    assert f"python examples/{name}.py" in docstring
+    assert f"./{name.replace('_', '-')}" in docstring
+    assert LINES[0] <= code_lines(text) <= LINES[1]
+    assert {module for module in imported(text) if not is_allowed(module)} == set()
+
+
+def test_import_behind_the_front_door_is_found() -> None:
+    text = "import standfast as sf\nfrom standfast.stream.app.app import App\nimport rocksdict\n"
+    assert {module for module in imported(text) if not is_allowed(module)} == {"standfast.stream.app.app", "rocksdict"}
+
+
+# --- on the test driver
+
+
+def test_words_are_counted() -> None:
+    with sf.testing.Driver(program("word_count").build()) as driver:
+        for line in ("the quick fox", "The dog"):
+            driver.pipe("lines", None, line)
+        driver.commit()
+        assert {one.key: one.value for one in driver.read("word-counts")} == {"the": 2, "quick": 1, "fox": 1, "dog": 1}
+        driver.restart()
+        driver.pipe("lines", None, "the end")
+        driver.commit()
+        assert {one.key: one.value for one in driver.read("word-counts")} == {"the": 3, "end": 1}
+
+
+def test_visits_are_told_once_when_they_are_over(capsys: pytest.CaptureFixture[str]) -> None:
+    with sf.testing.Driver(program("session_clicks").build()) as driver:
+
+        def click(who: str, minute: int, page: str) -> list[tuple[str, int, int, list[str]]]:
+            driver.pipe("clicks", who, page, minute * MINUTE_MS)
+            found = [(one.key, one.value) for one in driver.read("visits")]
+            return [(key.key, key.start // MINUTE_MS, key.end // MINUTE_MS, pages) for key, pages in found]
+
+        assert click("ann", 0, "home") == []
+        assert click("ann", 30, "help") == []  # exactly half an hour later: the same visit
+        assert click("ann", 10, "cart") == []  # late, but within the visit
+        assert click("bob", 65, "home") == []  # ann's visit may still go on for a click that is five minutes late
+        driver.restart()
+        assert click("bob", 66, "help") == [("ann", 0, 30, ["home", "help", "cart"])]
+        driver.restart()
+        assert click("bob", 240, "home") == [("bob", 65, 66, ["home", "help"])]
+        assert click("ann", 1, "home") == []
+        assert driver.dropped == 1
+    assert capsys.readouterr().out.splitlines()[0] == "ann: ['home', 'help', 'cart'] in 30 minutes"
+
+
+def test_board_shows_delays_by_city_and_hour() -> None:
+    with sf.testing.Driver(program("delay_board").build()) as driver:
+
+        def board(duration_ms: int) -> dict[tuple[str, int], list[int]]:
+            driver.advance_wall_clock(duration_ms)
+            rows = driver.read("board")
+            return {(one.key, one.value["hour"] // HOUR_MS): one.value["minutes late"] for one in rows}
+
+        def flight(code: str, minute: int, late: int) -> None:
+            driver.pipe("flights", code, late, minute * MINUTE_MS)
+
+        for code, city in (("JFK", "New York"), ("LGA", "New York"), ("EWR", "Newark")):
+            driver.pipe("airports", code, city, 0)
+        flight("JFK", 5, 12)
+        flight("LGA", 69, 3)
+        flight("JFK", 59, 40)  # nine minutes after the hour: in time
+        flight("ZZZ", 69, 1)  # no such airport
+        assert board(1_999) == {}
+        assert board(1) == {("New York", 0): [12, 40], ("New York", 1): [3]}
+        flight("EWR", 70, 9)  # the first hour is closed now
+        flight("JFK", 4, 8)
+        assert driver.dropped == 1
+        driver.restart()
+        assert board(2_000) == {("New York", 0): [12, 40], ("New York", 1): [3], ("Newark", 1): [9]}
+
+
+# --- as processes
+
+
+@contextmanager
+def running(name: str, folder: Path) -> Iterator[Callable[[], str]]:
+    """The program as a process; the function ends it with SIGTERM and gives what it printed."""
+    command = [sys.executable, EXAMPLES / f"{name}.py", folder]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def end() -> str:
+        process.send_signal(signal.SIGTERM)
+        printed, error = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, error
+        lines = error.splitlines()
+        wrong = [line for line in lines if " INFO standfast: " not in line and ": dropped (late_" not in line]
+        assert wrong == []  # its life, and nothing that went wrong
+        assert lines[-1].endswith(" ended")
+        return printed
+
+    try:
+        yield end
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until(folder: Path, topic: str, done: Callable[[list[LogRecord]], bool]) -> list[LogRecord]:
+    """Every record of a topic, as soon as they are what is waited for."""
+    clock = SystemClock()
+    deadline_ms = clock.monotonic_ms() + WAIT_S * 1_000
+    log = sf.open_log(f"sqlite:///{folder}/log")
+    reader = log.reader()
+    found: list[LogRecord] = []
+    try:
+        while log.admin.describe_topic(topic) is None:
+            assert clock.monotonic_ms() < deadline_ms, f"no topic {topic!r}"
+            clock.sleep_ms(10)
+        reader.assign({sf.TopicPartition(topic, 0): 0})
+        while not done(found):
+            assert clock.monotonic_ms() < deadline_ms, f"{topic!r} holds only {found}"
+            for batch in reader.fetch(1_000, 100):
+                found += batch.records
+    finally:
+        reader.close()
+        log.close()
+    return found
+
+
+def end_of(folder: Path, topic: str) -> int:
+    """Next offset of a topic."""
+    log = sf.open_log(f"sqlite:///{folder}/log")
+    reader = log.reader()
+    at = sf.TopicPartition(topic, 0)
+    try:
+        return reader.bounds([at])[at].end
+    finally:
+        reader.close()
+        log.close()
+
+
+@pytest.mark.slow
+def test_word_count_goes_on_where_it_stood(tmp_path: Path) -> None:
+    words = {word: 1 for line in program("word_count").LINES for word in line.lower().split()} | {"the": 3}
+    for run in (1, 2):
+        wanted = {word: run * count for word, count in words.items()}
+
+        def counted(records: list[LogRecord], wanted: dict[str, int] = wanted) -> bool:
+            latest = {one.key: one.value for one in records}
+            return latest == {word.encode(): sf.serde.int64.serialize(count) for word, count in wanted.items()}
+
+        with running("word_count", tmp_path) as end:
+            until(tmp_path, "word-counts", counted)
+            assert f"the {wanted['the']}" in end().splitlines()
+
+
+@pytest.mark.slow
+def test_session_clicks_tells_no_visit_twice(tmp_path: Path) -> None:
+    first = ["bob: ['home'] in 0 minutes", "ann: ['home', 'help', 'cart'] in 29 minutes", "bob: ['home'] in 0 minutes"]
+    with running("session_clicks", tmp_path) as end:
+        visits = until(tmp_path, "visits", lambda records: len(records) == 3)
+        assert [json.loads(one.value or b"") for one in visits] == [["home"], ["home", "help", "cart"], ["home"]]
+        assert end().splitlines() == first
+    eve = until(tmp_path, "clicks", lambda records: len(records) == 6)[-1]
+    log = sf.open_log(f"sqlite:///{tmp_path}/log")
+    click = sf.Outgoing(b"zoe", b'"home"', eve.timestamp + 240 * MINUTE_MS)
+    log.producer().append({sf.TopicPartition("clicks", 0): [click]})
+    log.close()
+    with running("session_clicks", tmp_path) as end:
+        until(tmp_path, "visits", lambda records: len(records) > 3)
+        assert end().splitlines() == ["eve: ['home'] in 0 minutes"]
+
+
+@pytest.mark.slow
+def test_delay_board_shows_the_board_again_from_its_state(tmp_path: Path) -> None:
+    shown = 0  # rows of the first run, as an offset
+
+    def complete(records: list[LogRecord]) -> bool:
+        rows = [(one.key, json.loads(one.value or b"")) for one in records if one.offset >= shown]
+        hours = sorted({row["hour"] for _, row in rows})
+        board = {(key, (row["hour"] - hours[0]) // HOUR_MS): row["minutes late"] for key, row in rows}
+        return board == {
+            (b"New York", 0): [12, 40],
+            (b"New York", 1): [3],
+            (b"Newark", 0): [0],
+            (b"Newark", 1): [9],
+        }
+
+    for _ in range(2):
+        with running("delay_board", tmp_path) as end:
+            until(tmp_path, "board", complete)
+            assert "New York {" in end()
+        shown = end_of(tmp_path, "board")

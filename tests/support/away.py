@@ -1,0 +1,72 @@
+"""Processes that have a lock of an embedded log and are stopped, for tests of who waits for it.
+
+    stopped(path, "ours")       one of ours, in the middle of its write
+    stopped(path, "program")    one that knows SQLite and not our lock
+
+Rules of this file: real processes, which are ended by their own id.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from standfast.store.failpoint import VARIABLE
+from support.serve import wait_for
+
+WAIT_S = 60.0  # a busy machine takes long to start a process
+
+PROGRAM = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("has it", flush=True)
+time.sleep(600)
+"""
+OURS = """
+import sys
+from standfast.replication.embedded.db import Database
+
+with Database(sys.argv[1]).write():
+    pass
+"""
+
+
+class Stopped:
+    """A process that has a lock of the log and is stopped: one of ours in its write, or a program that knows SQLite."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        environment = os.environ | ({VARIABLE: "log.locked=stop:1"} if kind == "ours" else {})
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OURS if kind == "ours" else PROGRAM, str(path)],
+            env=environment,
+            stdout=subprocess.PIPE,
+        )
+        self.pid = self.process.pid
+        if kind == "program":
+            assert self.process.stdout is not None
+            assert self.process.stdout.readline() == b"has it\n"
+            os.kill(self.pid, signal.SIGSTOP)
+        wait_for(self._is_stopped, WAIT_S)
+
+    def _is_stopped(self) -> bool:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=WAIT_S)
+
+
+@contextmanager
+def stopped(path: Path, kind: str) -> Iterator[Stopped]:
+    holder = Stopped(path, kind)
+    try:
+        yield holder
+    finally:
+        holder.end()

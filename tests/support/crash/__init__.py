@@ -1,0 +1,1 @@
+"""Processes that are killed, and models of what they must leave behind."""

@@ -1,0 +1,59 @@
+"""A real small file system for tests of full disks: a tmpfs of its own, which only root can mount.
+
+    small_disk(48) -> Path      a mount of 48 MiB; fill(path, left) leaves so many bytes free in it
+
+Rules of this file: it unmounts what it mounted, whatever a test left open there. Without the right to mount, a test is
+skipped and says so, and with CI set it fails: nothing stands in for a file system that is full.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.missing import missing
+
+PIECE = bytes(64 << 10)
+
+
+def free_bytes(path: Path) -> int:
+    """What may still be written there."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def fill(path: Path, left_bytes: int = 0) -> Path:
+    """Write a file until only so many bytes are free; it is given back, to be removed."""
+    filler = path / "filler"
+    with filler.open("ab", buffering=0) as file:
+        while (room := free_bytes(path) - left_bytes) > 0:
+            try:
+                if not file.write(PIECE[:room]):
+                    break
+            except OSError:  # the last page went to somebody else
+                break
+    return filler
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a file system of so many MiB."""
+    mounted: list[Path] = []
+
+    def mount(mebibytes: int) -> Path:
+        path = tmp_path / f"disk{len(mounted)}"
+        path.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=700", "standfast-test", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            missing(f"a small file system must be mounted, which needs root: {done.stderr.strip()}")
+        mounted.append(path)
+        return path
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)

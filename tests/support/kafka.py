@@ -1,0 +1,106 @@
+"""A real Kafka broker for tests: one that all of a session share, and one that a test may kill.
+
+    kafka_address       "127.0.0.1:port" of the shared one: take topic and group names of your own
+    restartable_broker  a Broker of this test alone, started: kill() it, start() it again, same port and topics
+
+Rules of this file: Java and Kafka are fetched before the first test, once a machine, so that no test's time limit runs
+meanwhile. Where they cannot be had, tests are skipped with the reason; with CI set they fail. Twenty starts of a broker
+are much of what these tests cost: each maps an archive of classes in, made by the first on a machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from standfast.ops.tools import broker
+from standfast.ops.tools.broker import JAR_SET, Broker
+from standfast.ops.tools.cache import Say, cache_dir, fetching, put_in_place
+from standfast.ops.tools.jars import ensure_jars, load_jar_set
+from standfast.ops.tools.java import Java, ensure_java
+from standfast.store.errors import Corruption, Unavailable
+from support.missing import missing
+
+ARCHIVE = "classes.jsa"
+MISSING = pytest.StashKey[str]()  # why there is no Kafka; "" if there is
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that only asks for the broker when it runs (one of its parameters does) needs what is fetched, too."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("kafka") is not None:
+            item.fixturenames[:] = dict.fromkeys([*item.fixturenames, "kafka_files"])
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fetch what the chosen tests need."""
+    items = [item for item in session.items if isinstance(item, pytest.Function)]
+    if session.config.option.collectonly or not any("kafka_files" in item.fixturenames for item in items):
+        return
+    capture: Any = session.config.pluginmanager.getplugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n==> setup: {text}", flush=True)
+
+    session.config.stash[MISSING] = ""
+    try:
+        java = ensure_java(say)
+        map_classes_in(java, ensure_jars(load_jar_set(JAR_SET), java, say), say)
+    except (Unavailable, Corruption) as error:
+        session.config.stash[MISSING] = str(error)
+
+
+def map_classes_in(java: Java, jars: Path, say: Say) -> None:
+    """From here on light brokers of this process start with half the processor time, where this Java can do it."""
+    cache, plain = cache_dir(), broker.JVM_LIGHT
+    about = f"{jars} {java.path.resolve()} {java.path.stat().st_mtime_ns}"
+    target = cache / "java-archives" / f"{jars.name}-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+    if not target.is_dir():
+        with fetching(cache, say) as folder:
+            if not target.is_dir():  # another process was quicker
+                say(f"an archive of the broker's classes, in {target}, once")
+                (made := folder / "made").mkdir()
+                broker.JVM_LIGHT = (*plain, f"-XX:ArchiveClassesAtExit={made / ARCHIVE}", "-Xlog:disable")
+                example = Broker(folder / "broker", light=True)
+                try:
+                    example.start()
+                except Unavailable as error:  # nothing but time depends on it
+                    say(f"there will be none: {error}")
+                finally:
+                    example.stop()
+                    broker.JVM_LIGHT = plain
+                put_in_place(made, target)
+    if (target / ARCHIVE).exists():
+        broker.JVM_LIGHT = (*plain, f"-XX:SharedArchiveFile={target / ARCHIVE}")
+
+
+@pytest.fixture(scope="session")
+def kafka_files(request: pytest.FixtureRequest) -> None:
+    """Java and Kafka are there."""
+    if why := request.config.stash[MISSING]:
+        missing(f"no Kafka to test with: {why}")
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """The broker that all tests of the session share; it ends with pytest, however that ends."""
+    with Broker(tmp_path_factory.mktemp("kafka"), light=True) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def kafka_address(kafka_broker: Broker) -> str:
+    """Where the shared broker listens."""
+    return kafka_broker.address
+
+
+@pytest.fixture
+def restartable_broker(kafka_files: None, tmp_path: Path) -> Iterator[Broker]:
+    """A started broker of this test alone."""
+    with Broker(tmp_path / "kafka", light=True) as broker:
+        yield broker

@@ -1,0 +1,95 @@
+"""Kill -9 in the middle of a bulk restore, of the owner and of its workers: what is left equals the log.
+
+The looks and the comparison are those of `test_crash.py`: after each kill every store equals the log folded to its own
+position, and in the end the directory that was killed and a fresh one hold what the writer's holds.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+
+import pytest
+
+from standfast.restore.replay.worker_pool import MODULE
+from standfast.store.task.state_dir import BULK_FOLDER
+from support.crash.run import PATIENCE_S, Crash
+from support.crash.stories import BULK_STRIKES, GUARANTEES, run
+
+RUNS = int(os.environ.get("STANDFAST_CRASH_BULK_RUNS", "1"))
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(RUNS))
+def test_state_equals_the_log_after_kills_of_a_bulk_restore(tmp_path: Path, number: int) -> None:
+    seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
+    run(Crash(tmp_path, seed, GUARANTEES[number % 2], mixed=True), number, BULK_STRIKES, most=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "place",
+    [
+        "ingest.marked",
+        *(pytest.param(place, marks=pytest.mark.long) for place in ("ingest.family", "ingest.positioned")),
+    ],
+)
+def test_kill_around_an_ingest_is_met_and_made_good(tmp_path: Path, place: str) -> None:
+    crash = written(tmp_path, 7)
+    for times in (1, 3, 6):
+        crash.kill_once("loader", "b", f"{place}=kill:{times}")
+    assert crash.met == 3
+    crash.check_restored(["b", "a", "cold"])
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_worker_that_is_killed_each_time_is_done_without(tmp_path: Path) -> None:
+    crash = written(tmp_path, 8)
+    with crash.life("loader", "b", "worker.run=kill:2") as loader:
+        deadline = time.monotonic() + 2 * PATIENCE_S
+        while not (whole := [line for line in loader.lines() if line.startswith("whole")]):
+            assert loader.process.poll() is None and time.monotonic() < deadline, loader.err.read_text()
+            time.sleep(0.01)
+        assert int(whole[0].split()[1]) > 0
+    crash.check_left("b")
+    crash.check_restored(["b", "a"])
+
+
+@pytest.mark.slow
+def test_no_worker_outlives_its_owner_and_its_files_go_with_the_next_start(tmp_path: Path) -> None:
+    crash = written(tmp_path, 9)
+    crash.kill_once("loader", "b", "ingest.marked=kill:1")
+    deadline = time.monotonic() + 10
+    while workers_in(tmp_path / "b"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert list((tmp_path / "b").glob(f"*/{BULK_FOLDER}/*/*"))
+    crash.check_restored(["b", "a"])
+    assert not list((tmp_path / "b").glob(f"*/{BULK_FOLDER}/*/*"))
+
+
+def written(root: Path, seed: int) -> Crash:
+    """An application whose writer has ended by itself in directory a."""
+    crash = Crash(root, seed, "exactly_once")
+    with crash.life("writer", "a", stop_after=120) as writer:
+        assert writer.process.wait(PATIENCE_S) == 0, writer.err.read_text()
+    crash.check_left("a")
+    return crash
+
+
+def workers_in(directory: Path) -> list[str]:
+    """Worker processes that hold a file of this folder open, or work in it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().decode(errors="replace")
+            opened = [str(handle.readlink()) for handle in (process / "fd").iterdir()]
+        except OSError:
+            continue
+        if MODULE in command and any(str(directory) in name for name in opened):
+            found.append(command)
+    return found

@@ -1,0 +1,51 @@
+"""Kill -9 at random moments on a real Kafka log: what is left equals the changelog, read as committed.
+
+As `test_crash.py`, with the same children, looks and comparisons. What Kafka adds: a killed writer leaves a transaction
+open, which the next owner of the task must end before it reads where the changelog ends; records of one that was
+aborted must never reach a store; and at least once, a group's offsets are committed beside the changelogs.
+
+Rules of this file: as there; to repeat run 7: `STANDFAST_CRASH_SEED=<seed> make crash KAFKA_RUNS=8 ARGS="-k kafka[7]"`.
+Timestamps are of the last day, because Kafka deletes from a windowed changelog by the records' own time.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+
+import pytest
+
+from support.crash.run import Crash
+from support.crash.stories import GUARANTEES, run
+
+RUNS = int(os.environ.get("STANDFAST_CRASH_KAFKA_RUNS", "1"))
+AGO_MS = 20 * 3_600_000
+# Mostly writers, which are what transactions and fencing are about.
+STRIKES = (
+    ("writer", "commit.logged"),
+    ("standby", "standby.apply"),
+    ("writer", "commit.local"),
+    ("restorer", "restore.apply"),
+    ("writer", "engine.written"),
+    ("racer", "commit.logged"),
+)
+
+
+@pytest.mark.crash
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(RUNS))
+def test_state_equals_the_changelog_after_kills_on_kafka(tmp_path: Path, number: int, kafka_address: str) -> None:
+    seed = int(os.environ.get("STANDFAST_CRASH_SEED", "0")) or secrets.randbits(32)
+    crash = Crash(
+        tmp_path,
+        seed,
+        GUARANTEES[number % 2],
+        address=f"kafka://{kafka_address}",
+        app=f"crash-{secrets.token_hex(4)}",
+        start_ms=int(time.time() * 1_000) - AGO_MS,
+        mixed=True,
+    )
+    run(crash, number, STRIKES, most=6)

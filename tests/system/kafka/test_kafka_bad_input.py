@@ -1,0 +1,231 @@
+"""What a user or an operator gets wrong on a real broker: one clear error that says where, nothing lost or changed.
+
+    before the first record   no broker, no topic, a login or a mechanism that is refused, no permission
+    in a changelog            a record without a key, a record of no format that its store knows
+    on the way out            a value over the limit of the topic, or of the session
+
+Rules of this file: through sessions. One broker with logins and permissions serves the tests that need them. An error's
+text is part of what is tested.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import standfast as sf
+from standfast.ops.shared.loopback import HOST, free_port
+from standfast.replication.log import Outgoing
+from standfast.replication.offsets import TopicPartition
+from support.kafka_bench import TEXT, WAIT_S, KafkaBench, rows, until
+from support.secured import Secured, secured_broker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, kafka_address: str) -> Iterator[KafkaBench]:
+    made = KafkaBench(tmp_path, kafka_address)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def secured(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A broker that asks for a login, and knows permissions."""
+    with secured_broker(tmp_path_factory.mktemp("secured")) as made:
+        yield made
+
+
+def session(address: str, root: Path, app: str = "app", **settings: object) -> sf.Session:
+    given: dict[str, object] = {
+        "stores": [sf.KeyValueStore("kv", TEXT, TEXT)],
+        "partitions": 1,
+        "background": False,
+    } | settings
+    return sf.Session(app, log=address, state_dir=root / "state", **given)  # type: ignore[arg-type]
+
+
+# -- before the first record ------------------------------------------------------------------------------------------
+
+
+def test_unreachable_broker_is_named_within_the_time_limit(tmp_path: Path) -> None:
+    port = free_port()
+    began = time.monotonic()
+    with pytest.raises(sf.Unavailable, match=rf"kafka://{HOST}:{port}.*no answer within 500 ms"):
+        session(f"kafka://{HOST}:{port}?timeout.ms=500", tmp_path)
+    assert time.monotonic() - began < 5
+    with pytest.raises(sf.Unavailable):  # and the directory was let go
+        session(f"kafka://{HOST}:{port}?timeout.ms=500", tmp_path)
+
+
+def test_unknown_source_topic_of_an_application_is_named(bench: KafkaBench) -> None:
+    app = sf.App(bench.app, log=bench.address, state_dir=bench.root / "state")
+
+    @app.source("no-such-topic", key=TEXT, value=TEXT)
+    class Nothing(sf.Processor):
+        def process(self, record: sf.Record) -> None: ...
+
+    with pytest.raises(sf.BadConfig, match="no-such-topic"):
+        app.run()
+
+
+def test_offsets_of_a_topic_that_does_not_exist_are_refused_and_the_state_is_as_before(bench: KafkaBench) -> None:
+    active = bench.active("a")
+    bench.write(active, 2, "x")
+    active.task(0).store("kv").put("k2", "x")
+    with pytest.raises(sf.UnknownStore, match="no-such-topic"):
+        active.task(0).commit({("no-such-topic", 0): 1})
+    active.reopen(0)
+    active.wait_ready(WAIT_S)
+    assert rows(active) == {"k0": "x", "k1": "x"}
+    assert len(bench.logged()) == 2
+    bench.write(active, 3, "x")
+
+
+@pytest.mark.parametrize(
+    ("user", "secret", "mechanism"), [("root", "wrong", "PLAIN"), ("root", "root-secret", "SCRAM-SHA-256")]
+)
+def test_refused_login_says_what_to_check_and_shows_no_secret(
+    secured: Secured, tmp_path: Path, user: str, secret: str, mechanism: str
+) -> None:
+    with pytest.raises(sf.BadConfig, match=rf"{secured.address}.*sasl\.mechanism") as error:
+        session(secured.login(user, secret, mechanism), tmp_path)
+    assert secret not in str(error.value)
+
+
+def test_login_without_permission_is_told_what_it_lacks_and_where(secured: Secured, tmp_path: Path) -> None:
+    app = f"app-{uuid.uuid4().hex[:8]}"
+    with session(secured.login("root"), tmp_path, app) as owner:
+        owner.assign(active=[0])
+        owner.wait_ready(WAIT_S)
+        owner.task(0).store("kv").put("a", "1")
+        owner.task(0).commit()
+        with pytest.raises(sf.BadConfig, match=f"User:reader has no permission READ on topic '{app}-kv-changelog'"):
+            session(secured.login("reader"), tmp_path / "r", app)
+        owner.task(0).store("kv").put("b", "2")
+        owner.task(0).commit()
+        assert rows(owner) == {"a": "1", "b": "2"}
+
+
+# -- in a changelog ---------------------------------------------------------------------------------------------------
+
+
+def spoil(bench: KafkaBench, key: bytes | None, value: bytes | None) -> None:
+    """A record of somebody else in the changelog."""
+    bench.log.producer().append({bench.changelog: [Outgoing(key, value, int(time.time() * 1_000))]})
+
+
+def test_record_without_a_key_is_refused_by_the_broker_itself_for_a_compacted_changelog(bench: KafkaBench) -> None:
+    bench.active("a")
+    with pytest.raises(sf.InvalidRequest, match=rf"{bench.changelog}.*without a key"):
+        spoil(bench, None, b"v")
+
+
+def windows(bench: KafkaBench) -> sf.WindowStore:
+    """A store with one row, in a changelog that takes records without a key; whoever wrote it is gone."""
+    store = sf.WindowStore(
+        "kv", TEXT, TEXT, window_size_ms=60_000, retention_ms=3_600_000, changelog={"cleanup.policy": "delete"}
+    )
+    first = bench.active("a", stores=[store])
+    start = int(time.time() * 1_000) // 60_000 * 60_000
+    first.task(0).store("kv").put("good", "1", start)
+    first.task(0).commit()
+    first.close()
+    return store
+
+
+@pytest.mark.parametrize("how", ["the same directory", "another directory", "standby", "bulk"])
+def test_record_without_a_key_is_skipped_and_counted_by_whoever_restores(bench: KafkaBench, how: str) -> None:
+    store = windows(bench)
+    spoil(bench, None, b"v")
+    spoil(bench, None, None)
+    directory = "a" if how == "the same directory" else "cold"
+    bulk: dict[str, Any] = {"restore_workers": 1, "bulk_restore_records": 1} if how == "bulk" else {}
+    owner = bench.session(directory, stores=[store], take_over=False, **bulk)
+    if how == "standby":
+        owner.assign(standby=[0])
+        until(lambda: owner.poll_once() >= 0 and counted(owner) == 2, "the standby has read them")
+        found = owner.read("kv", 0, allow_stale=True).store
+    else:
+        owner.assign(active=[0])
+        owner.wait_ready(WAIT_S)
+        found = owner.task(0).store("kv")
+    assert [window.key for window, _ in found.all()] == ["good"]
+    assert counted(owner) == 2
+    owner.close()
+
+
+def counted(owner: sf.Session) -> int:
+    """Records that the store left out."""
+    (task,) = owner.statistics().tasks
+    return task.stores[0].skipped
+
+
+def test_record_of_an_unknown_format_fails_the_restore_naming_its_offset(bench: KafkaBench) -> None:
+    """In a changelog that takes it; everything stays as it was."""
+    store = windows(bench)
+    spoil(bench, b"short", b"v")
+    spoiled = bench.session("a", stores=[store])
+    spoiled.assign(active=[0])
+    with pytest.raises(sf.NotReady, match=rf"{bench.changelog}.*offset 2"):
+        spoiled.wait_ready(0.5)
+    found = spoiled.read("kv", 0, allow_stale=True).store
+    assert [window.key for window, _ in found.all()] == ["good"]
+    assert spoiled.counters.wipes == {}
+    spoiled.close()
+    standby = bench.session("cold", stores=[store])
+    standby.assign(standby=[0])
+    until(lambda: standby.poll_once() >= 0 and standby.tasks()[0].error is not None, "the standby fails")
+    assert f"{bench.changelog}" in str(standby.tasks()[0].error) and "offset 2" in str(standby.tasks()[0].error)
+
+
+# -- on the way out ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_value_over_the_topics_limit_fails_the_commit_whole_and_is_named(bench: KafkaBench, guarantee: str) -> None:
+    stores = [sf.KeyValueStore("kv", TEXT, TEXT, changelog={"max.message.bytes": "20000"})]
+    active = bench.active("a", stores=stores, guarantee=guarantee)
+    bench.write(active, 2, "x")
+    active.task(0).store("kv").put("large", "x" * 50_000)
+    with pytest.raises(sf.InvalidRequest, match=rf"{bench.changelog}.*50\d\d\d bytes.*max\.message\.bytes"):
+        active.task(0).commit({bench.source: 3})
+    with pytest.raises(sf.Closed, match="opened again"):
+        active.task(0)
+    active.reopen(0)
+    active.wait_ready(WAIT_S)
+    assert (rows(active), bench.offset(active), bench.committed()) == ({"k0": "x", "k1": "x"}, 2, 2)
+    bench.write(active, 4, "y")
+    expected = {"k0": "x", "k1": "x", "k2": "y", "k3": "y"}
+    until(lambda: dict(bench.logged()) == expected, "what was committed")
+
+
+def test_value_over_the_sessions_limit_is_refused_at_the_put_and_the_task_goes_on(bench: KafkaBench) -> None:
+    active = bench.active("a", value_max_bytes=1_000)
+    bench.write(active, 1, "x")
+    with pytest.raises(sf.InvalidRequest, match="1000"):
+        active.task(0).store("kv").put("large", "x" * 1_001)
+    with pytest.raises(sf.InvalidRequest, match="value_max_bytes"):
+        active.task(0).send(bench.source.topic, b"k", b"x" * 1_001)
+    bench.write(active, 2, "x")
+    assert rows(active) == {"k0": "x", "k1": "x"}
+    assert active.task(0).source_offsets() == {TopicPartition(*bench.source): 2}
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_timestamp_0_is_refused_where_it_is_given_and_costs_no_commit(bench: KafkaBench, guarantee: str) -> None:
+    session = bench.active(guarantee=guarantee)
+    task = session.task(0)
+    task.store("kv").put("a", "1")
+    with pytest.raises(sf.InvalidRequest, match=r"timestamp 0 .* would write the present time in place of 0"):
+        task.store("kv").put("b", "2", 0)
+    with pytest.raises(sf.InvalidRequest, match=r"timestamp 0 .* would write the present time in place of 0"):
+        task.send(bench.source.topic, b"k", b"v", 0)
+    task.commit({bench.source: 1})
+    assert rows(session) == {"a": "1"}

@@ -1,0 +1,370 @@
+"""How a restore ends, or does not begin, on a real broker: every shape that tail and head of a changelog may have.
+
+The same shapes on the embedded log are in `test_tails.py`; those of a reader alone in `test_kafka_log.py`.
+
+Rules of this file: through sessions. After each restore the rows are right, the position stands at the log's end, and
+whatever was set aside was so for a reason that is told. Waiting is for a condition, with a bound.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+import standfast as sf
+from standfast.replication.log import Outgoing, TopicPolicy
+from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.store.clock import ManualClock
+from support.kafka_bench import TEXT, WAIT_S, KafkaBench, rows, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+HOUR_MS = 3_600_000
+COMPACT_NOW = {"min.cleanable.dirty.ratio": "0.001", "segment.ms": "100", "max.compaction.lag.ms": "100"}
+GUARANTEES = ("exactly_once", "at_least_once")
+
+
+@pytest.fixture
+def bench(tmp_path: Path, kafka_address: str) -> Iterator[KafkaBench]:
+    made = KafkaBench(tmp_path, kafka_address)
+    yield made
+    made.close()
+
+
+def logged(**changelog: str) -> dict[str, Any]:
+    """Settings of a session whose store has a changelog with these settings."""
+    return {"stores": [sf.KeyValueStore("kv", TEXT, TEXT, changelog=changelog)]}
+
+
+def bounds(bench: KafkaBench) -> Bounds:
+    reader = bench.log.reader()
+    try:
+        return reader.bounds([bench.changelog])[bench.changelog]
+    finally:
+        reader.close()
+
+
+def position(session: sf.Session) -> int:
+    return session.tasks()[0].stores.cut.positions["kv"].offset
+
+
+def wait_for_marker(bench: KafkaBench, session: sf.Session) -> None:
+    """Until the broker has ended the session's last transaction, for it answers before it has."""
+    until(lambda: bounds(bench).end > position(session), "the marker")
+
+
+def put(bench: KafkaBench, session: sf.Session, **pairs: str | None) -> None:
+    """Each pair in a commit of its own."""
+    for key, value in pairs.items():
+        session.task(0).store("kv").put(key, value)
+        session.task(0).commit({bench.source: bench.offset(session) + 1})
+
+
+def restored(bench: KafkaBench, directory: str = "cold", **settings: Any) -> sf.Session:
+    """A session that restores, stands at the log's end, and took nothing for lost."""
+    began = time.monotonic()
+    session = bench.active(directory, **settings)
+    assert position(session) == bounds(bench).end
+    assert time.monotonic() - began < WAIT_S / 2
+    return session
+
+
+# -- tails ------------------------------------------------------------------------------------------------------------
+
+
+def test_empty_topic_is_whole_at_once(bench: KafkaBench) -> None:
+    session = restored(bench)
+    assert (rows(session), position(session)) == ({}, 0)
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_tail_of_a_commit_is_reached_whatever_is_its_last_offset(bench: KafkaBench, guarantee: str) -> None:
+    """Exactly once the last offset holds a marker; at least once a record."""
+    first = bench.active("a", guarantee=guarantee)
+    put(bench, first, a="1", b="2")
+    first.close()
+    until(lambda: bounds(bench).end == (4 if guarantee == "exactly_once" else 2), "the end")
+    for directory in ("a", "cold"):
+        session = restored(bench, directory, guarantee=guarantee)
+        assert rows(session) == {"a": "1", "b": "2"}
+        assert session.counters.wipes == {}
+        session.close()
+
+
+def test_compacted_log_with_gaps_restores_to_its_end(bench: KafkaBench) -> None:
+    settings = logged(**COMPACT_NOW)
+    first = bench.active("a", **settings)
+    for number in range(8):
+        put(bench, first, a=f"{number}", b="once" if number == 3 else f"b{number}")
+        time.sleep(0.12)  # segments are rolled by age
+    wanted = rows(first)
+
+    def squeezed() -> bool:
+        put(bench, first, tick="t")
+        time.sleep(0.2)
+        return sum(record.key == b"a" for record in bench.records()) == 1
+
+    until(squeezed, "compaction")
+    wanted["tick"] = "t"
+    first.close()
+    assert len(bench.records()) < bounds(bench).end / 2
+    assert rows(restored(bench, **settings)) == wanted
+
+
+def test_log_compacted_to_nothing_but_markers_restores_to_its_end(bench: KafkaBench) -> None:
+    settings = logged(**COMPACT_NOW, **{"delete.retention.ms": "0"})
+    first = bench.active("a", **settings)
+    put(bench, first, a="1", b="2")
+    time.sleep(0.12)
+
+    def emptied() -> bool:
+        # A tombstone goes with the second look, and the last segment is not looked at: it holds a tombstone.
+        put(bench, first, a=None)
+        time.sleep(0.12)
+        put(bench, first, b=None)
+        time.sleep(0.3)
+        return len(bench.records()) <= 2 and all(record.value is None for record in bench.records())
+
+    until(emptied, "compaction")
+    end = bounds(bench).end
+    first.close()
+    cold = restored(bench, **settings)
+    assert (rows(cold), position(cold) >= end) == ({}, True)
+
+
+def test_aborted_records_at_the_end_are_passed(bench: KafkaBench) -> None:
+    first = bench.active("a")
+    put(bench, first, a="1")
+    wait_for_marker(bench, first)
+    first.close()
+    before = bounds(bench).end
+    foreign(bench, *("bad" for _ in range(300))).abort_transaction(10)
+    until(lambda: bounds(bench).end == before + 301, "the abort")
+    for directory in ("a", "cold"):
+        session = restored(bench, directory)
+        assert rows(session) == {"a": "1"}
+        session.close()
+
+
+def test_open_transaction_ends_the_restore_at_the_last_stable_offset(bench: KafkaBench) -> None:
+    first = bench.active("a")
+    put(bench, first, a="1")
+    wait_for_marker(bench, first)
+    first.close()
+    stable = bounds(bench).end
+    transaction = foreign(bench, "open")
+    session = restored(bench, "cold")
+    assert (rows(session), position(session)) == ({"a": "1"}, stable)
+    transaction.commit_transaction(10)
+    session.close()
+    until(lambda: bounds(bench).end == stable + 2, "the commit")
+    again = restored(bench, "cold")
+    assert rows(again) == {"a": "1", "k0": "open"}
+    assert again.counters.wipes == {}
+
+
+def foreign(bench: KafkaBench, *values: str) -> Producer:
+    """A transaction of another client in the changelog, still open."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bench.address.removeprefix("kafka://"),
+            "transactional.id": f"raw-{uuid.uuid4().hex}",
+            "transaction.timeout.ms": 60_000,
+        }
+    )
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    for number, value in enumerate(values):
+        producer.produce(bench.changelog.topic, value.encode(), f"k{number}".encode(), 0)
+    assert producer.flush(10) == 0
+    return producer
+
+
+# -- heads ------------------------------------------------------------------------------------------------------------
+
+
+WINDOW = sf.WindowStore("kv", TEXT, TEXT, window_size_ms=60_000, retention_ms=HOUR_MS)
+
+
+def fill_windows(bench: KafkaBench, session: sf.Session, keys: str) -> None:
+    start = int(time.time() * 1_000) // 60_000 * 60_000
+    for key in keys:
+        session.task(0).store("kv").put(key, key, start)
+        session.task(0).commit({bench.source: bench.offset(session) + 1})
+    wait_for_marker(bench, session)
+
+
+def window_keys(session: sf.Session) -> str:
+    return "".join(window.key for window, _ in session.read("kv", 0, allow_stale=True).store.all())
+
+
+def test_head_deleted_beyond_the_position_is_read_from_the_new_beginning_with_its_reason(bench: KafkaBench) -> None:
+    first = bench.active("a", stores=[WINDOW])
+    behind = bench.session("b", stores=[WINDOW], take_over=False)
+    behind.assign(standby=[0])
+    fill_windows(bench, first, "ab")
+    until(lambda: behind.poll_once() >= 0 and window_keys(behind) == "ab", "the standby has two")
+    behind.close()
+    fill_windows(bench, first, "cdef")
+    bench.log.admin.delete_records({bench.changelog: bounds(bench).end - 4})  # two records and two markers are left
+    assert window_keys(first) == "abcdef"  # below its position nothing matters
+    first.close()
+    again = restored(bench, "a", stores=[WINDOW])
+    assert (window_keys(again), again.counters.wipes) == ("abcdef", {})
+    again.close()
+    late = restored(bench, "b", stores=[WINDOW])
+    assert (window_keys(late), late.counters.wipes) == ("ef", {"truncated": 1})
+
+
+def test_standby_whose_log_lost_its_head_while_it_slept_starts_over(bench: KafkaBench) -> None:
+    first = bench.active("a", stores=[WINDOW])
+    standby = bench.session("b", stores=[WINDOW], take_over=False)
+    standby.assign(standby=[0])
+    fill_windows(bench, first, "a")
+    until(lambda: standby.poll_once() >= 0 and window_keys(standby) == "a", "the standby has one")
+    fill_windows(bench, first, "bcd")
+    bench.log.admin.delete_records({bench.changelog: bounds(bench).end - 2})
+    until(lambda: standby.poll_once() >= 0 and "d" in window_keys(standby), "the standby goes on")
+    # What its client had fetched before the deletion may have been in time.
+    assert (window_keys(standby), standby.counters.wipes) in (("d", {"truncated": 1}), ("abcd", {}))
+
+
+def test_log_emptied_beside_rows_that_have_not_seen_it_all_is_refused_until_accepted(bench: KafkaBench) -> None:
+    first = bench.active("a", stores=[WINDOW])
+    standby = bench.session("b", stores=[WINDOW], take_over=False)
+    standby.assign(standby=[0])
+    fill_windows(bench, first, "a")
+    until(lambda: standby.poll_once() >= 0 and window_keys(standby) == "a", "the standby has one")
+    standby.close()
+    fill_windows(bench, first, "b")
+    first.close()
+    bench.log.admin.delete_records({bench.changelog: bounds(bench).end})
+    refused = bench.session("b", stores=[WINDOW])
+    with pytest.raises(sf.StateLost, match=rf"{bench.changelog}.*may be the last copy.*accept") as error:
+        refused.assign(active=[0])
+    assert error.value.reason == "log-empty"
+    refused.close()
+    accepted = restored(bench, "b", stores=[WINDOW], accept_empty_log=True)
+    assert (window_keys(accepted), accepted.counters.wipes) == ("", {"truncated": 1})
+    accepted.close()
+    kept = restored(bench, "a", stores=[WINDOW])  # it had seen everything: nothing is lost
+    assert (window_keys(kept), kept.counters.wipes) == ("ab", {})
+
+
+def test_standby_of_an_owner_whose_log_was_emptied_up_to_its_marker_goes_on(bench: KafkaBench) -> None:
+    first = bench.active("a", stores=[WINDOW])
+    fill_windows(bench, first, "a")
+    first.close()
+    bench.log.admin.delete_records({bench.changelog: bounds(bench).end})
+    owner = bench.active("b", stores=[WINDOW])
+    standby = bench.session("a", stores=[WINDOW], take_over=False)
+    standby.assign(standby=[0])
+    fill_windows(bench, owner, "b")
+    until(lambda: standby.poll_once() >= 0 and window_keys(standby) == "ab", "the standby goes on")
+    assert standby.counters.wipes == {}
+
+
+def test_log_without_its_head_that_nothing_explains_is_refused_until_accepted(bench: KafkaBench) -> None:
+    settings = logged(**{"cleanup.policy": "delete"})
+    first = bench.active("a", **settings)
+    put(bench, first, a="1", b="2")
+    first.close()
+    bench.log.admin.delete_records({bench.changelog: 2})
+    refused = bench.session("cold", **settings)
+    with pytest.raises(sf.StateLost, match=rf"{bench.changelog}.*below offset 2 are gone") as error:
+        refused.assign(active=[0])
+    assert error.value.reason == "history-missing"
+    refused.close()
+    accepted = restored(bench, "cold", **settings, accept_missing_history=True)
+    assert rows(accepted) == {"b": "2"}
+
+
+# -- another topic, another log ---------------------------------------------------------------------------------------
+
+
+def recreate(bench: KafkaBench) -> None:
+    bench.log.admin.delete_topic(bench.changelog.topic)
+    bench.log.admin.create_topic(bench.changelog.topic, 1, TopicPolicy(frozenset({"compact"})))
+
+
+def test_recreated_topic_with_as_many_records_is_another_topic(bench: KafkaBench) -> None:
+    first = bench.active("a", guarantee="at_least_once")
+    put(bench, first, a="1", b="2", c="3")
+    first.close()
+    recreate(bench)
+    bench.log.producer().append({bench.changelog: [Outgoing(f"n{n}".encode(), b"new", 5) for n in range(3)]})
+    again = bench.session("a", guarantee="at_least_once")
+    again.assign(active=[0])
+    aside = again.state_path / ".aside"
+    assert [path.name.split(".")[1] for path in aside.iterdir()] == ["topic-recreated"]
+    again.wait_ready(WAIT_S)
+    assert rows(again) == {f"n{n}": "new" for n in range(3)}
+    assert (position(again), list(aside.iterdir())) == (3, [])
+
+
+def test_topic_deleted_under_a_restored_task_is_refused_and_its_rows_stay(bench: KafkaBench) -> None:
+    first = bench.active("a")
+    put(bench, first, a="1")
+    first.close()
+    bench.log.admin.delete_topic(bench.changelog.topic)
+    refused = bench.session("a")
+    with pytest.raises(sf.StateLost, match="may be the last copy") as error:
+        refused.assign(active=[0])
+    assert error.value.reason == "log-empty"
+    refused.close()
+    assert (bench.root / "a" / bench.app / "0_0" / "CURRENT").exists()
+
+
+def test_running_standby_learns_that_its_topic_was_made_anew(bench: KafkaBench) -> None:
+    first = bench.active("a", guarantee="at_least_once")
+    standby = bench.session("b", take_over=False)
+    standby.assign(standby=[0])
+    put(bench, first, a="1", b="2")
+    until(lambda: standby.poll_once() >= 0 and len(rows(standby)) == 2, "the standby has both")
+    recreate(bench)
+    bench.log.producer().append({bench.changelog: [Outgoing(f"n{n}".encode(), b"new", 5) for n in range(4)]})
+    wanted = {f"n{n}": "new" for n in range(4)}
+
+    def followed() -> bool:
+        standby.poll_once()
+        task = standby.tasks()[0]
+        return task.error is None and rows(standby) == wanted
+
+    until(followed, "the standby has the rows of the new topic, and only them")
+    assert standby.counters.wipes == {"topic-recreated": 1}
+
+
+# -- age --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("days", "reason"), [(6, {}), (7, {"tombstones-expired": 1})])
+def test_position_older_than_deletes_are_kept_is_rebuilt(bench: KafkaBench, days: int, reason: dict[str, int]) -> None:
+    """Deletes are kept for seven days; nine tenths of that is the limit."""
+    first = bench.active("a")
+    behind = bench.session("b", take_over=False)
+    behind.assign(standby=[0])
+    put(bench, first, a="1", b="2")
+    until(lambda: behind.poll_once() >= 0 and len(rows(behind)) == 2, "the standby has both")
+    behind.close()
+    put(bench, first, a=None)
+    first.close()
+    clock = ManualClock(int(time.time() * 1_000) + days * 24 * HOUR_MS)
+    late = restored(bench, "b", clock=clock)
+    assert (rows(late), late.counters.wipes) == ({"b": "2"}, reason)
+
+
+# -- groups' offsets --------------------------------------------------------------------------------------------------
+
+
+def test_source_offsets_go_on_from_the_groups_commit_after_a_cold_restore(bench: KafkaBench) -> None:
+    first = bench.active("a")
+    put(bench, first, a="1", b="2")
+    first.close()
+    cold = restored(bench, "cold")
+    assert cold.task(0).source_offsets() == {TopicPartition(*bench.source): 2}

@@ -1,0 +1,211 @@
+"""The own-loop examples as real processes on a real broker: killed with SIGKILL, nothing is lost or doubled.
+
+Rules of this file: the programs are run as they are, with logging set up, so that a failure shows what they met. What
+counts is what the changelog says, read as committed.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import standfast as sf
+from standfast.ops.tools.broker import Broker
+from standfast.replication.kafka.log import KafkaLog
+from standfast.replication.log import Outgoing, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.takeover import MemberPlan, plans
+from support.places import EXAMPLES
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+NAMES = ("own_loop", "own_loop_asyncio")
+LINES_MAX = {"own_loop": 20, "own_loop_asyncio": 21}
+WAIT_S = 90.0
+PARTITIONS = 3
+DOWN_S = 3.0
+# A dead member is noticed by these; the first is librdkafka's, and goes to the consumer with the other settings.
+QUICK = "session.timeout.ms=1500&heartbeat.interval.ms=300"
+RUN = """
+import logging, runpy, sys
+
+logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(message)s")
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+class Application:
+    """One application: its topic, what was fed, and the processes that run it."""
+
+    def __init__(self, root: Path, address: str) -> None:
+        self.root = root
+        self.app = f"own-{uuid.uuid4().hex[:8]}"
+        self.topic = f"{self.app}-in"
+        self.address = f"kafka://{address}?{QUICK}"
+        self.log = KafkaLog(f"kafka://{address}")
+        self.group = self.log.group(self.app)
+        self.log.admin.create_topic(self.topic, PARTITIONS, TopicPolicy())
+        self.producer = self.log.producer()
+        self.fed: Counter[str] = Counter()
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def feed(self, count: int) -> None:
+        batches: dict[TopicPartition, list[Outgoing]] = {}
+        for number in range(count):
+            at = TopicPartition(self.topic, number % 30 % PARTITIONS)
+            batches.setdefault(at, []).append(Outgoing(b"k%d" % (number % 30), b"", time.time_ns() // 1_000_000))
+            self.fed[f"k{number % 30}"] += 1
+        self.producer.append(batches)
+
+    def start(self, name: str, directory: str) -> subprocess.Popen[bytes]:
+        given = [EXAMPLES / f"{name}.py", self.app, self.address, self.topic, self.root / directory]
+        command = [sys.executable, "-c", RUN, *given]
+        with (self.root / f"{len(self.processes)}.err").open("w") as complaints:
+            process = subprocess.Popen(command, stderr=complaints)
+        self.processes.append(process)
+        return process
+
+    def committed(self) -> int:
+        return sum(one.offset for at, one in self.group.committed().items() if at.topic == self.topic)
+
+    def plans(self) -> list[MemberPlan]:
+        return list(plans(self.group.view()).values())
+
+    def until(self, reached: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not reached():
+            for process in self.processes:
+                assert process.poll() in (None, -signal.SIGKILL), f"{what}: {self.complaints()}"
+            assert time.monotonic() < deadline, f"not within {WAIT_S} s: {what}: {self.complaints()}"
+            time.sleep(0.02)
+
+    def said(self) -> str:
+        return "".join(file.read_text() for file in sorted(self.root.glob("*.err")))
+
+    def complaints(self) -> str:
+        return self.said() + str(self.plans())
+
+    def counted(self) -> Counter[str]:
+        """Counts as the changelog has them."""
+        reader = self.log.reader()
+        sources = [TopicPartition(f"{self.app}-counts-changelog", number) for number in range(PARTITIONS)]
+        bounds = reader.bounds(sources)
+        reader.assign({at: bounds[at].begin for at in sources})
+        found: Counter[str] = Counter()
+        while any(position < bounds[at].end for at, position in reader.assignment().items()):
+            for batch in reader.fetch(10_000, 100):
+                for record in batch.records:
+                    found[(record.key or b"").decode()] = sf.serde.int64.deserialize(record.value or b"")
+        reader.close()
+        return found
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.log.close()
+
+
+@pytest.fixture
+def application(tmp_path: Path, kafka_address: str) -> Iterator[Application]:
+    made = Application(tmp_path, kafka_address)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def restarted(tmp_path: Path, restartable_broker: Broker) -> Iterator[Application]:
+    """An application on a broker of its own."""
+    made = Application(tmp_path, restartable_broker.address)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example_is_short(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    assert sum(bool(line.strip()) for line in text.splitlines()) <= LINES_MAX[name]
+
+
+def test_readme_shows_the_example_as_it_is(repo_root: Path) -> None:
+    text = (EXAMPLES / "own_loop.py").read_text(encoding="utf-8")
+    assert f"```python\n{text}```" in (repo_root / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example_killed_in_the_middle_and_started_again_counts_each_record_once(
+    application: Application, name: str
+) -> None:
+    application.feed(3_000)
+    for _ in range(2):
+        process = application.start(name, "a")
+        before = application.committed()
+        application.until(lambda before=before: application.committed() > before, "it counts")  # type: ignore[misc]
+        process.kill()
+        process.wait()
+        application.feed(900)
+    application.start(name, "a")
+    application.until(lambda: application.committed() >= application.fed.total(), "all are counted")
+    assert application.counted() == application.fed
+
+
+def test_second_process_stands_by_and_takes_over_from_one_that_is_killed(application: Application) -> None:
+    application.feed(300)
+    first = application.start("own_loop", "a")
+    application.until(lambda: application.committed() >= 300, "the first counts all")
+    application.start("own_loop", "b")
+
+    def shared() -> bool:
+        """Each task runs in one process and has a standby that caught up in the other."""
+        plans = application.plans()
+        return (
+            len(plans) == 2
+            and all(plan.active for plan in plans)
+            and all(plan.standby == plan.warm == other.active for plan, other in (plans, plans[::-1]))
+        )
+
+    application.until(shared, "the group shares tasks out, standbys follow")
+    application.feed(300)
+    application.until(lambda: application.committed() >= 600, "both count")
+    first.kill()
+    first.wait()
+    application.feed(300)
+    application.until(lambda: application.committed() >= 900, "the standby took over")
+    assert application.counted() == application.fed
+    assert any(len(plan.active) == PARTITIONS for plan in application.plans())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.long)])
+def test_example_goes_on_after_the_broker_was_stopped_and_started(
+    restarted: Application, restartable_broker: Broker, name: str
+) -> None:
+    restarted.feed(3_000)
+    process = restarted.start(name, "a")
+    restarted.until(lambda: restarted.committed() > 0, "it counts")
+    for stop in (restartable_broker.stop, restartable_broker.kill):
+        # Between two transactions: a broker that is alone forgets to end one that it was ending when it stopped.
+        restarted.until(lambda: counted_all(restarted), "all are counted")
+        stop()
+        time.sleep(DOWN_S)
+        assert process.poll() is None, restarted.said()
+        restartable_broker.start()
+        restarted.feed(600)
+    restarted.until(lambda: counted_all(restarted), "all are counted")
+    assert restarted.counted() == restarted.fed
+
+
+def counted_all(application: Application) -> bool:
+    try:
+        return application.committed() >= application.fed.total()
+    except sf.Unavailable:  # the broker is just up
+        return False

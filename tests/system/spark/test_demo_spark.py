@@ -1,0 +1,98 @@
+"""The demo's last step: once as users run it, and what the card says where it is left out.
+
+Rules of this file: the run is a real one over few flights; results are made by hand elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from unit.ops import test_demo
+from unit.ops.test_demo import SETTINGS
+
+from standfast.ops.demo.card import print_card
+from standfast.ops.demo.demo import report
+from standfast.ops.demo.display import PlainDisplay
+from standfast.ops.demo.result import DemoResult, SparkRun
+from standfast.ops.demo.spark import run_spark
+from standfast.replication.tail.open_log import open_log
+from standfast.store.clock import SystemClock
+
+result = test_demo.result  # the fixture
+RUN = SparkRun("equal", "Spark 4.0.0", 4, 1_000, 200, 0, 16, 16, 200, 9_000, 4_000, 9_500, "/x/spark/report.html")
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_demo_ends_with_all_stores_rebuilt_and_verified_on_spark(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    command = [sys.executable, "-P", "-m", "standfast", "demo", "--limit", "1500", "--dir", str(folder), "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    ran = document["spark"]
+    assert (ran["verdict"], ran["stores"], ran["differences"]) == ("equal", 4, 0)
+    assert (ran["rebuilt"], ran["same_digest"]) == (16, 16)
+    assert ran["rows"] == ran["rebuilt_rows"] == document["verify"]["rows"]
+    assert not [line for line in document["left_out"] if "Spark" in line]
+    assert "Spark, 0%: rebuilding and verifying " in ended.stderr
+    assert Path(ran["report"]).is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def card(shown: DemoResult) -> str:
+    out = StringIO()
+    print_card(shown, out)
+    return out.getvalue()
+
+
+def test_card_tells_of_the_run_and_of_what_turns_it_on(result: DemoResult) -> None:
+    told = card(replace(result, spark=RUN))
+    assert "4 stores of 1,000 changes inspected, rebuilt and verified in 9.5 s (and 4.0 s to start Spark 4.0.0)" in told
+    assert "16 of 16 rebuilt partitions have the digest of the live rows" in told
+    assert "report.html" not in told  # it goes with the folder
+    assert "/x/spark/report.html" in card(replace(result, spark=RUN, kept_in="/x"))
+    told = card(replace(result, spark_left_out="pip install 'standfast[spark]'"))
+    assert "all stores rebuilt and verified on Spark: pip install 'standfast[spark]'" in told
+
+
+@pytest.mark.parametrize("change", [{"verdict": "different", "differences": 1}, {"same_digest": 15}])
+def test_run_that_finds_anything_wrong_fails_the_demo(
+    result: DemoResult,
+    change: dict[str, object],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert report(replace(result, spark=RUN), as_json=True) == 0
+    assert report(replace(result, spark=replace(RUN, **change)), as_json=True) == 1  # type: ignore[arg-type]
+    capsys.readouterr()
+
+
+def test_what_is_not_installed_is_no_fault_of_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(f"sqlite:///{tmp_path}/log.db")
+    display, clock = PlainDisplay(StringIO()), SystemClock()
+    with monkeypatch.context() as patch:
+        patch.setattr("pandas.__version__", "3.1.1")
+        assert run_spark(tmp_path, log, SETTINGS, display, clock) == (
+            None,
+            "pandas 3.1.1 does not go with Spark 4: pip install 'pandas>=2.2,<3'",
+        )
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pyspark", None)
+        assert run_spark(tmp_path, log, SETTINGS, display, clock) == (None, "pip install 'standfast[spark]'")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        patch.delenv("JAVA_HOME", raising=False)
+        patch.setenv("STANDFAST_CACHE_DIR", str(tmp_path / "cache"))
+        patch.setenv("PIP_NO_INDEX", "1")
+        done, why = run_spark(tmp_path, log, SETTINGS, display, clock)
+        assert done is None
+        assert why.startswith("no Java 17 to 23: there is none in JAVA_HOME or on the PATH")
+    log.close()

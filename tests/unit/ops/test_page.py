@@ -1,0 +1,444 @@
+"""The ops page without a browser: verdicts, rows, escaping, what is sent when something changes, headers, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+
+from standfast.ops.config.config import load_config
+from standfast.ops.observe.metrics_doors import HttpNumbers
+from standfast.ops.observe.status import status_document
+from standfast.ops.observe.verdict import duration, size, verdict
+from standfast.ops.sidecar.page.feed import NOTHING, QUEUE_MAX, Feed, Stream
+from standfast.ops.sidecar.page.html import changes, document, render, whole
+from standfast.ops.sidecar.page.model import DONE_MS, History, age, bars, log_share
+from standfast.ops.sidecar.page.page import FILES, OpsPage
+from standfast.ops.sidecar.page.status import page_status
+from standfast.ops.sidecar.security.audit import Audit
+from standfast.store.clock import ManualClock
+from standfast.store.errors import Unavailable
+
+if TYPE_CHECKING:
+    from support.page import Serve
+    from support.sessions import Bench
+
+EVIL = '<img src=x onerror="alert(1)">\'"&'
+NOW_MS = 1_357_000_000_000
+
+
+def store(name: str = "kv", **changed: Any) -> dict[str, Any]:
+    numbers = dict.fromkeys(
+        (
+            "position",
+            "position_at_ms",
+            "begin",
+            "end",
+            "lag",
+            "sst_bytes",
+            "memtable_bytes",
+            "keys_estimate",
+            "pending_compaction_bytes",
+            "segments",
+            "open_iterators",
+            "late_dropped",
+            "corruptions",
+            "caught_up_ms",
+        ),
+        0,
+    )
+    return {**numbers, "store": name, "kind": "keyvalue", "ops": {}, "limit": None, "paused": False, **changed}
+
+
+def task(number: int = 0, role: str = "active", state: str = "running", *stores: Any, **changed: Any) -> dict[str, Any]:
+    return {
+        "task": f"0_{number}",
+        "partition": number,
+        "role": role,
+        "state": state,
+        "epoch": 1,
+        "error": "",
+        "buffer_bytes": 0,
+        "sources": {},
+        "stream_times": {},
+        "stores": stores or (store(),),
+        **changed,
+    }
+
+
+def restore(number: int = 0, position: int = 0, end: int = 100, **changed: Any) -> dict[str, Any]:
+    return {
+        "task": f"0_{number}",
+        "store": "kv",
+        "reason": "resume",
+        "start": 0,
+        "position": position,
+        "end": end,
+        "remaining": end - position,
+        "fraction": position / end,
+        "rate": 10.0,
+        "stuck": False,
+        "seconds_left": (end - position) / 10,
+        **changed,
+    }
+
+
+def status(*tasks: Any, restores: Any = (), **changed: Any) -> dict[str, Any]:
+    return {**NOTHING, "app": "app", "instance": "i", "ready": True, "tasks": tasks, "restores": restores, **changed}
+
+
+@pytest.mark.parametrize(
+    ("document", "word", "text"),
+    [
+        (status(), "READY", "no tasks"),
+        (status(task(), task(1, "standby", "standby")), "READY", "1 active, 1 standby"),
+        (
+            status(task(), task(1, state="restoring"), restores=[restore(1, 41)], ready=False),
+            "RESTORING",
+            "1 of 2 tasks whole, 41 %, 5.9 s left",
+        ),
+        (status(task(state="failed"), task(1, state="restoring")), "FAILED", "task 0_0"),
+        (status(task(), draining=True), "DRAINING", "1 tasks to close"),
+        (status(task(), ready=False, missing=["the log did not answer"]), "NOT READY", "the log did not answer"),
+        (status(task(), standbys_missing=2), "DEGRADED", "2 standbys have no instance to be on"),
+        (
+            status(task(1, "standby", "standby", store(lag=20_000))),
+            "DEGRADED",
+            "standby 0_1/kv far behind",
+        ),
+        (status(disk={"free_bytes": 5 << 30, "total_bytes": 100 << 30}), "DEGRADED", "5.0 GiB free on the disk"),
+        (status(health={"degraded": ["the log is slow"]}), "DEGRADED", "the log is slow"),
+        (status(live=False), "DOWN", "the instance does not run; what is shown was read from its files"),
+    ],
+)
+def test_verdict_is_one_word_and_why(document: dict[str, Any], word: str, text: str) -> None:
+    found = verdict(document)
+    assert (found.word, found.text) == (word, text)
+
+
+def test_restores_stand_slowest_first_and_those_that_ended_stay_a_minute() -> None:
+    history = History()
+    first = status(
+        *(task(number, state="restoring") for number in range(3)),
+        restores=[restore(0, 90), restore(1, 10), restore(2, 50, seconds_left=None, stuck=True)],
+    )
+    history.look(first, NOW_MS)
+    assert [(bar.task, bar.percent, bar.state) for bar in bars(first, history)] == [
+        ("0_2", 50, "stuck"),
+        ("0_1", 10, "running"),
+        ("0_0", 90, "running"),
+    ]
+    second = status(task(0), task(1, state="restoring"), task(2, state="failed"), restores=[restore(1, 100)])
+    history.look(second, NOW_MS + 1_000)
+    assert [(bar.task, bar.percent, bar.state) for bar in bars(second, history)] == [
+        ("0_1", 100, "done"),
+        ("0_0", 100, "done"),
+    ]
+    history.look(status(task(0)), NOW_MS + 1_000 + DONE_MS)
+    assert bars(status(task(0)), history) == []
+
+
+def test_lag_is_remembered_for_standbys_that_are_held() -> None:
+    history = History()
+    for second in range(3):
+        held = store(lag=30 - 10 * second, position=70 + 10 * second)
+        history.look(status(task(1, "standby", "standby", held)), NOW_MS + 1_000 * second)
+    assert list(history.lags["0_1/kv"]) == [30, 20, 10] and history.rates["0_1/kv"] == 10.0
+    history.look(status(), NOW_MS + 9_000)
+    assert history.lags == {}
+
+
+def test_position_near_the_start_of_a_log_that_deletes_is_at_risk() -> None:
+    assert log_share(store(begin=1_000, position=1_100, end=9_000)) == (1, True)
+    assert log_share(store(begin=0, position=100, end=9_000)) == (1, False)
+    assert log_share(store(begin=1_000, position=1_000, end=1_000)) == (100, False)
+    assert log_share(store(begin=5, position=0, end=10)) == (0, False)
+
+
+def test_numbers_are_told_for_people() -> None:
+    assert [size(number) for number in (0, 1_536, 200 << 20, 5 << 40, -1)] == [
+        *("0 B", "1.5 KiB", "200 MiB", "5.0 TiB", "unknown"),
+    ]
+    assert [duration(seconds) for seconds in (0.25, 38, 240, 7_200, None)] == [
+        *("0.2 s", "38 s", "4 min", "2.0 h", "unknown"),
+    ]
+    assert [age(NOW_MS - ago, NOW_MS) for ago in (1, 15_000, 200_000, 900_000)] == [
+        *("under 10 s", "under 1 min", "under 5 min", "15 min"),
+    ]
+    assert age(-1, NOW_MS) == "never"
+
+
+class Reader(HTMLParser):
+    """Every tag, attribute and text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    return reader
+
+
+def hostile(name: str) -> dict[str, Any]:
+    """A status whose every text is this one."""
+    held = task(0, name, name, store(name), error=name, task=name, sources={name: 1})
+    return status(
+        held,
+        task(1, "standby", "standby", store(name), task=name + "1"),
+        restores=[restore(0, 5, task=name, store=name, reason=name)],
+        app=name,
+        instance=name,
+        members=[name],
+        version=name,
+        config={name: name},
+        health={"degraded": [name]},
+        doors=[{"door": name, "what": name, "value": name}],
+        schedules=[{"task": name, "kind": name, "next_ms": 5}],
+        events=[{"number": 1, "at_ms": 1, "event": name, "actor": name, "outcome": name, "fields": {name: name}}],
+    )
+
+
+@pytest.mark.slow
+@given(name=st.one_of(st.just(EVIL), st.text(min_size=1)))
+def test_names_stay_text_whatever_they_are(name: str) -> None:
+    found = hostile(name)
+    history = History()
+    history.look(found, NOW_MS)
+    page = render(found, history, NOW_MS)
+    plain = read(document(status(), render(status(), History(), NOW_MS), NOW_MS))
+    got = read(document(found, page, NOW_MS))
+    known = {tag for tag, _ in plain.tags} | {
+        "td",
+        "th",
+        "tr",
+        "small",
+        "br",
+        "span",
+        "svg",
+        "rect",
+        "polyline",
+        "progress",
+    }
+    assert {tag for tag, _ in got.tags} <= known
+    for _, attributes in got.tags:
+        assert not any(one.startswith("on") or one == "style" for one in attributes)
+    json.loads(json.dumps(whole(page)))
+
+
+def test_page_has_no_inline_script_or_style_and_loads_nothing_from_elsewhere() -> None:
+    found = hostile("x")
+    html = document(found, render(found, History(), NOW_MS), NOW_MS)
+    assert re.findall(r"<script[^>]*>", html) == ['<script src="page.js" defer>']
+    assert "<style" not in html and "style=" not in html and "://" not in html
+    assert not re.search(r"\bon[a-z]+=", html)
+    for name in ("page.js", "page.css"):
+        assert name in FILES
+
+
+def test_page_is_made_for_keyboards_and_screen_readers() -> None:
+    reader = read(document(hostile("x"), render(hostile("x"), History(), NOW_MS), NOW_MS))
+    tags = [tag for tag, _ in reader.tags]
+    assert tags.count("h1") == 1 and tags.count("main") == 1 and tags.count("table") == tags.count("thead")
+    headings = [attributes["id"] for tag, attributes in reader.tags if tag == "h2"]
+    for tag, attributes in reader.tags:
+        if tag == "th":
+            assert attributes["scope"] in ("col", "row")
+        if tag == "section":
+            assert attributes["aria-labelledby"] in headings
+        if tag == "svg":
+            assert attributes["role"] == "img" and attributes["aria-label"]
+        if tag == "progress":
+            assert attributes["aria-label"]
+        if "tabindex" in attributes:
+            assert attributes["tabindex"] == "0" and attributes["role"] == "region"
+
+
+def test_only_what_changed_is_told() -> None:
+    def page(*tasks: Any, restores: Any = ()) -> Any:
+        return render(status(*tasks, restores=restores), History(), NOW_MS)
+
+    first = page(task(0), task(1))
+    assert changes(first, page(task(0), task(1))) == {}
+    told = changes(first, page(task(0), task(1, state="failed")))
+    assert set(told["tables"]) == {"tasks"} and list(told["tables"]["tasks"]["rows"]) == ["0_1"]
+    assert "order" not in told["tables"]["tasks"] and "FAILED" in told["blocks"]["verdict"]
+    gone = changes(first, page(task(1)))["tables"]["tasks"]
+    assert gone == {"rows": {}, "order": ["0_1"]}
+
+
+def test_page_of_a_real_session_shows_its_stores(bench: Bench) -> None:
+    session = bench.active("a", partitions=(0, 1))
+    session.task(0).store("kv").put("secret-key", "secret-value")
+    session.task(0).commit({("flights", 0): 7})
+    found = status_document(session.statistics())
+    html = document(found, render(found, History(), NOW_MS), NOW_MS)
+    text = read(html).text
+    assert "READY 2 active, 0 standby" in text and "flights/0 at 7" in text.replace("('flights', 0)", "flights/0")
+    assert "secret" not in html
+
+
+def test_a_sidecars_page_shows_disk_doors_events_and_settings_without_secrets(
+    tmp_path: Path, clock: ManualClock, bench: Bench
+) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('[app]\nname = "a"\nlog = "kafka://b:1?some.key=hunter2"\n[serve]\nlease = "3s"\n', "utf-8")
+    audit, http = Audit(clock), HttpNumbers()
+    audit.done("assign", "flights-app", generation=7)
+    http.answered("GET /v1/status", 503, 0.1)
+    found = page_status(
+        {**status_document(bench.active().statistics()), "sidecar": {"generation": 7, "draining": False}},
+        state_path=tmp_path,
+        audit=audit,
+        loaded=load_config(path, {}),
+        http_door=http,
+        schedules=[{"task": "0_0", "kind": "wall_clock_time", "next_ms": 0, "missed": 2}],
+    )
+    text = read(document(found, render(found, History(), NOW_MS), NOW_MS)).text
+    for part in (
+        "assign",
+        "flights-app",
+        "answers 5xx",
+        "serve.lease3s",
+        "disk free",
+        "generation7",
+        "wall clock time",
+    ):
+        assert part in text, part
+    assert "hunter2" not in text and json.loads(json.dumps(found)) == json.loads(json.dumps(dict(found)))
+    assert verdict({**found, "sidecar": {"draining": True}}).word == "DRAINING"
+
+
+def run_app(page: OpsPage, *requests: tuple[str, str]) -> list[httpx.Response]:
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(Starlette(routes=list(page.routes)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return [await client.request(method, path) for method, path in requests]
+
+    return asyncio.run(ask())
+
+
+def test_every_answer_has_the_headers_of_a_closed_page() -> None:
+    page = OpsPage(lambda: status(task()))
+    answers = run_app(page, *(("GET", path) for path in ("/", "/page.json", "/page.js", "/page.css", "/page-icon.svg")))
+    for answer in answers:
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'") and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert answer.headers["x-frame-options"] == "DENY" and answer.headers["cache-control"] == "no-store"
+    assert answers[1].json()["whole"] is True
+    for method in ("POST", "PUT", "DELETE"):
+        for answer in run_app(page, (method, "/"), (method, "/page-events"), (method, "/page.json")):
+            assert answer.status_code == 405
+
+
+def test_status_that_cannot_be_read_becomes_the_verdict() -> None:
+    def broken() -> dict[str, Any]:
+        raise Unavailable("the log <did> not answer")
+
+    (answer,) = run_app(OpsPage(broken), ("GET", "/"))
+    assert answer.status_code == 200 and "NOT READABLE" in answer.text and "&lt;did&gt;" in answer.text
+
+
+def test_streams_have_a_limit_and_share_one_reading(clock: ManualClock) -> None:
+    readings = []
+
+    def reading() -> dict[str, Any]:
+        readings.append(1)
+        return status(task(epoch=len(readings)))
+
+    async def watch() -> None:
+        feed = Feed(reading, clock, streams_max=3)
+        streams = [await feed.subscribe() for _ in range(4)]
+        assert streams[3] is None and feed.streams == 3 and len(readings) == 1
+        first = streams[0]
+        assert first is not None and json.loads(str(await first.queue.get()))["whole"]
+        feed.unsubscribe(first)
+        assert await feed.subscribe() is not None
+        feed.close()
+        assert feed.streams == 0 and first.queue.empty()
+
+    asyncio.run(watch())
+
+
+def test_reader_that_is_too_slow_loses_its_stream() -> None:
+    async def fill() -> None:
+        stream = Stream()
+        assert all(stream.put("x") for _ in range(QUEUE_MAX))
+        assert not stream.put("x")
+        stream.end()
+        told = [stream.queue.get_nowait() for _ in range(stream.queue.qsize())]
+        assert told[-1] is None and len(told) <= QUEUE_MAX + 1
+
+    asyncio.run(fill())
+
+
+@pytest.mark.slow
+def test_a_stream_tells_changes_and_that_it_lives() -> None:
+    epochs = [1]
+
+    async def watch() -> None:
+        feed = Feed(lambda: status(task(epoch=epochs[0])), ManualTicks())
+        stream = await feed.subscribe()
+        assert stream is not None
+        assert json.loads(str(await stream.queue.get()))["whole"]
+        epochs[0] = 2
+        told = json.loads(str(await asyncio.wait_for(stream.queue.get(), 5)))
+        assert list(told["tables"]["tasks"]["rows"]) == ["0_0"] and "whole" not in told
+        assert json.loads(str(await asyncio.wait_for(stream.queue.get(), 15))) == {}
+        feed.close()
+
+    asyncio.run(watch())
+
+
+@pytest.mark.slow
+def test_reader_that_takes_nothing_is_let_go_without_harm_to_others(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("standfast.ops.sidecar.page.page.SEND_S_MAX", 0.5)
+    epochs = iter(range(1, 1_000_000))
+
+    def busy() -> dict[str, Any]:
+        epoch = next(epochs)
+        # More than the kernel keeps for one connection.
+        return status(*(task(number, epoch=epoch, error="x" * 5_000) for number in range(1_000)))
+
+    with serve(busy, streams_max=2) as address:
+        where = ("127.0.0.1", int(address.rpartition(":")[2]))
+        with socket.socket() as stuck:
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            stuck.connect(where)
+            stuck.sendall(b"GET /page-events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            with httpx.stream("GET", f"{address}/page-events", timeout=10) as other:
+                told = (line for line in other.iter_lines() if line.startswith("data: "))
+                seen = [json.loads(next(told)[6:]) for _ in range(4)]
+                assert seen[0]["whole"] and all(len(one["tables"]["tasks"]["rows"]) == 1_000 for one in seen)
+                with httpx.stream("GET", f"{address}/page-events", timeout=10) as third:
+                    assert third.status_code == 200  # in the place of the one that was let go
+
+
+class ManualTicks(ManualClock):
+    """A clock on which every look is a second later."""
+
+    def monotonic_ms(self) -> int:
+        self.advance(1_000)
+        return super().monotonic_ms()

@@ -1,0 +1,208 @@
+"""The lock of the embedded log while a process that has it is stopped: those who wait say whose it is, and read on.
+
+Rules of this file: a real process that stops itself (SIGSTOP) inside the lock, by a failpoint; it is continued or
+killed by its id.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import standfast as sf
+from standfast.ops.observe.metrics_values import session_samples
+from standfast.ops.observe.status import status_document
+from standfast.ops.observe.status_merge import statistics_of
+from standfast.ops.observe.verdict import verdict
+from standfast.replication.embedded.log import EmbeddedLog
+from standfast.replication.log import LockHolder, Outgoing, TopicPolicy
+from standfast.store.errors import Unavailable
+from standfast.store.failpoint import VARIABLE
+from support.embedded import T0, contents, put
+
+pytestmark = pytest.mark.slow
+
+STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
+WAIT_S = 30.0
+CHILD = """
+import sys
+from standfast.replication.embedded.log import EmbeddedLog
+from standfast.replication.log import Outgoing
+from standfast.replication.offsets import TopicPartition
+
+log = EmbeddedLog(sys.argv[1])
+log.producer().append({TopicPartition("board", 0): [Outgoing(b"child", b"1", 1)]})
+print("written", flush=True)
+"""
+
+
+def until(done: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not done():
+        assert time.monotonic() < deadline_s, f"never: {what}"
+        time.sleep(0.01)
+
+
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+class Stopped:
+    """A process that stopped in the middle of its append."""
+
+    def __init__(self, path: str) -> None:
+        # Opening takes the lock without being at that place; the first write is the append.
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, path],
+            env=os.environ | {VARIABLE: "log.locked=stop:1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+        until(lambda: stopped(self.pid), "the child is stopped")
+
+    def go_on(self) -> str:
+        os.kill(self.pid, signal.SIGCONT)
+        return self.process.communicate(timeout=WAIT_S)[0]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=WAIT_S)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    with closing(EmbeddedLog(tmp_path / "log.sqlite")) as log:
+        log.admin.create_topic("board", 1, TopicPolicy())
+        put(log, ("a", "1"))
+        yield log
+
+
+@pytest.fixture
+def holder(log: EmbeddedLog) -> Iterator[Stopped]:
+    holder = Stopped(log.path)
+    yield holder
+    holder.end()
+
+
+def test_commit_waits_says_for_whom_within_two_seconds_and_comes_through(
+    log: EmbeddedLog, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    producer, reader = log.producer(), log.reader()
+    reader.assign({T0: 0})
+    holder: Stopped = request.getfixturevalue("holder")
+    ends: list[object] = []
+    began_s = time.monotonic()
+    with caplog.at_level(logging.WARNING, "standfast"):
+        writer = threading.Thread(target=lambda: ends.append(producer.append({T0: [Outgoing(b"b", b"2", 1)]})))
+        writer.start()
+        until(lambda: f"process {holder.pid} for" in caplog.text, "the log line that names the process")
+    assert time.monotonic() - began_s < 2 + 3  # a busy machine's share beside the two seconds
+    assert "kill -CONT" in caplog.text
+    (found,) = reader.fetch(10)  # meanwhile reads go on
+    assert [record.key for record in found.records] == [b"a"]
+    assert not ends
+    assert "written" in holder.go_on()
+    writer.join(WAIT_S)
+    assert ends == [{T0: 3}]
+    assert [record.key for record in contents(log)] == [b"a", b"child", b"b"]
+
+
+def test_what_is_tried_again_anyway_is_unavailable_and_at_once_the_second_time(
+    log: EmbeddedLog, request: pytest.FixtureRequest
+) -> None:
+    group = log.group("app")
+    group.join("me")
+    holder: Stopped = request.getfixturevalue("holder")
+    with pytest.raises(Unavailable, match=f"held by process {holder.pid} for"):
+        group.heartbeat("me")
+    began_s = time.monotonic()
+    with pytest.raises(Unavailable, match=f"process {holder.pid}"):
+        group.heartbeat("me")
+    assert time.monotonic() - began_s < 0.5
+    assert [member.member_id for member in group.view().members] == ["me"]
+    with pytest.raises(Unavailable, match=f"process {holder.pid}"):
+        EmbeddedLog(log.path)
+    until(lambda: log.lock_holder() is not None, "it is told")
+    assert (told := log.lock_holder()) is not None
+    assert told.pid == holder.pid
+    assert told.held_ms >= 1_000
+    holder.end()  # which lets the lock go
+    group.join("me")
+    assert log.lock_holder() is None
+    assert [record.key for record in contents(log)] == [b"a"]  # the write that was stopped was rolled back
+    assert log.integrity_check() == []
+
+
+@pytest.mark.long
+def test_session_reads_and_stands_by_and_names_the_process(
+    log: EmbeddedLog, tmp_path: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = log.address
+    settings: dict[str, Any] = {"log": address, "stores": STORES, "partitions": 2, "lease_ms": 60_000}
+    with (
+        sf.Session("app", state_dir=tmp_path / "a", **settings) as active,
+        sf.Session("app", state_dir=tmp_path / "b", **settings) as standby,
+    ):
+        active.assign(active=[0])
+        active.wait_ready(WAIT_S)
+        active.task(0).store("kv").put("k", "1")
+        active.task(0).commit()
+        standby.assign(standby=[0])
+        read = lambda: standby.read("kv", 0, allow_stale=True).store.get("k")  # noqa: E731
+        until(lambda: read() == "1", "the standby has it")
+        holder: Stopped = request.getfixturevalue("holder")
+        until(lambda: standby.statistics().log_lock is not None, "status names the process")
+        statistics = standby.statistics()
+        assert statistics.log_lock is not None
+        assert statistics.log_lock.pid == holder.pid
+        samples: dict[str, Any] = {name: value for name, _, value in session_samples(statistics)}
+        assert samples["log_lock_holder_pid"] == holder.pid
+        assert samples["log_lock_held_seconds"] >= 1
+        document = status_document(statistics)
+        assert statistics_of(document).log_lock == statistics.log_lock
+        assert f"process {holder.pid} has kept everybody from writing" in verdict(document).text
+        began_s = time.monotonic()
+        assert read() == "1"
+        assert active.task(0).store("kv").get("k") == "1"
+        assert time.monotonic() - began_s < 5
+        until(lambda: f"process {holder.pid} for" in caplog.text, "a log line names it")
+        holder.go_on()
+        active.task(0).store("kv").put("k", "2")
+        active.task(0).commit()
+        until(lambda: read() == "2", "the standby follows again")
+        until(lambda: standby.statistics().log_lock is None, "nobody is in the way any more")
+        samples: dict[str, Any] = {name: value for name, _, value in session_samples(standby.statistics())}
+        assert samples["log_lock_holder_pid"] == 0
+
+
+def test_threads_of_one_connection_take_turns(log: EmbeddedLog) -> None:
+    producer = log.producer()
+
+    def work() -> None:
+        for _ in range(50):
+            producer.append({T0: [Outgoing(b"k", b"v", 1)]})
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(contents(log)) == 201
+    assert log.integrity_check() == []
+
+
+def test_holder_is_shown_for_people() -> None:
+    assert str(LockHolder(7, 0, 1_500)) == "process 7 for 1.5 s"
+    assert str(LockHolder(0, 0, 0)).startswith("a process that did not come to say its id")
