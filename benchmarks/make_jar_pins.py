@@ -1,6 +1,6 @@
 """Work the pinned jars of a set out anew: what Maven resolves for its roots, each jar with its sha256.
 
-    python benchmarks/make_jar_pins.py ops/data/jars-kafka.json            with the roots that the file names
+    python benchmarks/make_jar_pins.py ops/tools/data/jars-kafka.json            with the roots that the file names
     python benchmarks/make_jar_pins.py FILE VERSION GROUP:ARTIFACT:VERSION[:CLASSIFIER]...
 
 Needs Maven. Review the diff before keeping it: from then on, these bytes and no others are accepted.

@@ -22,6 +22,7 @@ pytest_plugins = [
     "support.serve",
     *(
         "support.groups",
+        "support.tiers",
         "support.embedded",
         "support.kafka",
         "support.java",

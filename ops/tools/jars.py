@@ -1,6 +1,6 @@
 """Sets of jars, pinned by version and sha256, fetched once into the cache folder.
 
-    ops/data/jars-<set>.json ──> ensure_jars ──> <cache>/jars/<set>-<first digits of the pins' sha256>/*.jar
+    ops/tools/data/jars-<set>.json ──> ensure_jars ──> <cache>/jars/<set>-<first digits of the pins' sha256>/*.jar
                                    │ by Maven, where `mvn` is on the PATH
                                    │ else by Ivy (`ivy`), which needs only Java
 
@@ -69,8 +69,8 @@ class JarSet:
 
 
 def load_jar_set(name: str) -> JarSet:
-    """The pinned set `ops/data/jars-<name>.json`."""
-    return parse_jar_set(name, json.loads((files("standfast.ops") / f"data/jars-{name}.json").read_text("utf-8")))
+    """The pinned set `ops/tools/data/jars-<name>.json`."""
+    return parse_jar_set(name, json.loads((files("standfast.ops.tools") / f"data/jars-{name}.json").read_text("utf-8")))
 
 
 def parse_jar_set(name: str, document: dict[str, Any]) -> JarSet:

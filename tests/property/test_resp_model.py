@@ -22,6 +22,7 @@ from standfast.ops.sidecar.resp.requests import BadRequest, RequestReader
 from standfast.ops.sidecar.resp.table import COMMANDS, REFUSED
 from standfast.store.clock import ManualClock
 from support.door import Desk, Talk, open_session, pack
+from support.groups import dear
 
 KEYS = st.sampled_from([b"", b"a", b"aa", b"b", b"\xff", b"key\r\n"])
 VALUES = st.sampled_from([b"", b"1", b"*99999999\r\n", b"x" * 50])
@@ -237,6 +238,7 @@ SKIPPED = {b"SF.WAITREADY", b"SF.STATUS", b"INFO", b"CLIENT", b"HELLO", b"SCAN"}
 
 
 @pytest.fixture(scope="module")
+@dear()
 def shared_desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     with open_session(tmp_path_factory.mktemp("fuzz"), ManualClock(1_356_998_400_000)) as session:
         session.assign(active=[0, 1])

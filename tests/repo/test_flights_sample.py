@@ -26,11 +26,11 @@ def maker(repo_root: Path) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def sample(repo_root: Path) -> bytes:
-    return gzip.decompress((repo_root / "ops/data/flights-2013-01.csv.gz").read_bytes())
+    return gzip.decompress((repo_root / "ops/demo/data/flights-2013-01.csv.gz").read_bytes())
 
 
 def test_sample_is_the_one_its_readme_describes(repo_root: Path, sample: bytes, maker: ModuleType) -> None:
-    readme = (repo_root / "ops/data/README.md").read_text(encoding="utf-8")
+    readme = (repo_root / "ops/demo/data/README.md").read_text(encoding="utf-8")
     assert hashlib.sha256(sample).hexdigest() in readme
     rows = list(csv.DictReader(io.StringIO(sample.decode())))
     assert f"{len(rows):,} flights" in readme
@@ -47,7 +47,7 @@ def test_every_flight_that_left_has_an_aircraft_and_a_delay(sample: bytes) -> No
 
 
 def test_sample_stays_small(repo_root: Path) -> None:
-    assert (repo_root / "ops/data/flights-2013-01.csv.gz").stat().st_size < 700_000
+    assert (repo_root / "ops/demo/data/flights-2013-01.csv.gz").stat().st_size < 700_000
 
 
 def test_maker_keeps_the_month_in_order_and_repeats_itself(tmp_path: Path, maker: ModuleType) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from support.groups import SECOND_BROKER, TOGETHER
+from support.groups import dear
 
 NOT_PACKAGES = {"tests", "benchmarks", "examples", "requirements"}
 LOCK_FILES = {"package-lock.json", "yarn.lock", "pnpm-lock.yaml", "npm-shrinkwrap.json", "go.sum"}
@@ -43,18 +43,25 @@ def check_packages(pyproject: str, files: Iterable[str], links: Mapping[str, str
     """The package list, the package-dir table, the disk and the links for type checkers name the same folders."""
     setuptools = tomllib.loads(pyproject)["tool"]["setuptools"]
     files = set(files)
-    disk = {name.partition("/")[0] for name in files if re.fullmatch(r"[a-z_]+/__init__\.py", name)} - NOT_PACKAGES
-    wanted = {"standfast" if folder == "standfast" else f"standfast.{folder}": folder for folder in disk}
+    inits = (name.removesuffix("/__init__.py") for name in files if re.fullmatch(r"([a-z_]+/)+__init__\.py", name))
+    disk = {folder for folder in inits if folder.partition("/")[0] not in NOT_PACKAGES}
+    rooms = {folder for folder in disk if "/" not in folder}
+    wanted = {
+        "standfast" if folder == "standfast" else f"standfast.{folder.replace('/', '.')}": folder for folder in disk
+    }
     if set(setuptools["packages"]) != set(wanted):
-        yield f"pyproject.toml packages {sorted(setuptools['packages'])} are not those on disk {sorted(wanted)}"
-    if setuptools["package-dir"] != wanted:
-        yield f"pyproject.toml package-dir {setuptools['package-dir']} does not fit the folders {wanted}"
-    for folder in sorted(disk):
+        differs = sorted(set(setuptools["packages"]) ^ set(wanted))
+        yield f"pyproject.toml packages and the folders on disk differ in {differs}: the wheel would lack folders"
+    tops = {package: folder for package, folder in wanted.items() if folder in rooms}
+    if setuptools["package-dir"] != tops:
+        yield f"pyproject.toml package-dir {setuptools['package-dir']} does not fit the folders {tops}"
+    for name in sorted(files):
+        folder = name.rpartition("/")[0]
+        if name.endswith(".py") and folder.partition("/")[0] in rooms and folder not in disk:
+            yield f"{folder} holds {name} and no __init__.py: it would be absent from the wheel"
+    for folder in sorted(rooms):
         if f"{folder}/py.typed" not in files:
             yield f"{folder}/py.typed is missing: type checkers would ignore the package"
-        nested = [name for name in files if name.endswith(".py") and re.match(rf"{folder}/.*/", name)]
-        if nested:
-            yield f"{folder} must stay flat, but holds {nested}: nested packages are absent from the wheel"
         link = f"../../{folder}"
         if folder != "standfast" and links.get(folder) != link:
             yield f".typing/standfast/{folder} must be a link to {link}, not {links.get(folder)}"
@@ -114,6 +121,7 @@ def check_metric_table(metrics: Iterable[str], readme: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
+@dear()
 def texts(repo_root: Path, repo_files: list[str]) -> dict[str, str]:
     binary = (".gz", ".png", ".jpg", ".zip", ".sst", ".bin")
     return {name: (repo_root / name).read_text(encoding="utf-8") for name in repo_files if not name.endswith(binary)}
@@ -176,7 +184,11 @@ def test_pinned_lists_hold_hashes_and_agree(texts: dict[str, str]) -> None:
     assert core
     assert core.items() < spark.items(), "requirements/spark.txt pins other versions than core.txt; run `make pins`"
     assert spark.items() < dev.items(), "requirements/dev.txt pins other versions than spark.txt; run `make pins`"
-    for path in (*(f"requirements/{name}.txt" for name in names), "benchmarks/quix.txt", "benchmarks/plots.txt"):
+    for path in (
+        *(f"requirements/{name}.txt" for name in (*names, "mutation")),
+        "benchmarks/quix.txt",
+        "benchmarks/plots.txt",
+    ):
         entries = re.split(r"^(?=[a-z0-9])", texts[path], flags=re.MULTILINE)[1:]
         assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
 
@@ -191,8 +203,13 @@ packages = ["standfast", "standfast.store"]
 GOOD_FILES = ("standfast/__init__.py", "standfast/py.typed", "store/__init__.py", "store/py.typed", "tests/a.py")
 
 
+NESTED_PYPROJECT = GOOD_PYPROJECT.replace('"standfast.store"]', '"standfast.store", "standfast.store.inner"]')
+INNER = "store/inner/__init__.py"
+
+
 def test_good_package_list_is_accepted() -> None:
     assert list(check_packages(GOOD_PYPROJECT, GOOD_FILES, {"store": "../../store"})) == []
+    assert list(check_packages(NESTED_PYPROJECT, (*GOOD_FILES, INNER), {"store": "../../store"})) == []
 
 
 @pytest.mark.parametrize(
@@ -203,6 +220,9 @@ def test_good_package_list_is_accepted() -> None:
         (GOOD_PYPROJECT, (*GOOD_FILES, "extra/__init__.py", "extra/py.typed"), {"store": "../../store"}),
         (GOOD_PYPROJECT, GOOD_FILES[:3], {"store": "../../store"}),
         (GOOD_PYPROJECT, (*GOOD_FILES, "store/inner/a.py"), {"store": "../../store"}),
+        (GOOD_PYPROJECT, (*GOOD_FILES, "store/inner/__init__.py", "store/inner/a.py"), {"store": "../../store"}),
+        (NESTED_PYPROJECT, GOOD_FILES, {"store": "../../store"}),
+        (NESTED_PYPROJECT, (*GOOD_FILES, "store/inner/deep/a.py", INNER), {"store": "../../store"}),
         (GOOD_PYPROJECT, GOOD_FILES, {"store": "../store"}),
         (GOOD_PYPROJECT, GOOD_FILES, {}),
     ],
@@ -262,7 +282,3 @@ def test_metric_table_that_agrees_is_accepted() -> None:
 )
 def test_metric_table_that_differs_is_found(metrics: list[str], readme: str) -> None:
     assert list(check_metric_table(metrics, readme))
-
-
-def test_files_of_a_group_are_there(repo_root: Path) -> None:
-    assert [name for name in sorted(TOGETHER | SECOND_BROKER) if not (repo_root / "tests" / name).is_file()] == []

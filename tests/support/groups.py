@@ -1,56 +1,65 @@
 """Which tests of `make test` go to the same process: those that share something dear, started once in a process.
 
+    @pytest.fixture(scope="session")
+    @dear("spark")               tests that use the fixture go to one process, whatever their file
+    @pytest.fixture(scope="module")
+    @dear()                      those of one file that use it go to one process
+
     each process   tells the groups of what it collected     ──> a file named by the run
     xdist          reads it once all have collected, and hands out whole groups, dear ones first; other tests one by one
 
-Rules of this file: a group is a mark, or a file. xdist's own way to group writes into the ids of tests, which pytest
-from 9.2 on does not let it; nothing would fail then, but everything dear would be started in each process. Here a run
-without groups is an error.
+Rules of this file: a group is a dear fixture's, else a mark's. xdist's own way to group writes into the ids of tests,
+which pytest from 9.2 on does not let it; nothing would fail then, but everything dear would be started in each process.
+Here a run without groups is an error.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-# Who has two of the marks goes by the first, since a session of Spark costs more than a broker.
+# A test with two of them goes by the first, since a session of Spark costs more than a broker. A test that starts a
+# broker or a Spark of its own has the mark without the fixture.
 SHARED = ("spark", "kafka", "packaging")
-# Tests on a broker wait more than they compute: two processes have one each. These files are about half of the work.
-SECOND_BROKER = {
-    "test_crash_kafka.py",
-    "test_kafka_log.py",
-    "test_kafka_streams.py",
-    "test_own_loop_examples.py",
-    "test_source_changelog_kafka.py",
-}
-# Files that start something dear once for all of their tests, and need nothing of other files.
-TOGETHER = {
-    "test_broker_fetch.py",
-    "test_cli.py",
-    "test_control.py",
-    "test_demo_board.py",
-    "test_demo_run.py",
-    "test_demo_scenarios.py",
-    "test_demo_scenarios_replication.py",
-    "test_http.py",
-    "test_kafka_broker_down.py",
-    "test_page_browser.py",
-    "test_tidy.py",
-    "test_tidy_lists.py",
-}
+OF_A_FILE = ""
+_GROUP = "standfast_dear_group"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def dear(group: str = OF_A_FILE) -> Callable[[F], F]:
+    """Mark a fixture as dear; stands below `@pytest.fixture`. Without a group it is shared within its file."""
+
+    def mark(function: F) -> F:
+        setattr(function, _GROUP, group)
+        return function
+
+    return mark
+
+
+def _dear_groups(item: pytest.Item) -> list[str]:
+    """Groups of the dear fixtures that a test uses."""
+    definitions: dict[str, Any] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    functions = (one.func for found in definitions.values() for one in found)
+    return [group for function in functions if (group := getattr(function, _GROUP, None)) is not None]
 
 
 def group_of(item: pytest.Item) -> str | None:
-    """The group of a test, None if it may run anywhere."""
-    if item.path.name in TOGETHER:
-        return item.path.name
-    mark = next((mark for mark in SHARED if item.get_closest_marker(mark)), None)
-    return "kafka-2" if mark == "kafka" and item.path.name in SECOND_BROKER else mark
+    """The group of a test, None if it may run anywhere. Tests on a broker wait more than they compute, so that two
+    processes have one each: `pytest.mark.kafka(2)` names the second."""
+    groups = _dear_groups(item)
+    shared = next((name for name in SHARED if name in groups), None)
+    if shared is None and groups:
+        return item.nodeid.partition("::")[0]
+    shared = shared or next((name for name in SHARED if item.get_closest_marker(name)), None)
+    mark = item.get_closest_marker("kafka") if shared == "kafka" else None
+    return f"kafka-{mark.args[0]}" if mark is not None and mark.args else shared
 
 
 def _groups_file(run: str) -> Path:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.groups import dear
 from support.missing import missing
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def serve() -> Serve:
 
 
 @pytest.fixture(scope="module")
+@dear()
 def chromium() -> Iterator[Browser]:
     """A headless browser. For one file: as long as it is there, its event loop runs in this thread."""
     from playwright.sync_api import sync_playwright

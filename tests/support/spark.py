@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from support.groups import dear
+
 SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
@@ -33,6 +35,7 @@ def spark(spark_session: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+@dear("spark")
 def spark_session() -> Iterator[Any]:
     """A session on local[2], with the Kafka connector."""
     from standfast.ops.tools.jars import ensure_jars, load_jar_set

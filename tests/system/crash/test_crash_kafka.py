@@ -34,7 +34,7 @@ STRIKES = (
 
 
 @pytest.mark.crash
-@pytest.mark.kafka
+@pytest.mark.kafka(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(RUNS))
 def test_state_equals_the_changelog_after_kills_on_kafka(tmp_path: Path, number: int, kafka_address: str) -> None:

@@ -27,7 +27,7 @@ from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, 
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import BadConfig, Fenced, InvalidRequest, StateLost, Unavailable
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 COMPACT_NOW = TopicPolicy(
     frozenset({"compact"}),

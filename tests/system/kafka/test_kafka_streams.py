@@ -48,7 +48,7 @@ from support.streams import (
     write,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]  # the first test tells the whole story
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow, pytest.mark.timeout(300)]  # the first test tells the whole story
 
 KINDS = [spec.name for spec in stores()]
 GUARANTEES = {"exactly_once": "exactly_once_v2", "at_least_once": "at_least_once"}

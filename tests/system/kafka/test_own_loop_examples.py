@@ -25,7 +25,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.takeover import MemberPlan, plans
 from support.places import EXAMPLES
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 NAMES = ("own_loop", "own_loop_asyncio")
 LINES_MAX = {"own_loop": 20, "own_loop_asyncio": 21}

@@ -22,7 +22,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.verify.verify import committed_views, verify_task
 from standfast.stream.session.statistics import StoreStatistics
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]
 
 WAIT_S = 40.0
 COMPACT = TopicPolicy(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.door import Client, Desk
+from support.groups import dear
 from support.serve import KEYVALUE, Sidecar, Sidecars, wait_for
 
 REQUESTS: tuple[tuple[Any, ...], ...] = (
@@ -100,6 +101,7 @@ def test_closing_comes_before_the_commits_that_wait(desk: Desk) -> None:
 
 
 @pytest.fixture(scope="module")
+@dear()
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
     """One sidecar for all ways in which a task goes."""
     made = Sidecars(tmp_path_factory.mktemp("closing"))

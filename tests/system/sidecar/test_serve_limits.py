@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.door import Client
+from support.groups import dear
 from support.serve import FOUR, Sidecar, Sidecars
 
 pytestmark = pytest.mark.slow
@@ -23,6 +24,7 @@ TOLD = {
 
 
 @pytest.fixture(scope="module")
+@dear()
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
     """A sidecar whose limits are all small and all other than the defaults."""
     made = Sidecars(tmp_path_factory.mktemp("limits"))

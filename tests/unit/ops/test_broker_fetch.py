@@ -21,6 +21,7 @@ from standfast.ops.tools.java import Java, ensure_java, find_java, java_major
 from standfast.ops.tools.java_trust import PASSWORD, key_store, trusted_certificates
 from standfast.ops.tools.kafka_probe import live_nodes
 from standfast.store.errors import Corruption, InternalError, Unavailable
+from support.groups import dear
 
 kafka = pytest.mark.kafka
 slow = pytest.mark.slow
@@ -108,6 +109,7 @@ def small_set() -> jars.JarSet:
 
 
 @pytest.fixture(scope="module")
+@dear()
 def small_cache(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache that holds Ivy already: that of the machine, else by Maven, which must have fetched Kafka then."""
     cache = tmp_path_factory.mktemp("cache")

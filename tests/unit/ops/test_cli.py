@@ -23,6 +23,7 @@ from standfast.ops.shared.run_file import RUN_FILE
 from standfast.replication.log import TopicPolicy
 from standfast.store import errors
 from standfast.store.clock import ManualClock
+from support.groups import dear
 from support.serve import wait_for
 from support.sessions import Bench
 
@@ -71,6 +72,7 @@ def session(bench: Bench) -> sf.Session:
 
 
 @pytest.fixture(scope="module")
+@dear()
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Flags that find a running instance."""
     bench = Bench(tmp_path_factory.mktemp("live"), ManualClock(1_356_998_400_000))

@@ -33,6 +33,7 @@ from standfast.ops.demo.flights import Flight, read_flights
 from standfast.ops.demo.plain import PlainBoard, plain_board
 from standfast.store.clock import ManualClock
 from standfast.stream.app.testing import Driver
+from support.groups import dear
 
 LEAD = 20
 EVERY = 40  # of the flights of a week
@@ -52,6 +53,7 @@ def settings(flights: tuple[Flight, ...]) -> BoardSettings:
 
 
 @pytest.fixture(scope="module")
+@dear()
 def plain(flights: tuple[Flight, ...], settings: BoardSettings) -> PlainBoard:
     return plain_board(flights, PARTITIONS, settings.grace_ms, settings.retention_ms)
 

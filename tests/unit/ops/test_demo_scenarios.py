@@ -15,6 +15,7 @@ import pytest
 from standfast.ops.cli.command_line import main
 from standfast.ops.scenarios import stage as demo_scenarios
 from standfast.ops.scenarios.stage import SCENARIOS, Stage, play, report, told
+from support.groups import dear
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +23,7 @@ STEPS_MIN = {"punctuator": 28, "windows": 32, "watermarks": 36, "timers": 17, "c
 
 
 @pytest.fixture(scope="module")
+@dear()
 def documents() -> dict[str, dict[str, Any]]:
     """What `--json` gives of each scenario."""
     return {name: play(name).to_json() for name in SCENARIOS}

@@ -13,6 +13,7 @@ import pytest
 
 from standfast.ops.cli.command_line import main
 from standfast.ops.scenarios.stage import SCENARIOS, Stage, play
+from support.groups import dear
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +21,7 @@ STEPS_MIN = {"handover": 29, "credits": 50, "standby": 29}
 
 
 @pytest.fixture(scope="module")
+@dear()
 def stages() -> dict[str, Stage]:
     """Each scenario, played once."""
     return {name: play(name) for name in STEPS_MIN}

@@ -18,6 +18,7 @@ import standfast as sf
 from standfast.ops.http.server import CONNECTIONS_MAX, OpsServer
 from standfast.ops.shared.run_file import RUN_FILE, read_run_file
 from standfast.store.clock import ManualClock
+from support.groups import dear
 from support.sessions import Bench
 
 Answer = tuple[int, dict[str, Any]]
@@ -84,6 +85,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sf.Session]:
 
 
 @pytest.fixture(scope="module")
+@dear()
 def server(session: sf.Session) -> Iterator[OpsServer]:
     with OpsServer(session) as server:
         yield server

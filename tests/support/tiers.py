@@ -1,0 +1,43 @@
+"""`--pure`: only files of tests that import pure modules of ours and nothing else, for `make check`.
+
+Rules of this file: decided by the text of a file before it is imported, because importing all of them takes longer than
+the tests that are asked for. Which modules are pure is said in `repo/test_tidy.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+OURS = re.compile(r"^\s*(?:from|import) (standfast[\w.]*)(?: import \(?([\w, \n]*))?", re.MULTILINE)
+# Values and clocks that pure modules are given, and helpers of tests that know no more than these.
+GIVEN = {"standfast.store.errors", "standfast.store.clock", "standfast.store.results", "standfast.replication.log"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pure", action="store_true", help="only tests of pure modules")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """True where a file of tests needs more than pure modules."""
+    if not config.getoption("pure") or not collection_path.name.startswith("test_"):
+        return None
+    return not is_pure(collection_path.read_text(encoding="utf-8"), _pure_modules()) or None
+
+
+def is_pure(text: str, pure: frozenset[str]) -> bool:
+    """Whether all that a file imports of ours is pure, and there is some."""
+    wanted = set()
+    for module, names in OURS.findall(text):
+        inner = [f"{module}.{name.split()[0]}" for name in names.split(",") if name.split()]
+        found = {one for one in inner if one in pure}
+        wanted |= found if found and len(found) == len(inner) else {module}
+    return bool(wanted & pure) and wanted <= pure | GIVEN and "from support.sessions" not in text
+
+
+def _pure_modules() -> frozenset[str]:
+    from repo.test_tidy import PURE
+
+    return frozenset(f"standfast.{name.removesuffix('.py').replace('/', '.')}" for name in PURE)
