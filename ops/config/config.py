@@ -2,7 +2,7 @@
 
     file, environment, flags ──config_sources──> values with their places ──here──> Config of config_types, or BadConfig
 
-Rules of this file: puts together and checks; what there is to set stands in `config_types`. Every problem of all three
+Rules of this file: puts together and checks; what there is to set stands in `types.py`. Every problem of all three
 sources is reported at once, as `file:line: section.key: what is wrong, and the value`; an unknown name comes with the
 nearest known one; a value that may be a secret is never repeated. Nothing is opened or created. Relative paths are
 relative to the working directory.

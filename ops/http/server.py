@@ -2,7 +2,7 @@
 
     client ──> [ at most 32 connections, one request each ] ──> Routes ──> session (its own lock, committed rows)
 
-Rules of this file: sockets, limits and the info file; what is answered is in `http_routes`. One request a
+Rules of this file: sockets, limits and the info file; what is answered is in `routes.py`. One request a
 connection, bounded in size and time. Beyond loopback only where that was asked for. Requests are not logged: their
 paths hold keys.
 """

@@ -2,7 +2,7 @@
 
     scenario module ──> play(stage): what goes in, what came out, what was expected, why ──> table or JSON, exit code
 
-Rules of this file: it collects steps and prints them; the examples themselves are in `scenario_*.py`, one module each,
+Rules of this file: it collects steps and prints them; the examples themselves are the modules beside it, one each,
 which play the real parts and compare with numbers written down there. A step is as expected if both are equal.
 """
 

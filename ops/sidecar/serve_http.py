@@ -2,8 +2,9 @@
 
     socket ──> uvicorn (h11, limits) ──> Guard (host, origin, token, role) ──> Starlette ──> control, health, metrics
 
-Rules of this file: puts the parts together; what is answered is in `control_routes`, `control_answers` and `health`.
-Health is judged on the loop from what the last round left, so that a probe never waits for the log or a lock.
+Rules of this file: puts the parts together; what is answered is in `ops/sidecar/control/routes.py`,
+`ops/sidecar/control/answers.py` and `health`. Health is judged on the loop from what the last round left, so that a
+probe never waits for the log or a lock.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     read       whole blocks, each checked before any of its records is given out
     trim       the block that a new begin cuts through
 
-Rules of this file: SQL over `log_records` and `sums` and nothing else; what to remove is decided by embedded_care.py.
+Rules of this file: SQL over `log_records` and `sums` and nothing else; what to remove is decided by care.py.
 Blocks of a partition follow each other without a gap from `summed` (or the begin) to its end.
 """
 

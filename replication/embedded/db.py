@@ -177,7 +177,7 @@ class Database:
         """A write transaction under the flock; any exception rolls it back.
 
         `durable=False` leaves the sync to the next durable write (a lease need not survive power loss). Unless
-        `patient`, Unavailable while one process has had the lock for long: see embedded_lock.py. Corruption if the
+        `patient`, Unavailable while one process has had the lock for long: see lock.py. Corruption if the
         file was removed or replaced since it was opened: what is written to it then is lost.
         """
         self._check_open()

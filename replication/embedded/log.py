@@ -1,8 +1,8 @@
 """The embedded log: a partitioned, replayable log in one SQLite file, for any number of processes of one machine.
 
-    EmbeddedLog ── admin    embedded_topics.py       ── reader   embedded_reader.py
-                ── writer   embedded_writer.py       ── group    embedded_group.py
-                ── care     embedded_care.py         each part on its own connection, embedded_db.py
+    EmbeddedLog ── admin    topics.py       ── reader   reader.py
+                ── writer   writer.py       ── group    group.py
+                ── care     care.py         each part on its own connection, db.py
 
 Rules of this file: it opens and closes parts and decides nothing. Offsets are given out under the log's lock, so here
 they are contiguous until compaction or retention removes records. What is acknowledged survives power loss with

@@ -3,7 +3,7 @@
     format 1    no checksums, no epochs; the table of the records is `records`
     format 2    sums of blocks, seals of the rows that describe the log, epochs of each partition
 
-Rules of this file: statements and the order in which they run, within one transaction of embedded_db.py. The table of
+Rules of this file: statements and the order in which they run, within one transaction of db.py. The table of
 the records got another name with format 2: a process of an older version that still has the file open fails then at
 its next call, instead of writing records without checksums or removing some without their blocks.
 """
@@ -17,7 +17,7 @@ from standfast.replication.embedded.sums import check_seal, seal
 
 SCHEMA_VERSION = 2
 
-# A record's row id is its partition's id shifted by 40 bits plus its offset (see embedded_rows.py).
+# A record's row id is its partition's id shifted by 40 bits plus its offset (see rows.py).
 SCHEMA = """
 CREATE TABLE topics (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, topic_id TEXT NOT NULL, partitions INTEGER NOT NULL,

@@ -1,7 +1,7 @@
 """Topics and partitions of the embedded log: looking them up, creating, describing, deleting.
 
-Rules of this file: it works inside transactions of embedded_db.py and holds no lock for long; records of a deleted
-topic are only marked here and purged in chunks by embedded_care.py. It must not know of readers, writers or groups.
+Rules of this file: it works inside transactions of db.py and holds no lock for long; records of a deleted
+topic are only marked here and purged in chunks by care.py. It must not know of readers, writers or groups.
 """
 
 from __future__ import annotations

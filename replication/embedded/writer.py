@@ -27,7 +27,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import Held, InvalidRequest
 
-# How finely a compacted partition remembers when its records were appended (see embedded_care.py).
+# How finely a compacted partition remembers when its records were appended (see care.py).
 AGE_STEP_MS = 600_000
 
 

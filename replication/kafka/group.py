@@ -1,6 +1,6 @@
 """A group on Kafka: members and owners on its members topic, committed offsets as Kafka's own.
 
-    join, heartbeat, view, leave, owners ──> kafka_board.py
+    join, heartbeat, view, leave, owners ──> board.py
     committed, commit                    ──> the group's offsets, where every Kafka tool sees them
 
 While the group has a consumer of its own that is a member (the application's loop), the broker refuses commits from

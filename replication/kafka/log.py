@@ -1,7 +1,7 @@
 """The Kafka log: topics, transactions and groups of a Kafka cluster behind the log port.
 
-    KafkaLog ── admin    kafka_admin.py        ── reader   kafka_reader.py
-             ── writer   kafka_writer.py       ── group    kafka_group.py, members in kafka_board.py
+    KafkaLog ── admin    admin.py        ── reader   reader.py
+             ── writer   writer.py       ── group    group.py, members in board.py
              ── care     nothing: brokers look after themselves
 
 Rules of this file: it opens and closes parts and decides nothing. A reader reads what is committed, so `end` is the
@@ -77,7 +77,7 @@ class KafkaLog:
     def writer(self, transactional_id: str, *, group: str, owner: str, if_free: bool = False) -> KafkaWriter:
         """Open a writer and fence every older one of this id. See Log.writer; raises Held.
 
-        First the id is claimed on the group's members topic, then the broker fences; kafka_board.py says why that is
+        First the id is claimed on the group's members topic, then the broker fences; board.py says why that is
         safe. Epochs grow within a group.
         """
         self._check_open()

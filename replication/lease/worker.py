@@ -1,11 +1,11 @@
 """The lease process: renews one member's lease, with an interpreter and a connection to the log of its own.
 
-    python -m standfast.replication.lease.worker      started by lease_process.py
+    python -m standfast.replication.lease.worker      started by process.py
 
     stdin    {"log": ADDRESS, "parent": PID, "max_stall_ms": N, "words": FD}      connect
              {"group": NAME, "member": ID, "lease_ms": N}                         renew from now on
     stdout   one line of text for each new difficulty
-    words    see lease_progress.py
+    words    see progress.py
 
 It only renews. A lease that ran out is counted in LOST, and the parent decides to join again. It ends with its parent:
 the kernel kills it when the parent's thread ends, also by SIGKILL; the end of stdin says the same.

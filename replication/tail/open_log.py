@@ -1,7 +1,7 @@
 """Opening a log by its address.
 
     sqlite:///relative/path?synchronous=normal      sqlite:////absolute/path
-    kafka://host:9092,other:9092?security.protocol=SSL      see kafka_address.py
+    kafka://host:9092,other:9092?security.protocol=SSL      see replication/kafka/address.py
 
 Rules of this file: the only place that maps a scheme to an implementation. It must not import one that was not asked
 for.

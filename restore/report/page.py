@@ -1,6 +1,6 @@
 """The report of a verify as one HTML page: verdict, a picture, a table of partitions, the first differences.
 
-Rules of this file: pure; text in, text out, of the parts in `report_parts`.
+Rules of this file: pure; text in, text out, of the parts in `parts.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The report of a pipeline as one HTML page over all stores: what the logs hold, what was rebuilt, what was verified.
 
-Rules of this file: pure; text in, text out, of the parts in `report_parts`.
+Rules of this file: pure; text in, text out, of the parts in `parts.py`.
 """
 
 from __future__ import annotations

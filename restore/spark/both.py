@@ -6,7 +6,7 @@
 Both want the records of a partition in the same order, so that the sorted batches go by a writer and on to the merge.
 The rebuild ends at the log's end and the store stands somewhere below: the facts of a partition are told of both.
 
-Rules of this file: brings together what `spark_rebuild` and `spark_verify` do alone, and decides nothing of rows.
+Rules of this file: brings together what `rebuild.py` and `verify.py` do alone, and decides nothing of rows.
 """
 
 from __future__ import annotations

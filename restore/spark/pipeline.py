@@ -10,10 +10,10 @@ Where a store stands at the very offset that its rebuild ends at, both must have
 alone, the task that writes files reads them back, and their digest must be that of the log; rows are named by a second
 look where it is not.
 
-Stores run side by side, as many as fill the cores (`spark_stores`).
+Stores run side by side, as many as fill the cores (`stores.py`).
 
-Rules of this file: order, progress, and what the steps mean together; each step's work stands in `spark_both`,
-`spark_inspect`, `spark_rebuild` and `spark_verify`. A rebuild that an interrupted run completed is kept, not made
+Rules of this file: order, progress, and what the steps mean together; each step's work stands in `both.py`,
+`inspect.py`, `rebuild.py` and `verify.py`. A rebuild that an interrupted run completed is kept, not made
 again: then the log is read once to inspect and once to verify.
 """
 

@@ -4,7 +4,7 @@
     manifest   a folder with a manifest (a rebuild, a snapshot): its files are taken into a scratch database
 
 RocksDB needs real files, so what lies in object storage is fetched first: the files of one store, once on a machine for
-all tasks of a run (`spark_files`). What stores there are is told without that, by the file beside each task's database
+all tasks of a run (`files.py`). What stores there are is told without that, by the file beside each task's database
 (`standfast.store.task.definitions_file`); how far they are, by the database alone.
 
 Rules of this file: reads only; a live owner's directory is refused by who lists places (its files would change under
@@ -47,7 +47,7 @@ AT_ONCE = 16  # small files that are read side by side: each is a few answers of
 class Place:
     """One task's state. A folder's address is absolute: tasks of Spark run in folders of their own.
 
-    `run`: whose tasks share what they fetch of it (see `spark_files`); "" for nobody's.
+    `run`: whose tasks share what they fetch of it (see `files.py`); "" for nobody's.
     """
 
     app: str

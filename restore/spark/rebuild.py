@@ -9,7 +9,7 @@ range before. A file's name holds partition, run and task attempt, so that what 
 leaves behind is never named by a manifest: an orphan, which `orphans` lists.
 
 Rules of this file: tasks write files, the driver writes the manifest; neither removes anything but its own scratch. It
-decides nothing of rows (`spark_rows`) or offsets (`preflight`).
+decides nothing of rows (`rows.py`) or offsets (`preflight`).
 """
 
 from __future__ import annotations

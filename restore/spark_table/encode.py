@@ -1,4 +1,4 @@
-"""Rows of a DataFrame as records of a store: the inverse of `spark_data_columns`.
+"""Rows of a DataFrame as records of a store: the inverse of `columns.py`.
 
     binary            bytes as they are, but they must read as the serde says
     anything else     through the serde; a string column of a json or msgpack store is JSON text

@@ -12,7 +12,7 @@ What the binding taught us, each point held by a test:
 - `close()` of a handle fails as "Already borrowed" while another thread is inside a call on it, and flushes
   unless background work was cancelled first.
 - A family that is reopened without its options has neither cache nor filter: every open names them all.
-- The rest stands where it matters: scans in rocks_scan.py, files in rocks_files.py, errors in rocks_errors.py.
+- The rest stands where it matters: scans in scan.py, files in files.py, errors in errors.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sorted files written as their rows come, where there are too many to hold: see `standfast.store.rocks.sst`.
 
 Rules of this file: one of the three that import rocksdict. Rows come in strictly ascending key order; layout and
-options are those of `rocks_sst`.
+options are those of `sst.py`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     on_revoke   close the tasks, forget what is uncommitted; the consumer lets the partitions go by itself
 
 Polling goes on while partitions are paused, so a long restore costs no membership. The consumer is only ever called
-by whoever polls it, in a callback or in `commit` (kafka_consumer.py says why), which is why the loop calls `commit`
-after every poll, also with nothing to commit.
+by whoever polls it, in a callback or in `commit` (replication/kafka/consumer.py says why), which is why the loop calls
+`commit` after every poll, also with nothing to commit.
 
 Rules of this file: the shell around `source_gate` (pure). What a consumer is asked to do is a generator of calls, so
 that blocking and asyncio clients share it; no lock is held while one is carried out.

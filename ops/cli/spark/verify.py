@@ -2,7 +2,7 @@
 
     standfast verify --state-dir DIR [--app NAME] [--store NAME] [--partition P] --log ADDRESS [--limit N] [--json]
 
-With --spark (or --master) the same is done by Spark, for stores of any size: see `commands_verify_spark`.
+With --spark (or --master) the same is done by Spark, for stores of any size: see `verify_spark.py`.
 
 Rules of this file: arguments and tables; what is compared and how stands in `standfast.restore.verify.verify`. It opens
 files read-only and changes nothing, so a live owner may keep running: it is then the state of the moment at which the

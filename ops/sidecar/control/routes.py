@@ -3,7 +3,7 @@
     request ──> body within its limit ──> schema ──> ControlPlane.call ──> JSON
     error   ──> reason of `reasons` ──> {"schema": "standfast.error/1", "error", "reason", "message"}, Retry-After
 
-Rules of this file: from requests to calls; what they mean is in `control_plane`, who may call is decided before
+Rules of this file: from requests to calls; what they mean is in `plane.py`, who may call is decided before
 (`http_guard`). Nothing blocks the event loop: what may block runs in the control thread or a worker thread. Requests
 are not logged: their paths hold keys.
 """

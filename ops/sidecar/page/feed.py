@@ -2,7 +2,7 @@
 
     status() ──thread, at most once a second──> Page ──changes──> queue of each stream (a slow one is ended)
 
-Rules of this file: the shell around `page_html`; knows no HTTP. Nothing is read while nobody watches. A status that
+Rules of this file: the shell around `html.py`; knows no HTTP. Nothing is read while nobody watches. A status that
 cannot be read becomes the page's verdict, and the rest stays as it was.
 """
 

@@ -4,7 +4,7 @@
     GET /page.css, /page.js, /page-icon.svg
     GET /page-events   Server-Sent Events: the page (unless ?seen= it), then what changed; STREAMS_MAX at a time
     GET /page.json     the whole page in the same shape, for those without a stream
-    GET /peek/...      the newest records of a changelog, where the settings allow it: see `page_peek`
+    GET /peek/...      the newest records of a changelog, where the settings allow it: see `peek.py`
 
 Rules of this file: routes and headers. It reads only, and nothing it serves holds a key or a value, but for a peek. The
 page may load nothing from anywhere else and may not be put into a frame. Its buttons are calls of /v1, which the guard

@@ -2,8 +2,8 @@
 
     page = OpsPage(lambda: page_status(answers.status(), state_path=..., audit=audit, loaded=loaded, ...))
 
-Rules of this file: adds to a document, changes nothing of it. Settings come through `config_show`, which hides what
-may be secret. Everything is left out that is not given.
+Rules of this file: adds to a document, changes nothing of it. Settings come through `ops/config/show.py`, which hides
+what may be secret. Everything is left out that is not given.
 """
 
 from __future__ import annotations

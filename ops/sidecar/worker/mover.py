@@ -1,6 +1,6 @@
 """Carries out the moves of tasks between the server's session and its workers, round by round.
 
-    round()    look at what both hold ──> moves (pure, `tail_moves`) ──> close here, open here, tell the workers
+    round()    look at what both hold ──> moves (pure, `moves.py`) ──> close here, open here, tell the workers
 
 Rules of this file: used by the control thread. Partition p belongs to worker p modulo their number, so that a task
 never changes from worker to worker. Whatever the log does not answer is tried again with the next round.

@@ -1,6 +1,6 @@
 """Rows of a standby, asked of the worker that has it: what is asked and answered, and the server's side of it.
 
-    server: Reads.ask(path, query) ──> ReadRows ──> worker: Reader (tail_reader.py)
+    server: Reads.ask(path, query) ──> ReadRows ──> worker: Reader (reader.py)
             future                 <── Rows     <──
 
 Rules of this file: no pipe and no process. What is asked at a time is bounded, so that a pipe to a worker never fills.
