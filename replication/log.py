@@ -89,13 +89,17 @@ class TopicPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as the log describes it. `topic_id` changes when a topic of the same name is made anew."""
+    """A topic as the log describes it. `topic_id` changes when a topic of the same name is made anew.
+
+    `ahead_max_ms`: the log refuses a record whose timestamp lies further ahead of its clock; None: it takes any.
+    """
 
     name: str
     topic_id: str
     partitions: int
     policy: TopicPolicy
     replication: int = 1
+    ahead_max_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from standfast.replication.topics.settings import (
     DELETE_RETENTION,
     MIN_LAG,
     RETENTION,
+    TIMESTAMP_AHEAD,
     changed,
     listed,
 )
@@ -60,13 +61,15 @@ class KafkaAdmin:
         existing = self.describe_topic(name)
         if existing is not None:
             return existing
-        new = _api.NewTopic(name, num_partitions=partitions, replication_factor=-1, config=settings)
         what = f"creating topic {name!r}"
-        answer: dict[str, Future[None]] = self._cluster.run(
-            what, lambda: self._cluster.admin.create_topics([new], request_timeout=self._cluster.timeout_s)
-        )
         try:
-            self._cluster.answer(answer[name])
+            try:
+                self._create(name, partitions, settings, what)
+            except KafkaException as error:
+                if not _is_unknown(TIMESTAMP_AHEAD, error) or TIMESTAMP_AHEAD not in settings:
+                    raise
+                del settings[TIMESTAMP_AHEAD]  # a broker before Kafka 3.6, which takes any timestamp
+                self._create(name, partitions, settings, what)
         except KafkaException as error:
             if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:  # somebody else was first
                 raise self._cluster.translate(error, what, Need(TOPIC, name, "CREATE")) from error
@@ -75,6 +78,13 @@ class KafkaAdmin:
         if made is None:
             raise Unavailable(f"{self._cluster.where}: topic {name!r} was deleted as soon as it was made: try again")
         return made
+
+    def _create(self, name: str, partitions: int, settings: dict[str, str], what: str) -> None:
+        new = _api.NewTopic(name, num_partitions=partitions, replication_factor=-1, config=settings)
+        answer: dict[str, Future[None]] = self._cluster.run(
+            what, lambda: self._cluster.admin.create_topics([new], request_timeout=self._cluster.timeout_s)
+        )
+        self._cluster.answer(answer[name])
 
     def describe_topic(self, name: str) -> TopicInfo | None:
         """None if there is no such topic."""
@@ -260,6 +270,12 @@ class KafkaAdmin:
 def _check_count(name: str, partitions: int) -> None:
     if not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
         raise InvalidRequest(f"topic {name!r} cannot have {partitions!r} partitions: use 1 to {PARTITIONS_MAX}")
+
+
+def _is_unknown(setting: str, error: KafkaException) -> bool:
+    """Whether a broker says that it does not know a setting of a topic."""
+    said = error_of(error)
+    return bool(said.code() == KafkaError.INVALID_CONFIG and f"Unknown topic config name: {setting}" in str(said.str()))
 
 
 def _settings(name: str, partitions: int, policy: TopicPolicy) -> dict[str, str]:

@@ -20,7 +20,7 @@ from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, error_of
 from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy, TopicSurvey
 from standfast.replication.permissions import GROUP, TOPIC, Need
-from standfast.replication.topics.settings import CLEANUP, DELETE_RETENTION, MIN_LAG, RETENTION
+from standfast.replication.topics.settings import CLEANUP, DELETE_RETENTION, MIN_LAG, RETENTION, ahead_max_ms
 
 _api: Any = _admin  # its names are public by its manual, but not to type checkers
 FOR_EVER_MS = (1 << 63) - 1
@@ -109,7 +109,8 @@ def _topic(description: Any, entries: Mapping[str, Any]) -> TopicSurvey:
     )
     replicas = tuple(tuple(node.id for node in one.replicas) for one in description.partitions)
     fewest = min(map(len, replicas), default=0)
-    info = TopicInfo(description.name, str(description.topic_id), len(replicas), policy, fewest)
+    ahead_ms = ahead_max_ms(values)
+    info = TopicInfo(description.name, str(description.topic_id), len(replicas), policy, fewest, ahead_ms)
     return TopicSurvey(info, replicas, tuple(len(one.isr) for one in description.partitions), values)
 
 

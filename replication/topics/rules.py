@@ -15,7 +15,17 @@ from typing import Literal
 
 from standfast.replication.log import DELETE_RETENTION_DEFAULT_MS, LogSurvey, TopicInfo, TopicPolicy, TopicSurvey
 from standfast.replication.topics.fixes import REPLICAS_WANTED, Fixes
-from standfast.replication.topics.settings import CLEANUP, DELETE_RETENTION, MIN_LAG, RETENTION, listed
+from standfast.replication.topics.settings import (
+    CLEANUP,
+    DELETE_RETENTION,
+    MIN_LAG,
+    RETENTION,
+    TIMESTAMP_AHEAD,
+    TIMESTAMP_AHEAD_ANY_MS,
+    TIMESTAMP_TYPE,
+    ahead_max_ms,
+    listed,
+)
 
 Severity = Literal["error", "warning"]
 
@@ -28,7 +38,6 @@ LOGS_OWN = (TRANSACTIONS, OFFSETS)
 
 _MIN_ISR = "min.insync.replicas"
 _MESSAGE_BYTES = "max.message.bytes"
-_TIMESTAMP_TYPE = "message.timestamp.type"
 _TIMESTAMP_BEFORE = "message.timestamp.before.max.ms"
 _UNCLEAN = "unclean.leader.election.enable"
 
@@ -229,15 +238,15 @@ def changelog_settings(
 def timestamps(where: str, topic: TopicSurvey, fixes: Fixes) -> Iterator[Finding]:
     """Those of a changelog are part of the rows, those between tasks are event time."""
     name, settings = topic.info.name, topic.settings
-    if settings.get(_TIMESTAMP_TYPE, "CreateTime") != "CreateTime":
+    if settings.get(TIMESTAMP_TYPE, "CreateTime") != "CreateTime":
         yield Finding(
             "timestamp-type",
             "error",
             where,
-            f"has {_TIMESTAMP_TYPE}={settings[_TIMESTAMP_TYPE]}",
+            f"has {TIMESTAMP_TYPE}={settings[TIMESTAMP_TYPE]}",
             "the broker puts its clock in the place of the rows' timestamps: a restored store has other ones",
-            f"set {_TIMESTAMP_TYPE}=CreateTime on the topic; records written before keep the broker's time",
-            fixes.change(name, {_TIMESTAMP_TYPE: "CreateTime"}),
+            f"set {TIMESTAMP_TYPE}=CreateTime on the topic; records written before keep the broker's time",
+            fixes.change(name, {TIMESTAMP_TYPE: "CreateTime"}),
         )
     before_ms = _number(settings, _TIMESTAMP_BEFORE, TIME_MAX_MS)
     if before_ms < TIME_MAX_MS:
@@ -249,6 +258,17 @@ def timestamps(where: str, topic: TopicSurvey, fixes: Fixes) -> Iterator[Finding
             "event time may be of any age: reading old data again fails at its first commit",
             f"set {_TIMESTAMP_BEFORE}={TIME_MAX_MS} on the topic",
             fixes.change(name, {_TIMESTAMP_BEFORE: str(TIME_MAX_MS)}),
+        )
+    ahead_ms = ahead_max_ms(settings)
+    if ahead_ms is not None:
+        yield Finding(
+            "timestamp-ahead",
+            "warning",
+            where,
+            f"refuses records with a timestamp more than {ahead_ms} ms ahead of the broker's clock",
+            "one such record fails the whole commit that it is in, again and again",
+            f"set {TIMESTAMP_AHEAD}={TIMESTAMP_AHEAD_ANY_MS} on the topic",
+            fixes.change(name, {TIMESTAMP_AHEAD: str(TIMESTAMP_AHEAD_ANY_MS)}),
         )
 
 

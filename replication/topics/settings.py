@@ -22,8 +22,12 @@ RETENTION = "retention.ms"
 DELETE_RETENTION = "delete.retention.ms"
 MIN_LAG = "min.compaction.lag.ms"
 CLEANUPS = frozenset({"compact", "delete"})
-# The timestamps of records are ours, whatever the brokers' default is.
-OWN_TIMESTAMPS = {"message.timestamp.type": "CreateTime"}
+TIMESTAMP_TYPE = "message.timestamp.type"
+TIMESTAMP_AHEAD = "message.timestamp.after.max.ms"  # brokers before Kafka 3.6 refuse nothing, and do not know it
+TIMESTAMP_AHEAD_ANY_MS = 2**63 - 1
+# The timestamps of records are ours, whatever the brokers' default is: event time may lie ahead of their clocks, and a
+# broker that refuses one record, by default from an hour on, refuses the commit that it is in.
+OWN_TIMESTAMPS = {TIMESTAMP_TYPE: "CreateTime", TIMESTAMP_AHEAD: str(TIMESTAMP_AHEAD_ANY_MS)}
 
 
 def changed(policy: TopicPolicy, settings: Mapping[str, str]) -> TopicPolicy:
@@ -58,3 +62,9 @@ def changed(policy: TopicPolicy, settings: Mapping[str, str]) -> TopicPolicy:
 def listed(cleanup: frozenset[str]) -> str:
     """`compact,delete`, as the setting is written."""
     return ",".join(sorted(cleanup))
+
+
+def ahead_max_ms(settings: Mapping[str, str]) -> int | None:
+    """How far ahead of the log's clock a record's timestamp may lie; None: as far as it likes."""
+    limit = int(settings.get(TIMESTAMP_AHEAD, TIMESTAMP_AHEAD_ANY_MS))
+    return limit if limit < TIMESTAMP_AHEAD_ANY_MS and settings.get(TIMESTAMP_TYPE) != "LogAppendTime" else None

@@ -286,6 +286,7 @@ class App:
             assembled.upstream,
             assembled.event_time,
             assembled.compacted,
+            assembled.ahead_max_ms,
         )
 
     def run(self) -> None:

@@ -68,6 +68,7 @@ class RunnerSettings:
     upstream: Mapping[str, Sequence[str]] = field(default_factory=dict)  # internal topic -> tasks with watermarks
     event_time: frozenset[int] = frozenset()  # groups that know watermarks
     compacted: frozenset[str] = frozenset()  # output topics that take no record without a key
+    ahead_max_ms: Mapping[str, int] = field(default_factory=dict)  # output topics that refuse timestamps ahead
     progress: LeaseProgress = field(default_factory=LeaseProgress)  # each record and callback is a step of the loop
 
 
@@ -106,7 +107,7 @@ class TaskRunner:
         self.inputs: dict[str, Input] = {}
         # What one record brings forth, or falls due at once, cannot be committed in parts; the commit follows it.
         task.stores.buffer.refuse_bytes = NEVER
-        task.compacted = settings.compacted
+        task.compacted, task.ahead_max_ms = settings.compacted, settings.ahead_max_ms
         task.stores.buffer.leave_disk()  # the loop looks before it begins a record
         self._build(positions)
         self._time.restore(task.stream_times)

@@ -37,6 +37,7 @@ from standfast.replication.log import (
 )
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
+from standfast.replication.topics.settings import TIMESTAMP_AHEAD
 from standfast.store.arguments import is_whole
 from standfast.store.buffer import changes_bytes
 from standfast.store.clock import Clock, measured_ns
@@ -70,6 +71,7 @@ from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
 
 Outputs = Mapping[TopicPartition, Sequence[Outgoing]]
 
+CLOCKS_DIFFER_MS = 60_000
 Times: TypeAlias = tuple[dict[str, int], dict[str, int]]  # stream times and progress
 
 
@@ -130,6 +132,7 @@ class Task:
         self.inflight = (0, 0)  # records and bytes that the log was given and has not acknowledged
         self.on_outputs: Callable[[Outputs, Mapping[TopicPartition, int]], None] | None = None  # after a commit
         self.compacted: frozenset[str] = frozenset()  # topics known to take no record without a key
+        self.ahead_max_ms: Mapping[str, int] = {}  # topics known to refuse timestamps further ahead of the log's clock
         self._group = group
         self._clock = clock
         self._listener = listener
@@ -215,6 +218,8 @@ class Task:
             check_output(topic, key, value, stamp, 0 if partition is None else partition, headers, least_ms)
         if key is None and topic in self.compacted:
             raise InvalidRequest(f"a record without a key cannot go into {topic}, which is compacted: give it a key")
+        if topic in self.ahead_max_ms:
+            self._check_ahead(topic, stamp)
         if partition is None:
             if not is_whole(partitions, 1, PARTITION_MAX):
                 raise InvalidRequest(f"topic {topic!r} cannot have {partitions!r:.100} partitions: give 1 or more")
@@ -230,6 +235,15 @@ class Task:
         if not self._output_bytes:
             self._outputs_since_ms = self._clock.monotonic_ms()
         self._output_bytes += size
+
+    def _check_ahead(self, topic: str, timestamp: int) -> None:
+        limit_ms = self.ahead_max_ms[topic]
+        # Refused a little early: with a broker whose clock is behind ours, the whole commit would be refused instead.
+        if timestamp - self._clock.wall_ms() > limit_ms - min(CLOCKS_DIFFER_MS, limit_ms // 2):
+            raise InvalidRequest(
+                f"timestamp {timestamp} cannot go into {topic}, which takes {limit_ms} ms ahead of the clock at most: "
+                f"correct it, or set {TIMESTAMP_AHEAD} on the topic"
+            )
 
     def observe(self, topic: str, partition: int, timestamp_ms: int) -> None:
         """Note the timestamp of a record read; a partition's stream time never goes back."""

@@ -7,7 +7,7 @@ outside must be there. Every problem is reported at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from standfast.replication.log import LogAdmin, TopicInfo, TopicPolicy
 from standfast.replication.offsets import TaskId
@@ -35,6 +35,7 @@ class Assembled:
     event_time: frozenset[int]
     unclaimed: tuple[str, ...] = ()  # what no processor claims, to be reported
     compacted: frozenset[str] = frozenset()  # output topics that take no record without a key
+    ahead_max_ms: Mapping[str, int] = field(default_factory=dict)  # output topics that refuse timestamps ahead
 
 
 def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing: bool = True) -> Assembled:
@@ -77,6 +78,7 @@ def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing
         event_time,
         left.lines,
         frozenset(topic for topic, info in outputs.items() if "compact" in info.policy.cleanup),
+        {topic: info.ahead_max_ms for topic, info in outputs.items() if info.ahead_max_ms is not None},
     )
 
 

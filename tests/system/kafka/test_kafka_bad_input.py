@@ -10,9 +10,11 @@ text is part of what is tested.
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,13 @@ import pytest
 
 import standfast as sf
 from standfast.ops.shared.loopback import HOST, free_port
-from standfast.replication.log import Outgoing
+from standfast.replication.log import LogReader, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from support.kafka_bench import TEXT, WAIT_S, KafkaBench, rows, until
 from support.secured import Secured, secured_broker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+LAST = sf.KeyValueStore("last", TEXT, TEXT)
 
 
 @pytest.fixture
@@ -229,3 +232,55 @@ def test_timestamp_0_is_refused_where_it_is_given_and_costs_no_commit(bench: Kaf
         task.send(bench.source.topic, b"k", b"v", 0)
     task.commit({bench.source: 1})
     assert rows(session) == {"a": "1"}
+
+
+# -- event time ahead of the clock ------------------------------------------------------------------------------------
+
+
+def values(bench: KafkaBench, topic: str) -> list[bytes | None]:
+    """Those of all committed records of a topic of one partition."""
+    source = TopicPartition(topic, 0)
+    with closing(bench.log.reader()) as reader:
+        end = reader.bounds([source])[source].end
+        reader.assign({source: 0})
+        found: list[bytes | None] = []
+        until(lambda: bool(found.extend(_fetched(reader))) or reader.assignment()[source] >= end, f"{topic} is read")
+    return found
+
+
+def _fetched(reader: LogReader) -> list[bytes | None]:
+    return [record.value for fetched in reader.fetch(1_000, 100) for record in fetched.records]
+
+
+def test_timestamp_far_ahead_is_kept_in_stores_and_skipped_where_the_broker_would_refuse_the_output(
+    bench: KafkaBench,
+) -> None:
+    """A broker refuses such a record, by default from an hour on, and with it the commit; our own topics take any."""
+    source, output = f"{bench.app}-in", f"{bench.app}-out"
+    any_time = {"message.timestamp.after.max.ms": str(2**63 - 1)}
+    bench.log.admin.create_topic(source, 1, TopicPolicy(extra=any_time))
+    bench.log.admin.create_topic(output, 1, TopicPolicy())
+    now_ms = int(time.time() * 1_000)
+    ahead_ms = now_ms + 10 * 3_600_000
+    given = [(b"k", b"old", now_ms), (b"store", b"kept", ahead_ms), (b"k", b"ahead", ahead_ms), (b"k", b"new", now_ms)]
+    with closing(bench.log.writer(f"{bench.app}-feed", group=f"{bench.app}-feed", owner="feeder")) as writer:
+        writer.append({TopicPartition(source, 0): [Outgoing(*one) for one in given]})
+    app = sf.App(bench.app, log=bench.address, state_dir=bench.root / "state", stores=[LAST], commit_interval_ms=50)
+    stream = app.stream(source, key=TEXT, value=TEXT, on_error="skip")
+    stream.group_by_key().reduce(lambda _, new: new, "last")
+    stream.filter(lambda key, _: key != "store").to(output, key=TEXT, value=TEXT)
+    thread = threading.Thread(target=app.run, daemon=True)
+    thread.start()
+    try:
+        until(lambda: values(bench, output) == [b"old", b"new"], "the other records are in the output")
+    finally:
+        app.stop()
+        thread.join(WAIT_S)
+    assert sum(app.drops.counts.values()) == 1
+    restored = sf.Session(bench.app, log=bench.address, state_dir=bench.root / "cold", stores=[LAST])
+    with closing(restored):
+        restored.assign(active=[0])
+        restored.wait_ready(WAIT_S)
+        store = restored.task(0).store("last")
+        rows_of = {key: (store.get(key), store.get_with_timestamp(key).timestamp) for key in ("k", "store")}
+    assert rows_of == {"k": ("new", now_ms), "store": ("kept", ahead_ms)}

@@ -143,6 +143,11 @@ CASES = [
         KV_SET.format(f"message.timestamp.before.max.ms={2**63 - 1}"),
     ),
     Case(
+        "timestamp-ahead", "warning", KV, {"settings": {"message.timestamp.after.max.ms": str(2**63 - 1)}},
+        {"settings": {"message.timestamp.after.max.ms": "3600000"}}, "more than 3600000 ms ahead of the broker's clock",
+        KV_SET.format(f"message.timestamp.after.max.ms={2**63 - 1}"),
+    ),
+    Case(
         "replication", "error", KV,
         {"copies": 2, "brokers": 2, "settings": {"min.insync.replicas": "2"}},
         {"copies": 1, "brokers": 2, "settings": {"min.insync.replicas": "2"}},
@@ -388,9 +393,11 @@ def test_changelog_has_as_many_partitions_as_there_are_tasks(found: int, allow: 
 
 
 def test_changelogs_are_made_with_the_timestamps_of_the_rows() -> None:
-    assert KV.policy.extra == {"message.timestamp.type": "CreateTime"}
+    any_time = {"message.timestamp.after.max.ms": str(2**63 - 1)}
+    assert KV.policy.extra == {"message.timestamp.type": "CreateTime"} | any_time
     spec = sf.KeyValueStore("kv", TEXT, TEXT, changelog={"message.timestamp.type": "LogAppendTime", "segment.ms": "1"})
-    assert changelog_need("app", spec).policy.extra == {"message.timestamp.type": "LogAppendTime", "segment.ms": "1"}
+    own = {"message.timestamp.type": "LogAppendTime", "segment.ms": "1"}
+    assert changelog_need("app", spec).policy.extra == own | any_time
 
 
 def test_errors_come_first() -> None:
