@@ -22,6 +22,7 @@ from standfast.store.log import Repeats, TextLines
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 AUDIT = "standfast.audit"
 SERVER = "uvicorn"
+SERVER_LINES = "uvicorn.error"
 
 
 class JsonLines(logging.Formatter):
@@ -68,4 +69,8 @@ def configure(level: str, kind: Literal["text", "json"], stream: TextIO | None =
         root.handlers = [handler]
         root.setLevel(least)
         root.propagate = False
+    # Its lines go up to the logger above, whatever a program's logging.config, or the server's own, made of it.
+    below = logging.getLogger(SERVER_LINES)
+    below.handlers, below.propagate, below.disabled = [], True, False
+    below.setLevel(logging.NOTSET)
     return handler

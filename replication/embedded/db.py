@@ -165,6 +165,7 @@ class Database:
             connection = self._connection
             try:
                 try:
+                    self._end_left()
                     connection.execute("BEGIN")
                     yield connection
                 finally:
@@ -289,6 +290,7 @@ class Database:
             raise Closed(f"log {self.path} was closed: open a new one")
 
     def _begin(self, durable: bool) -> None:
+        self._end_left()
         level = self._synchronous if durable else "normal"
         if level != self._level:
             self._level = ""  # not known, should a signal handler raise in between
@@ -300,6 +302,11 @@ class Database:
         # SQLite ends a transaction by itself on some errors (disk full, I/O): there is nothing to end then.
         if self._connection.in_transaction:
             self._connection.execute(statement)
+
+    def _end_left(self) -> None:
+        # An exception from a signal handler may come just before the statement that ends a transaction. What it holds
+        # was not committed, and its caller knows.
+        self._end("ROLLBACK")
 
     # -- opening ------------------------------------------------------------------------------------------------------
 

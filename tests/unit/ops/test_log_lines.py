@@ -52,8 +52,9 @@ def test_an_event_is_one_object_for_programs(clock: ManualClock) -> None:
 
 def test_the_server_of_the_http_door_writes_as_we_do_and_once_for_what_comes_again() -> None:
     out = io.StringIO()
-    configure("info", "json", out)
     server = logging.getLogger("uvicorn.error")
+    server.disabled = True  # as logging.config leaves loggers that it does not name
+    configure("info", "json", out)
     server.info("not told")
     for _ in range(100):
         server.warning("Invalid HTTP request received.")

@@ -341,3 +341,29 @@ def test_closing_twice_writes_into_no_file_that_was_opened_meanwhile(tmp_path: P
     finally:
         for other in others:
             other.close()
+
+
+@pytest.mark.parametrize("broken_off", ["read", "write"])
+def test_transaction_whose_end_a_signal_handler_broke_off_is_ended_by_the_next(
+    log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch, broken_off: str
+) -> None:
+    db = Database(log.path)
+    end = Database._end
+
+    def break_off(_self: Database, _statement: str) -> None:
+        monkeypatch.setattr(Database, "_end", end)
+        raise KeyboardInterrupt
+
+    def work(name: str) -> None:
+        with getattr(db, name)() as run:
+            run.execute("SELECT 1")
+            if name == broken_off:
+                monkeypatch.setattr(Database, "_end", break_off)
+                raise ValueError("the work fails, and its transaction is to be ended")
+
+    for name in ("read", "write"):
+        with pytest.raises(KeyboardInterrupt):
+            work(broken_off)
+        with getattr(db, name)() as run:
+            assert run.execute("SELECT 1").fetchone() == (1,)
+    db.close()
