@@ -109,7 +109,7 @@ class LeftOut:
     def _send(self, topic: str, key: bytes | None, value: bytes | None, stamp: int, headers: Headers) -> None:
         partition = self._task.id.partition % self._partitions_of[topic]
         # A copy for people: it must not fail for the very timestamp that the record may have failed for.
-        stamp = writable(stamp, self._task.stores.limits.least_timestamp_ms)
+        stamp = min(writable(stamp, self._task.stores.limits.least_timestamp_ms), self._task.latest_ms(topic))
         self._task.send(topic, key, value, stamp, partition=partition, headers=headers)
 
 

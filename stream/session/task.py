@@ -236,13 +236,19 @@ class Task:
             self._outputs_since_ms = self._clock.monotonic_ms()
         self._output_bytes += size
 
+    def latest_ms(self, topic: str) -> int:
+        """The latest timestamp that a topic takes now, as far as that is known."""
+        limit_ms = self.ahead_max_ms.get(topic)
+        if limit_ms is None:
+            return TIMESTAMP_MAX_MS
+        # A little early: a broker whose clock is behind ours would refuse the whole commit.
+        return self._clock.wall_ms() + limit_ms - min(CLOCKS_DIFFER_MS, limit_ms // 2)
+
     def _check_ahead(self, topic: str, timestamp: int) -> None:
-        limit_ms = self.ahead_max_ms[topic]
-        # Refused a little early: with a broker whose clock is behind ours, the whole commit would be refused instead.
-        if timestamp - self._clock.wall_ms() > limit_ms - min(CLOCKS_DIFFER_MS, limit_ms // 2):
+        if timestamp > self.latest_ms(topic):
             raise InvalidRequest(
-                f"timestamp {timestamp} cannot go into {topic}, which takes {limit_ms} ms ahead of the clock at most: "
-                f"correct it, or set {TIMESTAMP_AHEAD} on the topic"
+                f"timestamp {timestamp} cannot go into {topic}, which takes {self.ahead_max_ms[topic]} ms ahead of the "
+                f"clock at most: correct it, or set {TIMESTAMP_AHEAD} on the topic"
             )
 
     def observe(self, topic: str, partition: int, timestamp_ms: int) -> None:
