@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement import may_let_go, place_standbys
 from standfast.replication.takeover import MemberPlan, plans
-from standfast.store.errors import Fenced, StandfastError, Unavailable
+from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import logger
-from standfast.stream.session.take_over import Holder
+from standfast.stream.session.take_over import Holder, give_way
 from standfast.stream.session.task import TaskState
 
 FOLLOW_TICK_MS = 500
@@ -49,10 +49,7 @@ class GroupFollower:
         if instance.member not in members:
             return  # the lease ran out: the next heartbeat joins again
         owners = instance.owners(frozenset(instance.tasks) | self.wanted)
-        for task_id, owner in owners.items():
-            task = instance.tasks.get(task_id)
-            if task is not None and task.role == "active" and owner != instance.member and task.error is None:
-                task.fail(Fenced(f"{owner} owns task {task_id} now"))
+        give_way(instance, owners)
         held = instance.tasks
         instance.connect(one for one in sorted(self.wanted) if one not in held or held[one].role == "standby")
         for task_id in sorted(self.wanted):

@@ -45,7 +45,7 @@ from standfast.stream.session.mending import Loss
 from standfast.stream.session.opener import NOTHING, Opened, Ranges, TaskOpener
 from standfast.stream.session.ownership import Ownership, lost_task
 from standfast.stream.session.statistics import LEASE_LATE, LEASE_STALLED, SessionCounters
-from standfast.stream.session.take_over import TakeOver
+from standfast.stream.session.take_over import TakeOver, give_way
 from standfast.stream.session.task import Task, TaskState
 
 TAKE_OVER_TICK_MS = 100
@@ -138,7 +138,9 @@ class Instance:
             raise InvalidRequest(f"task {min(both)} cannot be active and standby on one instance: choose one")
         stay_lost: frozenset[TaskId] = frozenset()
         if take_back is not None:
-            self._ask_for_owners(take_back & self._active())
+            held = take_back & self._active()
+            if held:  # one that commits nothing would not meet a newer owner at the log
+                give_way(self, self.owners(held))
             self._look_for_fenced(wanted_active)
             stay_lost = wanted_active & self.ownership.lost.keys() - take_back
         self.ownership.assign(wanted_active, wanted_standby, stay_lost=stay_lost)
@@ -555,12 +557,6 @@ class Instance:
                 task.fail(task.stores.damaged)
             if task.state is TaskState.FAILED and isinstance(task.error, StandfastError) and _is_lost(task.error):
                 self._reinitialise(task_id, task.error)
-
-    def _ask_for_owners(self, tasks: frozenset[TaskId]) -> None:
-        """Fail those that have a newer owner: one that commits nothing would not meet it at the log."""
-        for task_id, owner in (self.owners(tasks) if tasks else {}).items():
-            if owner != self.member and self.tasks[task_id].error is None:
-                self.tasks[task_id].fail(Fenced(f"{owner} owns task {task_id} now"))
 
     def _look_for_fenced(self, among: Collection[TaskId]) -> None:
         """A commit on any thread may have found a newer owner since the last look."""

@@ -41,6 +41,15 @@ class Holder(Protocol):
     def publish(self) -> None: ...
 
 
+def give_way(instance: Holder, owners: Mapping[TaskId, str]) -> None:
+    """Fail the active tasks that run here and have a newer owner."""
+    for task_id, owner in owners.items():
+        task = instance.tasks.get(task_id)
+        runs = task is not None and task.role == "active" and task.state not in (TaskState.FAILED, TaskState.CLOSED)
+        if task is not None and runs and task.error is None and owner != instance.member:
+            task.fail(Fenced(f"{owner} owns task {task_id} now"))
+
+
 class TakeOver:
     """What one instance does about tasks that nobody runs."""
 
@@ -59,12 +68,7 @@ class TakeOver:
             return
         candidates = instance.shared if instance.shared is not None else frozenset(instance.tasks)
         owners = instance.owners(candidates)
-        for task_id, owner in owners.items():
-            task = instance.tasks.get(task_id)
-            if task is None or task.role != "active" or task.state in (TaskState.FAILED, TaskState.CLOSED):
-                continue
-            if owner != instance.member:
-                task.fail(Fenced(f"{owner} owns task {task_id} now"))
+        give_way(instance, owners)
         due = sorted(decide(instance.member, members, owners, candidates))
         instance.connect(due)
         for task_id in due:

@@ -11,12 +11,9 @@ import ast
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-from support.groups import dear
 
 ROOMS = ("store", "replication", "restore", "stream", "ops")  # each may import those before it
 
@@ -402,12 +399,6 @@ RULES = (
     ),
 )
 RULE_NAMES = [rule.check.__name__.removeprefix("check_") for rule in RULES]
-
-
-@pytest.fixture(scope="module")
-@dear()
-def sources(repo_root: Path, repo_files: list[str]) -> list[Source]:
-    return [Source(name, (repo_root / name).read_text(encoding="utf-8")) for name in repo_files if name.endswith(".py")]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=RULE_NAMES)

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 import pytest
 from repo.test_tidy import ROOMS, Source, imports, our_path
-
-from support.groups import dear
 
 FOLDER_FILES_MAX = 25
 ROOT = "."  # the files that lie in a folder itself
@@ -110,12 +107,6 @@ def check_alias(source: Source, sources: Iterable[Source]) -> Iterator[str]:
         if other.room is not None:
             used = [line for line, module, _ in imports(other) if module == name]
             yield from (f"{other.path}:{line}: imports the alias {name}; import {home}" for line in used)
-
-
-@pytest.fixture(scope="module")
-@dear()
-def sources(repo_root: Path, repo_files: list[str]) -> list[Source]:
-    return [Source(name, (repo_root / name).read_text(encoding="utf-8")) for name in repo_files if name.endswith(".py")]
 
 
 def test_folders_form_no_cycle_at_any_level(sources: list[Source]) -> None:

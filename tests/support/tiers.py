@@ -7,13 +7,14 @@ the tests that are asked for. Which modules are pure is said in `repo/test_tidy.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 OURS = re.compile(r"^\s*(?:from|import) (standfast[\w.]*)(?: import \(?([\w, \n]*))?", re.MULTILINE)
-# Values and clocks that pure modules are given, and helpers of tests that know no more than these.
-GIVEN = {"standfast.store.errors", "standfast.store.clock", "standfast.store.results", "standfast.replication.log"}
+# Beside the plain values: pure modules are given the time, tests the clock that it comes from.
+CLOCK = "store/clock.py"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,20 +25,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """True where a file of tests needs more than pure modules."""
     if not config.getoption("pure") or not collection_path.name.startswith("test_"):
         return None
-    return not is_pure(collection_path.read_text(encoding="utf-8"), _pure_modules()) or None
+    return not is_pure(collection_path.read_text(encoding="utf-8")) or None
 
 
-def is_pure(text: str, pure: frozenset[str]) -> bool:
-    """Whether all that a file imports of ours is pure, and there is some."""
+def is_pure(text: str) -> bool:
+    """Whether all that a file imports of ours is pure, or values that pure modules are given, and there is some."""
+    from repo.test_tidy import PLAIN, PURE
+
+    pure, given = _modules(PURE), _modules(PLAIN | {CLOCK})
     wanted = set()
     for module, names in OURS.findall(text):
         inner = [f"{module}.{name.split()[0]}" for name in names.split(",") if name.split()]
         found = {one for one in inner if one in pure}
         wanted |= found if found and len(found) == len(inner) else {module}
-    return bool(wanted & pure) and wanted <= pure | GIVEN and "from support.sessions" not in text
+    return bool(wanted & pure) and wanted <= pure | given and "from support.sessions" not in text
 
 
-def _pure_modules() -> frozenset[str]:
-    from repo.test_tidy import PURE
-
-    return frozenset(f"standfast.{name.removesuffix('.py').replace('/', '.')}" for name in PURE)
+def _modules(paths: Iterable[str]) -> frozenset[str]:
+    return frozenset(f"standfast.{path.removesuffix('.py').replace('/', '.')}" for path in paths)
