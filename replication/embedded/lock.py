@@ -15,6 +15,7 @@ Rules of this file: no SQL. Times are the machine's own, whatever clock the log 
 
 from __future__ import annotations
 
+import _thread
 import fcntl
 import os
 import threading
@@ -156,28 +157,32 @@ class _Wait:
         self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._mutex = threading.Lock()
         self._given_up = False
-        self._has = threading.Event()
+        self._has = False
+        # Not an Event, nor a Thread below: where a signal handler raises within these, they raise errors of their own.
+        self._waiting = threading.Lock()
+        self._waiting.acquire()
 
     def start(self) -> None:
         """Stand in the queue from now on."""
-        threading.Thread(target=self._run, name="standfast-log-lock", daemon=True).start()
+        _thread.start_new_thread(self._run, ())
 
     def done(self, timeout_s: float) -> bool:
         """Whether the lock is had by now, by `fd`."""
-        return self._has.wait(timeout_s)
+        return self._has or self._waiting.acquire(timeout=timeout_s)
 
     def give_up(self) -> None:
         """Let the lock go: now if it is here, else as soon as it comes. Twice is fine."""
         with self._mutex:
             self._given_up = True
-            if self._has.is_set() and self.fd >= 0:
+            if self._has and self.fd >= 0:
                 os.pwrite(self.fd, _NOBODY, 0)
                 self._close()
 
     def _run(self) -> None:
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         with self._mutex:
-            self._has.set()
+            self._has = True
+            self._waiting.release()
             if self._given_up and self.fd >= 0:
                 os.pwrite(self.fd, _NOBODY, 0)  # the text is that of a holder which ended in the middle
                 self._close()

@@ -73,8 +73,8 @@ class Figures(Generic[T]):
 
     def _begin(self) -> _Reading[T]:
         reading: _Reading[T] = _Reading(self._clock.monotonic_ms())
-        self._now = reading
         threading.Thread(target=self._run, args=(reading,), name="standfast-figures", daemon=True).start()
+        self._now = reading  # afterwards: a start that a signal handler broke off leaves no reading that never ends
         return reading
 
     def _run(self, reading: _Reading[T]) -> None:
@@ -83,7 +83,8 @@ class Figures(Generic[T]):
         except BaseException as error:  # noqa: BLE001  raised to who waits for it
             reading.error = error
         with self._mutex:
-            self._now = None
+            if self._now is reading:
+                self._now = None
             if reading.figures is not None:
                 self._last = reading.figures, self._clock.monotonic_ms()
         reading.done.set()

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from standfast.ops.observe.metrics_values import session_samples
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.status_merge import statistics_of
 from standfast.ops.observe.verdict import verdict
+from standfast.replication.embedded.lock import LogLock
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import LockHolder, Outgoing, TopicPolicy
 from standfast.store.errors import Unavailable
@@ -35,6 +37,7 @@ pytestmark = pytest.mark.slow
 
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 WAIT_S = 30.0
+EVENTS = 30  # of the profiler, of a wait until it stands in the queue
 CHILD = """
 import sys
 from standfast.replication.embedded.log import EmbeddedLog
@@ -201,6 +204,42 @@ def test_threads_of_one_connection_take_turns(log: EmbeddedLog) -> None:
         thread.join()
     assert len(contents(log)) == 201
     assert log.integrity_check() == []
+
+
+class Alarm(Exception):
+    """What a signal handler raises."""
+
+
+def test_a_wait_for_the_lock_raises_what_a_signal_handler_raised_wherever_it_came(tmp_path: Path) -> None:
+    """Where Python lets handlers run: as a function of Python begins, and after a call of one of C."""
+    path = str(tmp_path / "log")
+    holder, waiter = LogLock(path), LogLock(path)
+    places = set()
+    for moment in range(EVENTS):
+        count = 0
+
+        def ring(frame: FrameType, event: str, arg: object, moment: int = moment) -> None:
+            nonlocal count
+            if event not in ("call", "c_return"):
+                return
+            if (count := count + 1) == moment + 1:
+                sys.setprofile(None)
+                places.add((frame.f_code.co_name, event))
+                raise Alarm
+
+        with holder.hold(), pytest.raises(Alarm):
+            sys.setprofile(ring)
+            try:
+                with waiter.hold():
+                    pytest.fail("two have the lock")
+            finally:
+                sys.setprofile(None)
+        with waiter.hold(give_up_ms=1_000):
+            pass  # the wait that was broken off has let go
+    assert ("start", "c_return") in places, "no wait was broken off as its thread began"
+    assert ("done", "call") in places, "no wait was broken off after its thread had begun"
+    holder.close()
+    waiter.close()
 
 
 def test_holder_is_shown_for_people() -> None:

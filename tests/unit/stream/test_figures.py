@@ -64,3 +64,18 @@ def test_error_is_raised_to_who_asked_and_the_next_call_reads_again(source: Sour
         figures.take()
     source.error = None
     assert figures.take() == (2, 0)
+
+
+def test_a_reading_whose_thread_a_signal_handler_kept_from_beginning_is_not_waited_for(
+    source: Source, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    figures = Figures(source.read, clock)
+    figures.take()
+    with monkeypatch.context() as signal, pytest.raises(KeyboardInterrupt):
+        signal.setattr(threading.Thread, "start", start)
+        figures.take()
+    clock.advance(5_000)
+    assert figures.take() == (2, 0)
