@@ -142,15 +142,15 @@ pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	  extra=""; if [ $$set != core ]; then extra="--extra spark --extra connect --constraint requirements/core.txt --constraint requirements/spark.in"; fi; \
 	  if [ $$set = dev ]; then extra="$$extra --extra serve --extra dev --constraint requirements/spark.txt"; fi; \
 	  echo "==> pins: requirements/$$set.txt"; \
-	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-strip-extras \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \
 	    pyproject.toml requirements/build.in $$extra --output-file requirements/$$set.txt; done
 	@echo "==> pins: requirements/mutation.txt"; \
-	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-strip-extras \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \
 	    requirements/mutation.in --constraint requirements/dev.txt --output-file requirements/mutation.txt
 	@for set in quix plots; do echo "==> pins: benchmarks/$$set.txt"; \
-	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-strip-extras \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \
 	    benchmarks/$$set.in --output-file benchmarks/$$set.txt; done
 

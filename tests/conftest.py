@@ -6,6 +6,7 @@ Rules of this file: fixtures only, each of a few lines; parts under test are the
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -43,6 +44,11 @@ pytest_plugins = [
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+
+# A shell starts its background jobs with SIGINT ignored, which processes of tests would inherit: tests of an interrupt would
+# see none. A handler of Python is not inherited: a child has the default.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time: a red run is red for everybody. No deadline: the machine may be busy.
 settings.register_profile(

@@ -9,16 +9,19 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path, PurePosixPath
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from support.groups import dear
 
 NOT_PACKAGES = {"tests", "benchmarks", "examples", "requirements"}
 LOCK_FILES = {"package-lock.json", "yarn.lock", "pnpm-lock.yaml", "npm-shrinkwrap.json", "go.sum"}
-PINNED = re.compile(r"^([a-z0-9._-]+)==([^ \\]+)", re.MULTILINE)
+PINNED = re.compile(r"^([a-z0-9._-]+)(?:\[[^\]]*\])?==([^ \\]+)", re.MULTILINE)
+PINNED_EXTRAS = re.compile(r"^([a-z0-9._-]+)(?:\[([^\]]*)\])?==", re.MULTILINE)
 METRIC_TABLE = re.compile(r"<!-- metrics -->\n(.*?)<!-- /metrics -->", re.DOTALL)
 METRIC_ROW = re.compile(r"^\|\s*`([a-zA-Z0-9_:]+)`\s*\|", re.MULTILINE)
 NAMED_TEST = re.compile(r"\b(?:test|fix)_\w+\.py\b")
@@ -191,6 +194,29 @@ def test_pinned_lists_hold_hashes_and_agree(texts: dict[str, str]) -> None:
     ):
         entries = re.split(r"^(?=[a-z0-9])", texts[path], flags=re.MULTILINE)[1:]
         assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+def test_pins_name_the_extras_that_others_ask_of_them(texts: dict[str, str]) -> None:
+    """Without them pip takes the newest version for the extras, and refuses it on the day it comes out: not pinned."""
+    found = PINNED_EXTRAS.findall(texts["requirements/dev.txt"])
+    pinned = {name: {extra.strip() for extra in extras.split(",") if extra} for name, extras in found}
+    asked = [
+        (name, one)
+        for name, extras in pinned.items()
+        for line in _requires(name)
+        for one in [Requirement(line)]
+        if one.extras and any(one.marker is None or one.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+    ]
+    assert ("pytest-cov", "coverage") in {(name, one.name) for name, one in asked}, "nothing was looked at"
+    missing = [f"{name} asks for {one}" for name, one in asked if not one.extras <= pinned[canonicalize_name(one.name)]]
+    assert missing == [], "run `make pins`"
+
+
+def _requires(name: str) -> list[str]:
+    try:
+        return metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return []  # for another platform
 
 
 GOOD_PYPROJECT = """

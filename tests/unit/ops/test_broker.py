@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -54,11 +54,26 @@ def write(address: str, value: bytes) -> None:
     assert producer.flush(30) == 0
 
 
+def end_offset(consumer: Consumer) -> int:
+    """The end of `kept`. A broker that has just started names itself the leader a moment before it is."""
+    clock = SystemClock()
+    deadline_ms = clock.monotonic_ms() + 60_000
+    while True:
+        try:
+            _, end = consumer.get_watermark_offsets(TopicPartition("kept", 0), timeout=30)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or clock.monotonic_ms() > deadline_ms:
+                raise
+            clock.sleep_ms(50)
+        else:
+            return int(end)
+
+
 def read(address: str) -> list[bytes | None]:
     """Every record of the topic `kept`."""
     consumer = Consumer({"bootstrap.servers": address, "group.id": "reader"})
     try:
-        _, end = consumer.get_watermark_offsets(TopicPartition("kept", 0), timeout=30)
+        end = end_offset(consumer)
         consumer.assign([TopicPartition("kept", 0, 0)])
         return [message.value() for message in consumer.consume(end, timeout=30)]
     finally:
