@@ -45,8 +45,8 @@ pytest_plugins = [
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 
-# A shell starts its background jobs with SIGINT ignored, which processes of tests would inherit: tests of an interrupt would
-# see none. A handler of Python is not inherited: a child has the default.
+# A shell starts its background jobs with SIGINT ignored, which processes of tests would inherit: a test of an interrupt
+# would see none. A handler of Python is not inherited: a child has the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
