@@ -1,7 +1,7 @@
 """What the server and its worker for restores and standbys say to each other: one JSON object a line.
 
     server  ── Open, then Hold*, ReadRows*, Stop ──>  worker     on its standard input; its end, without Stop, ends it
-    server  <── State*, Rows*, Beat*, Failed ──       worker     on its standard output
+    server  <── State*, Rows*, Failed ──              worker     on its standard output; an empty line is a heartbeat
 
 Rules of this file: pure, values only. The log's address may hold secrets: it goes through the pipe and not on a
 command line that every user can list.
@@ -78,11 +78,6 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """The worker lives, though it may be waiting for the log."""
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """The worker cannot go on."""
 
@@ -91,7 +86,7 @@ class Failed:
 
 
 Order: TypeAlias = Open | Hold | ReadRows | Stop
-Report: TypeAlias = State | Rows | Beat | Failed
+Report: TypeAlias = State | Rows | Failed
 _ORDERS: dict[str, type[Open] | type[Hold] | type[ReadRows] | type[Stop]] = {
     "Open": Open,
     "Hold": Hold,
@@ -130,8 +125,6 @@ def parse_report(line: bytes) -> Report:
         said = shape.pop("say")
         if said == "Failed":
             return Failed(**shape)
-        if said == "Beat":
-            return Beat(**shape)
         if said == "Rows":
             return Rows(**shape)
         if said != "State":

@@ -2,17 +2,13 @@
 
     server ── Hold ──> assign(active, standby) of a session on the same state directory ── State ──> server
 
-Rules of this file: a process around a Session; which task is whose is the server's to say. It ends when its standard
-input does, at once, because then the server is gone and what is not durable is the log's; on Stop it closes cleanly.
-Its standard output is the pipe to the server: nothing else may write there.
+Rules of this file: a process around a Session; which task is whose is the server's to say. It ends at once when the
+server does (`Parent`), because what is not durable is the log's; on Stop it closes cleanly.
 """
 
 from __future__ import annotations
 
 import os
-import select
-import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,12 +17,10 @@ from standfast.ops.shared.control_stores import spec_of
 from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
 from standfast.ops.sidecar.worker.moves import FENCED, Holding
 from standfast.ops.sidecar.worker.protocol import (
-    Beat,
     Failed,
     Hold,
     Open,
     ReadRows,
-    Report,
     State,
     Stop,
     parse_order,
@@ -37,14 +31,14 @@ from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InternalError, StandfastError, is_of_log
 from standfast.store.log import logger
+from standfast.store.parent_process import Parent
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.session import Session
 from standfast.stream.session.statistics import SessionStatistics
 
-LOOK_S = 0.02
+LOOK_MS = 20
 STATUS_MS = 500
 BEAT_MS = 1_000
-READ_BYTES = 1 << 16
 
 
 class Worker:
@@ -157,82 +151,51 @@ def open_session(order: Open) -> TailSession:
     return session
 
 
-_telling = threading.Lock()
-
-
-def tell(report: Report) -> None:
-    """Write a report, whole, from any thread."""
-    line = report_line(report)
-    with _telling:
-        while line:
-            line = line[os.write(sys.stdout.fileno(), line) :]
-
-
-def beat() -> None:
-    """Tell the server every BEAT_MS that this process lives; a pipe that nobody reads ends it."""
-    clock = SystemClock()
-    try:
-        while True:
-            tell(Beat())
-            clock.sleep_ms(BEAT_MS)
-    except OSError:
-        os._exit(0)
-
-
-def main() -> int:
-    """Serve the orders on standard input."""
-    threading.Thread(target=beat, name="standfast-beat", daemon=True).start()
-    pending = b""
+def main(parent: Parent) -> int:
+    """Serve the orders of the server."""
     worker: Worker | None = None
     ask: Callable[[ReadRows], None] | None = None
     session: TailSession | None = None
     while True:
-        ready, _, _ = select.select([0], [], [], LOOK_S)
-        if ready:
-            piece = os.read(0, READ_BYTES)
-            if not piece:
-                os._exit(0)  # the server is gone, and threads of the session must not hold the directory's lock
-            *lines, pending = (pending + piece).split(b"\n")
-            for line in lines:
-                order = parse_order(line)
-                if isinstance(order, Stop):
-                    if session is not None:
-                        session.close()
-                    return 0
-                if isinstance(order, Open):
-                    session = open_session(order)
-                    worker = Worker(session)
-                elif worker is None or session is None:
-                    raise InternalError("a worker was told to hold tasks before it was opened")
-                elif isinstance(order, ReadRows):
-                    ask = ask or reader_of(session)
-                    ask(order)
-                else:
-                    worker.hold(order)
+        for line in parent.orders(LOOK_MS):
+            order = parse_order(line)
+            if isinstance(order, Stop):
+                if session is not None:
+                    session.close()
+                return 0
+            if isinstance(order, Open):
+                session = open_session(order)
+                worker = Worker(session)
+            elif worker is None or session is None:
+                raise InternalError("a worker was told to hold tasks before it was opened")
+            elif isinstance(order, ReadRows):
+                ask = ask or reader_of(session, parent)
+                ask(order)
+            else:
+                worker.hold(order)
         if worker is not None:
             state = worker.look()
             if state is not None:
-                tell(state)
+                parent.tell(report_line(state))
 
 
-def reader_of(session: Session) -> Callable[[ReadRows], None]:
+def reader_of(session: Session, parent: Parent) -> Callable[[ReadRows], None]:
     """What rows are asked of; loaded once somebody asks, so that workers start sooner."""
     from standfast.ops.http.routes import Routes
     from standfast.ops.sidecar.worker.reader import Reader
 
-    return Reader(Routes(session), tell).ask
+    return Reader(Routes(session), lambda rows: parent.tell(report_line(rows))).ask
 
 
 def run() -> int:
     """`main`, with whatever ends it told to the server."""
+    parent = Parent(BEAT_MS)
     try:
-        return main()
-    except BrokenPipeError:
-        os._exit(0)
+        return main(parent)
     except BaseException as error:  # noqa: BLE001  the outermost frame: the server is told, and starts another one
         logger.exception("the worker ends")
         try:
-            tell(Failed(type(error).__name__, str(error)))
+            parent.tell(report_line(Failed(type(error).__name__, str(error))))
         finally:
             os._exit(1)  # without waiting for threads that may hang
 

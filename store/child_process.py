@@ -1,0 +1,271 @@
+"""A process that this one starts, that takes orders from it and that ends with it.
+
+    this process ── orders ───> stdin     child      a line each, whole, from any thread; `orders` never waits
+    this process <── answers ── stdout    child      a line each; an empty line is a heartbeat
+    this process <── last words stderr    child      shared with this process, or a file whose end goes into errors
+    this process ── pidfd ────> lent      child      it polls it, and ends at once when this process has ended
+
+    started ──> first word within `start_ms` ──> a word at least every `silent_ms` ──> stop: last order, drained
+                                                       └── rubbish, silence, a flood of orders or of one line: killed
+
+The child's side is `standfast.store.parent_process.Parent`. Handles that the child must inherit, such as that of a
+directory's lock, are lent: the lock is held until the last of both processes has ended.
+
+Rules of this file: pipes and one process, nothing of what orders and answers mean. It signals only what it started, by
+its id, before it is waited for. Only `poll` with `wait_ms` and `stop` wait. Everything but `order` belongs to one
+thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Generic, TypeVar
+
+from standfast.store.clock import Clock
+from standfast.store.errors import InternalError, StandfastError
+from standfast.store.parent_process import PARENT_VARIABLE
+
+Answer = TypeVar("Answer")
+
+READ_BYTES = 1 << 20
+READS_MAX = 64  # of one poll, so that a child that never pauses does not keep this process from anything else
+LINE_BYTES_MAX = 32 << 20  # a page of rows has a mebibyte, a status of thousands of tasks a few
+ORDERS_BYTES_MAX = 1 << 20  # not taken by the child
+WORDS_BYTES, WORDS_LINES = 4_000, 15  # of its standard error
+DRAIN_MS = 5
+RESTART_MS = 200
+WELL_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """How long a child may say nothing, in milliseconds: until its first word, and from one word to the next."""
+
+    start_ms: int
+    silent_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended. `code` is negative for a signal; `why` is set if this process killed it."""
+
+    code: int
+    why: str = ""
+    words: str = ""  # the end of its standard error; "" where that is shared
+
+    def __str__(self) -> str:
+        how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        return f"{how}: {self.why}" if self.why else how
+
+
+@dataclass(slots=True)
+class Restarts:
+    """When to start a child again: after a pause that doubles up to `most_ms`, from the first one if it lived long."""
+
+    most_ms: int
+    _next_ms: int = RESTART_MS
+
+    def pause_ms(self, lived_ms: int) -> int:
+        """How long to wait now, after a child that lived so long."""
+        pause_ms = RESTART_MS if lived_ms >= WELL_MS else self._next_ms
+        self._next_ms = min(pause_ms * 2, self.most_ms)
+        return pause_ms
+
+
+def json_line(document: Mapping[str, Any]) -> bytes:
+    """An order or an answer as a line."""
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def json_object(line: bytes) -> dict[str, Any]:
+    """Inverse of json_line. Raises InternalError for anything else."""
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise InternalError(f"it said {line[:200]!r}, which is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InternalError(f"it said {line[:200]!r}, which is no JSON object")
+    return found
+
+
+class ChildProcess(Generic[Answer]):
+    """One process, from its start to its end. Raises OSError if it cannot be started.
+
+    `module` runs as a program with `arguments`; `parse` reads an answer and raises StandfastError for rubbish.
+    `stderr` is an open file for its standard error, closed with the child; None: it shares that of this process.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        *,
+        parse: Callable[[bytes], Answer],
+        clock: Clock,
+        lend: Sequence[int] = (),
+        stderr: BinaryIO | None = None,
+        silence: Silence | None = None,
+    ) -> None:
+        self._parse = parse
+        self._clock = clock
+        self._silence = silence
+        self._stderr = stderr
+        self._said = bytearray()
+        self._spoke = False
+        self._orders = bytearray()
+        self._ordering = threading.Lock()
+        self._flooded = False
+        self._why = ""
+        self.ended: Ended | None = None
+        lent = [*lend]
+        with contextlib.suppress(OSError):  # an old kernel, or a container that forbids it: the end of orders remains
+            lent.append(os.pidfd_open(os.getpid()))
+        try:
+            # -P: a file of the working directory must not stand in for a module.
+            # A process group of its own: Ctrl-C is for this process, which ends its children itself, in order.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                bufsize=0,
+                pass_fds=lent,
+                process_group=0,
+                env=os.environ | {PARENT_VARIABLE: str(lent[-1] if len(lent) > len(lend) else "")},
+            )
+        finally:
+            for handle in lent[len(lend) :]:
+                os.close(handle)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
+        os.set_blocking(self._stdout.fileno(), False)
+        self.started_ms = self.heard_ms = clock.monotonic_ms()
+
+    @property
+    def pid(self) -> int:
+        """Process id, also of one that has ended."""
+        return self._process.pid
+
+    def order(self, line: bytes) -> None:
+        """Hand a line over, whole, from any thread, without waiting: what the pipe does not take goes with a `poll`."""
+        with self._ordering:
+            self._orders += line
+            self._write_orders()
+            self._flooded = len(self._orders) > ORDERS_BYTES_MAX
+
+    def poll(self, wait_ms: int = 0) -> list[Answer]:
+        """Answers since the last call, after at most `wait_ms` for the first; sets `ended` once there are no more."""
+        if self.ended is not None:
+            return []
+        with self._ordering:
+            self._write_orders()
+        if wait_ms:
+            waiting = select.poll()
+            waiting.register(self._stdout, select.POLLIN)
+            waiting.poll(wait_ms)
+        answers, silent = self._read()
+        if self._flooded:
+            self._why = "it takes no orders"
+        if self._overdue():
+            self._why = "it says nothing"
+        if self._why or silent:
+            self._end()
+        return answers
+
+    def stop(self, last: bytes, within_ms: int) -> list[Answer]:
+        """Give the last order and wait for the end; a child that takes longer is killed, and `ended` says so.
+
+        Answers are read to their end, so that it never waits for a full pipe, and returned.
+        """
+        self.order(last)
+        deadline_ms = self._clock.monotonic_ms() + within_ms
+        answers: list[Answer] = []
+        while self.ended is None:
+            if self._clock.monotonic_ms() >= deadline_ms:
+                self._why = f"it did not stop within {within_ms} ms"
+            answers += self.poll()
+            if self.ended is None:
+                self._clock.sleep_ms(DRAIN_MS)
+        return answers
+
+    def kill(self) -> list[Answer]:
+        """SIGKILL; the answers that it had still given, once it is gone. Nothing if it has ended."""
+        if self.ended is not None:
+            return []
+        self._process.kill()
+        self._process.wait()
+        answers, _ = self._read()
+        self._end()
+        return answers
+
+    def _write_orders(self) -> None:
+        while self._orders:
+            try:
+                written = os.write(self._stdin.fileno(), self._orders)
+            except BlockingIOError:
+                return
+            except (OSError, ValueError):  # it died, or its end was seen: its silence says so
+                written = len(self._orders)
+            del self._orders[:written]
+
+    def _read(self) -> tuple[list[Answer], bool]:
+        """Answers that are there, and whether there will be no more."""
+        exited = self._process.poll() is not None  # before reading: what comes after it has no writer
+        answers: list[Answer] = []
+        for _ in range(READS_MAX):
+            try:
+                piece = os.read(self._stdout.fileno(), READ_BYTES)
+            except BlockingIOError:
+                return answers, exited
+            if not piece:
+                return answers, True
+            self._spoke, self.heard_ms = True, self._clock.monotonic_ms()
+            *lines, rest = piece.split(b"\n")
+            if lines:
+                lines[0], self._said = bytes(self._said) + lines[0], bytearray()
+            self._said += rest
+            try:
+                for line in filter(None, lines):
+                    answers.append(self._parse(line))
+            except StandfastError as error:
+                self._why = str(error)
+            if len(self._said) > LINE_BYTES_MAX:
+                self._why = f"it said a line of more than {LINE_BYTES_MAX} bytes: {bytes(self._said[:200])!r}"
+            if self._why:
+                return answers, True
+        return answers, False
+
+    def _overdue(self) -> bool:
+        if self._silence is None:
+            return False
+        now_ms = self._clock.monotonic_ms()
+        if not self._spoke and now_ms - self.started_ms <= self._silence.start_ms:
+            self.heard_ms = now_ms
+        return now_ms - self.heard_ms > self._silence.silent_ms
+
+    def _end(self) -> None:
+        self._process.kill()
+        code, words = self._process.wait(), ""
+        with contextlib.suppress(OSError), self._ordering:
+            self._stdin.close()
+        self._stdout.close()
+        if self._stderr is not None:
+            with self._stderr as file:
+                words = last_words(file)
+        self.ended = Ended(code, self._why, words)
+
+
+def last_words(file: BinaryIO) -> str:
+    """The last lines of a file that another process writes, at most WORDS_LINES and WORDS_BYTES of them."""
+    size = os.fstat(file.fileno()).st_size
+    text = os.pread(file.fileno(), WORDS_BYTES, max(size - WORDS_BYTES, 0)).decode(errors="replace")
+    return "\n".join(text.splitlines()[-WORDS_LINES:])
