@@ -27,7 +27,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Generic, TypeVar
+from types import TracebackType
+from typing import Any, BinaryIO, Generic, Self, TypeVar
 
 from standfast.store.clock import Clock
 from standfast.store.errors import InternalError, StandfastError
@@ -39,7 +40,7 @@ READ_BYTES = 1 << 20
 READS_MAX = 64  # of one poll, so that a child that never pauses does not keep this process from anything else
 LINE_BYTES_MAX = 32 << 20  # a page of rows has a mebibyte, a status of thousands of tasks a few
 ORDERS_BYTES_MAX = 1 << 20  # not taken by the child
-WORDS_BYTES, WORDS_LINES = 4_000, 15  # of its standard error
+WORDS_BYTES = 4_000  # of its standard error
 DRAIN_MS = 5
 RESTART_MS = 200
 WELL_MS = 30_000
@@ -207,6 +208,18 @@ class ChildProcess(Generic[Answer]):
         self._end()
         return answers
 
+    def wait(self, within_ms: int) -> list[Answer]:
+        """Answers until it has ended by itself. A child that takes longer is killed, and `ended` says so."""
+        return self.stop(b"", within_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
     def _write_orders(self) -> None:
         while self._orders:
             try:
@@ -265,7 +278,7 @@ class ChildProcess(Generic[Answer]):
 
 
 def last_words(file: BinaryIO) -> str:
-    """The last lines of a file that another process writes, at most WORDS_LINES and WORDS_BYTES of them."""
-    size = os.fstat(file.fileno()).st_size
-    text = os.pread(file.fileno(), WORDS_BYTES, max(size - WORDS_BYTES, 0)).decode(errors="replace")
-    return "\n".join(text.splitlines()[-WORDS_LINES:])
+    """The last lines of a file that another process writes, WORDS_BYTES of them at most."""
+    begin = max(os.fstat(file.fileno()).st_size - WORDS_BYTES, 0)
+    lines = os.pread(file.fileno(), WORDS_BYTES, begin).decode(errors="replace").splitlines()
+    return "\n".join(lines[1:] if begin else lines)

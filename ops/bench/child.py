@@ -1,6 +1,6 @@
 """One timed run of a benchmark, in a process of its own: so its memory is its own and it leaves nothing warm.
 
-    python -m standfast.ops.bench.child '{"step": "restore", "folder": ..., ...}'   ->   one JSON document on stdout
+    python -m standfast.ops.bench.child '{"step": "restore", "folder": ..., ...}'   ->   a JSON document as its answer
 
     write      put + commit in batches through a session        fill     write a changelog, as fast as the log takes it
     read       point gets and scans of committed rows           log      read that changelog and do nothing with it
@@ -27,7 +27,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from standfast.ops.bench.failover import FAILOVER_STEPS
+from standfast.ops.bench.failover import FAILOVER, live
 from standfast.ops.bench.process import PROCESS_STEPS
 from standfast.ops.bench.standby import STANDBY_STEPS
 from standfast.ops.bench.step import (
@@ -52,7 +52,9 @@ from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.topics.changelog import changelog_policy
+from standfast.store.child_process import json_line
 from standfast.store.clock import SystemClock
+from standfast.store.parent_process import Parent
 from standfast.stream.session.session import Session
 
 WORKERS_END_MS = 5_000
@@ -239,9 +241,12 @@ def _children() -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one step; prints what it measured."""
-    step = Step(**json.loads(arguments[0]))
-    print(json.dumps((STEPS | PROCESS_STEPS | STANDBY_STEPS | FAILOVER_STEPS)[step.step](step)))
+    """Run one step; the answer is what it measured."""
+    parent, step = Parent(), Step(**json.loads(arguments[0]))
+    if step.step == FAILOVER:
+        live(step, lambda **answer: parent.tell(json_line(answer)))
+    else:
+        parent.tell(json_line((STEPS | PROCESS_STEPS | STANDBY_STEPS)[step.step](step)))
     return 0
 
 

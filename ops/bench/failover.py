@@ -14,19 +14,15 @@ clock in all. It kills only what it started.
 
 from __future__ import annotations
 
-import json
 import random
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, TypeAlias
 
-from standfast.ops.bench.step import STORE, Measured, Step, address_of, bench_store, key_of
+from standfast.ops.bench.step import STORE, Step, address_of, bench_store, key_of, start
 from standfast.replication.lease.renewal import renewal_interval_ms
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Outgoing, TopicPolicy
@@ -41,9 +37,11 @@ from standfast.stream.session.settings import LEASE_DEFAULT_MS
 from standfast.stream.topology.processor import Context, Processor
 
 Json: TypeAlias = dict[str, Any]
+Say: TypeAlias = Callable[..., None]
+FAILOVER = "failover"
 FEED_MS = 20
 WARM_MS = 1_000  # a standby is given so long to reach the end before the next kill
-WAIT_MS = 60_000
+WAIT_MS, LOOK_MS = 60_000, 100
 ENDING_MS = 50  # the kernel kills the lease process of a killed one; it may be writing to the log's folder
 PARTS = {
     "failover": "from the kill to the standby's first record",
@@ -57,36 +55,17 @@ PARTS = {
 # -- one process ------------------------------------------------------------------------------------------------------
 
 
-def say(**line: object) -> None:
-    """A line for the process that measures."""
-    print(json.dumps(line), flush=True)
-
-
 class States(Listener):
     """Says which state the task is in, and since when."""
 
-    def __init__(self) -> None:
-        self.app: App | None = None
+    def __init__(self, say: Say) -> None:
+        self._say = say
 
     def on_state_changed(self, task: TaskId, role: str, state: str) -> None:
-        say(role=role, state=state, at_ms=SystemClock().monotonic_ms())
+        self._say(role=role, state=state, at_ms=SystemClock().monotonic_ms())
 
 
-class FirstRecord(Processor):
-    """Keeps each record, and says when the first came."""
-
-    def init(self, context: Context) -> None:
-        self.store = context.store(STORE)
-        self.seen = False
-
-    def process(self, record: Record) -> None:
-        if not self.seen:
-            self.seen = True
-            say(first_ms=SystemClock().monotonic_ms())
-        self.store.put(record.key, record.value)
-
-
-def failover(step: Step) -> Measured:
+def live(step: Step, say: Say) -> None:
     """Run the application until this process is killed; says what `States` and `FirstRecord` say."""
     app = App(
         step.app,
@@ -95,10 +74,24 @@ def failover(step: Step) -> Measured:
         stores=[bench_store()],
         standby_replicas=1,
         memory_bytes=step.memory_bytes,
-        listeners=[States()],
+        listeners=[States(say)],
         lease_ms=LEASE_DEFAULT_MS if step.lease_ms is None else step.lease_ms,
     )
-    app.source(step.source, key=serde.bytes, value=serde.bytes)(FirstRecord)
+
+    @app.source(step.source, key=serde.bytes, value=serde.bytes)
+    class FirstRecord(Processor):
+        """Keeps each record, and says when the first came."""
+
+        def init(self, context: Context) -> None:
+            self.store = context.store(STORE)
+            self.seen = False
+
+        def process(self, record: Record) -> None:
+            if not self.seen:
+                self.seen = True
+                say(first_ms=SystemClock().monotonic_ms())
+            self.store.put(record.key, record.value)
+
     session = app.open()
 
     def promoted() -> None:
@@ -112,10 +105,6 @@ def failover(step: Step) -> Measured:
 
     threading.Thread(target=promoted, daemon=True).start()
     app.run()
-    return {}
-
-
-FAILOVER_STEPS: dict[str, Callable[[Step], Measured]] = {"failover": failover}
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------
@@ -126,38 +115,27 @@ class Life:
 
     def __init__(self, step: Step) -> None:
         self.lines: list[Json] = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "standfast.ops.bench.child", step.encode()], stdout=subprocess.PIPE, text=True
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._child = start(step)
 
     def wait_for(self, **wanted: object) -> Json:
         """The first line that says this. Raises Unavailable if it does not come."""
         clock = SystemClock()
         until_ms = clock.monotonic_ms() + WAIT_MS
-        while clock.monotonic_ms() < until_ms and (self._process.poll() is None or self._reader.is_alive()):
-            for line in list(self.lines):
-                if _says(line, wanted):
+        while True:
+            self.lines += self._child.poll(LOOK_MS)
+            for line in self.lines:
+                if all(name in line and value in (..., line[name]) for name, value in wanted.items()):
                     return line
-            clock.sleep_ms(2)
-        raise Unavailable(f"a process of the benchmark did not come to {wanted}: {self.lines[-3:]}")
+            ended = self._child.ended
+            if ended is not None or clock.monotonic_ms() >= until_ms:
+                how = "" if ended is None else f"; it ended with {ended}:\n{ended.words}"
+                raise Unavailable(f"a process of the benchmark did not come to {wanted}: {self.lines[-3:]}{how}")
 
     def kill(self) -> int:
         """SIGKILL; returns the monotonic time just before."""
         at_ms = SystemClock().monotonic_ms()
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        self.lines += self._child.kill()
         return at_ms
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            self.lines.extend(json.loads(line) for line in lines)
-
-
-def _says(line: Json, wanted: Mapping[str, object]) -> bool:
-    return all(name in line and value in (..., line[name]) for name, value in wanted.items())
 
 
 def rounds(step: Step, runs: int, lease_ms: int, tick: Callable[[int], None]) -> list[dict[str, int]]:
@@ -172,10 +150,10 @@ def rounds(step: Step, runs: int, lease_ms: int, tick: Callable[[int], None]) ->
     lives: list[Life] = []
     found = []
     try:
-        lives.append(Life(replace(step, step="failover", run=0)))
+        lives.append(Life(replace(step, step=FAILOVER, run=0)))
         lives[-1].wait_for(first_ms=...)
         for number in range(runs):
-            standby = Life(replace(step, step="failover", run=(number + 1) % 2))
+            standby = Life(replace(step, step=FAILOVER, run=(number + 1) % 2))
             lives.append(standby)
             standby.wait_for(role="standby", state="standby")
             clock.sleep_ms(WARM_MS + rng.randrange(renewal_interval_ms(lease_ms)))  # anywhere between two renewals
@@ -183,7 +161,7 @@ def rounds(step: Step, runs: int, lease_ms: int, tick: Callable[[int], None]) ->
             first_ms = standby.wait_for(first_ms=...)["first_ms"]
             running_ms = standby.wait_for(role="active", state="running")["at_ms"]
             restoring_ms = standby.wait_for(state="restoring")["at_ms"]
-            promotion_ms = next(one["promotion_ms"] for one in reversed(_promoted(standby)) if one["promotion_ms"] >= 0)
+            promotion_ms = standby.wait_for(promotion_ms=...)["promotion_ms"]
             decided_ms = running_ms - promotion_ms
             found.append(
                 {
@@ -225,18 +203,6 @@ def measures(found: list[dict[str, int]]) -> list[Json]:
             }
         )
     return made
-
-
-def _promoted(life: Life) -> list[Json]:
-    life.wait_for(promotion_ms=...)
-    clock = SystemClock()
-    until_ms = clock.monotonic_ms() + WAIT_MS
-    while clock.monotonic_ms() < until_ms:
-        said = [line for line in life.lines if line.get("promotion_ms", -1) >= 0]
-        if said:
-            return said
-        clock.sleep_ms(2)
-    raise Unavailable("a process of the benchmark was not promoted")
 
 
 def _feed(step: Step, source: TopicPartition, stop: threading.Event) -> None:

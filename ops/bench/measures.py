@@ -10,22 +10,20 @@ Rules of this file: nothing is timed here.
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.bench.log import SQLITE, BenchLog
-from standfast.ops.bench.step import Step
+from standfast.ops.bench.step import Step, start
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
 
 Json: TypeAlias = dict[str, Any]
+LOOK_MS = 1_000
 MEMORY_ALLOWANCE_BYTES = 200 << 20  # a restore may take this much beside the memory setting
 GUARANTEES = {
     "exactly_once": "one log transaction over changelog and source offset, then the local batch",
@@ -176,14 +174,14 @@ class Bench:
     def _run(self, step: Step, what: str) -> Json:
         from standfast.store.errors import InternalError
 
-        with self.out.progress(what, 1) as bar:
-            command = [sys.executable, "-m", "standfast.ops.bench.child", step.encode()]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        with self.out.progress(what, 1) as bar, start(step) as child:
+            found: list[Json] = []
+            while child.ended is None:
+                found += child.poll(LOOK_MS)
             bar.advance(1)
-        if done.returncode != 0:
-            raise InternalError(f"the run {what!r} ended with code {done.returncode}:\n{done.stderr.strip()[-4_000:]}")
-        measured: Json = json.loads(done.stdout.splitlines()[-1])
-        return measured
+        if child.ended.code != 0:
+            raise InternalError(f"the run {what!r} ended with {child.ended}:\n{child.ended.words}")
+        return found[-1]
 
     # -- figures ------------------------------------------------------------------------------------------------------
 

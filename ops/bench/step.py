@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 import resource
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 
 from standfast.replication.offsets import TopicPartition
 from standfast.store import serde
+from standfast.store.child_process import ChildProcess, json_object
 from standfast.store.clock import SystemClock
 from standfast.store.names import changelog_topic
 from standfast.store.specs import KeyValueStore
@@ -59,10 +61,6 @@ class Step:
     tasks: int = 1
     lease_ms: int | None = None  # None: as an application has it
 
-    def encode(self) -> str:
-        """The process's argument."""
-        return json.dumps(asdict(self))
-
     @property
     def changelog(self) -> TopicPartition:
         """What a restore reads."""
@@ -72,6 +70,13 @@ class Step:
     def source(self) -> str:
         """The topic whose offsets are committed."""
         return f"{self.app}-source"
+
+
+def start(step: Step) -> ChildProcess[Measured]:
+    """A process that does the step (`standfast.ops.bench.child`); what it measured is its last answer."""
+    words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+    arguments = [json.dumps(asdict(step))]
+    return ChildProcess("standfast.ops.bench.child", arguments, parse=json_object, clock=SystemClock(), stderr=words)
 
 
 def bench_store() -> KeyValueStore:

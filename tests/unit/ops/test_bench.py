@@ -23,6 +23,7 @@ from standfast.ops.cli.command_line import main
 from standfast.ops.shared.output import Output
 from standfast.ops.tools.kafka_probe import live_nodes
 from standfast.replication.kafka.log import KafkaLog
+from standfast.store.errors import InternalError
 from support.places import BENCHMARKS
 
 slow = pytest.mark.slow
@@ -235,6 +236,13 @@ def test_ratio_is_the_median_of_the_rounds(tmp_path: Path) -> None:
     ratio = bench._ratio(ours, bare, "")
     assert (ratio["name"], ratio["value"]) == ("restore_distinct / restore_distinct_bare", 0.4)
     assert ratio["rounds"] == [0.3, 0.5]
+
+
+@slow
+def test_run_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    step = Step("absent", str(tmp_path), records=4, key_bytes=16, value_bytes=100, batch=1, memory_bytes=1)
+    with pytest.raises(InternalError, match=r"(?s)the run 'first' ended with exit code 1:.*KeyError: 'absent'$"):
+        Bench(SIZES, BenchLog("sqlite"), step, Output())._run(step, "first")
 
 
 def test_goals_of_our_reports_count_for_their_own_sizes_and_log_only() -> None:
