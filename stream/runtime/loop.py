@@ -39,7 +39,7 @@ from standfast.stream.runtime.guard import can_skip
 from standfast.stream.runtime.runner import RunnerSettings, TaskRunner
 from standfast.stream.runtime.source_discovery import SourceDiscovery
 from standfast.stream.session.session import SOURCE_READER, Session
-from standfast.stream.session.task import Outputs, Task, TaskState
+from standfast.stream.session.task import GONE, Outputs, Task, TaskState
 from standfast.stream.topology.topology import Topology
 
 FETCH_RECORDS_MAX = 1_000
@@ -267,7 +267,7 @@ class Loop:
                 continue
             del self._reopen_at[task_id]
             task = self._session.all_tasks().get(task_id)
-            if task is None or task.state not in (TaskState.FAILED, TaskState.CLOSED):
+            if task is None or task.state not in GONE:
                 continue
             try:
                 self._session.reopen(task_id)

@@ -46,7 +46,7 @@ from standfast.stream.session.opener import NOTHING, Opened, Ranges, TaskOpener
 from standfast.stream.session.ownership import Ownership, lost_task
 from standfast.stream.session.statistics import LEASE_LATE, LEASE_STALLED, SessionCounters
 from standfast.stream.session.take_over import TakeOver, give_way
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.session.task import GONE, Task, TaskState
 
 TAKE_OVER_TICK_MS = 100
 RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, looks every 100 ms took a tenth of its time
@@ -54,7 +54,6 @@ STANDBY_TICK_MS = 500
 AGAIN_TICK_MS = 500
 DISK_TICK_MS = 500
 DISK_WRITING_TICK_MS = 50
-GONE = (TaskState.FAILED, TaskState.CLOSED)
 
 
 class Instance:

@@ -29,10 +29,10 @@ from standfast.store.errors import BadConfig, Closed, InvalidRequest, StandfastE
 from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
 from standfast.stream.session.groups import TaskGroup, all_task_ids
-from standfast.stream.session.instance import GONE
 from standfast.stream.session.session import Session
 from standfast.stream.session.session_tasks import ReadView
 from standfast.stream.session.settings import SessionSettings
+from standfast.stream.session.task import GONE
 
 LOOK_AGAIN_S = 1.0
 LOOK_AGAIN_S_MAX = 60.0

@@ -15,11 +15,11 @@ from standfast.store.arguments import is_whole
 from standfast.store.errors import Fenced, InternalError, InvalidRequest, NotReady, StandfastError, UnknownStore
 from standfast.store.specs import StoreSpec
 from standfast.stream.session.groups import TaskGroup, all_specs, all_task_ids
-from standfast.stream.session.instance import GONE, Instance
+from standfast.stream.session.instance import Instance
 from standfast.stream.session.ownership import CommitPlan, lost_task, plan_commit
 from standfast.stream.session.source_gate import OpenTask
 from standfast.stream.session.source_offsets import checked_shape
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.session.task import GONE, Task, TaskState
 
 
 class ReadView(NamedTuple):

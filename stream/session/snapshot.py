@@ -15,7 +15,7 @@ from standfast.store.task.cut import Position
 from standfast.store.task.task_stores import WRITE_STOPPED
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.statistics import RestoreStatistics, SessionStatistics, StoreStatistics, TaskStatistics
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.session.task import GONE, Task
 
 
 class LogFigures:
@@ -104,7 +104,7 @@ def restores_of(instance: Instance, now_ms: int) -> tuple[RestoreStatistics, ...
 
 
 def _task(task: Task, instance: Instance, figures: LogFigures, wall_ms: int) -> TaskStatistics:
-    usable = task.state not in (TaskState.FAILED, TaskState.CLOSED)
+    usable = task.state not in GONE
     bounds = figures.bounds(task) if usable else {}
     return TaskStatistics(
         task=str(task.id),

@@ -17,7 +17,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.tail.tailer import Tailer
 from standfast.replication.takeover import decide, plans, standby_wanted
 from standfast.store.errors import Fenced
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.session.task import GONE, Task
 
 
 class Holder(Protocol):
@@ -45,7 +45,7 @@ def give_way(instance: Holder, owners: Mapping[TaskId, str]) -> None:
     """Fail the active tasks that run here and have a newer owner."""
     for task_id, owner in owners.items():
         task = instance.tasks.get(task_id)
-        runs = task is not None and task.role == "active" and task.state not in (TaskState.FAILED, TaskState.CLOSED)
+        runs = task is not None and task.role == "active" and task.state not in GONE
         if task is not None and runs and task.error is None and owner != instance.member:
             task.fail(Fenced(f"{owner} owns task {task_id} now"))
 

@@ -86,6 +86,8 @@ class TaskState(Enum):
     CLOSED = "closed"
 
 
+GONE = (TaskState.FAILED, TaskState.CLOSED)
+
 ALLOWED = {
     TaskState.CREATED: {TaskState.RESTORING, TaskState.STANDBY, TaskState.FAILED, TaskState.CLOSED},
     TaskState.RESTORING: {TaskState.RUNNING, TaskState.FAILED, TaskState.CLOSED},
@@ -457,7 +459,7 @@ class Task:
         self.error = error
         if isinstance(error, Fenced):
             self.stores.fence(str(error))
-        if self.state not in (TaskState.FAILED, TaskState.CLOSED):
+        if self.state not in GONE:
             self.move(TaskState.FAILED)
 
     def open_writer(self, writer: LogWriter) -> None:

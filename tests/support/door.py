@@ -20,13 +20,13 @@ import uvloop
 
 import standfast as sf
 from standfast.ops.sidecar.engine.engine import Engine
-from standfast.ops.sidecar.engine.source import SessionSource
 from standfast.ops.sidecar.resp.connection import Authenticate, Connection, Door, Offload
 from standfast.ops.sidecar.resp.door import RespDoor, RespLimits
 from standfast.ops.sidecar.resp.requests import RequestReader
 from standfast.ops.sidecar.resp.scans import Cursors
 from standfast.ops.sidecar.resp.table import Table
 from standfast.store.clock import ManualClock
+from support.session_source import SessionSource
 
 T = TypeVar("T")
 

@@ -32,6 +32,7 @@ from standfast.ops.sidecar.control.session import ControlSession, failure_of
 from standfast.ops.sidecar.control.timers import Timers
 from standfast.ops.sidecar.engine.engine import Engine
 from standfast.ops.sidecar.engine.task_table import Table, TaskTable
+from standfast.ops.sidecar.worker.assign_each import HeldTasks
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
 from standfast.store.errors import (
@@ -47,7 +48,7 @@ from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.session import disk_guard
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.session.task import GONE, Task
 
 T = TypeVar("T")
 TICK_MS = 20
@@ -297,15 +298,18 @@ class ControlPlane:
             self.lease = replace(self.lease, ended=True)
             self.events.publish("fenced", {"generation": self.wanted.generation, "reason": "lease"})
             self._let_go(self.wanted.tasks)
+        held = None
         if self.session.is_open:
-            self._look_after_failed(now_ms)
-            self._round()
+            held = self.session.held()  # once a round: each look waits for the session's lock
+            if self._reopen_failed(held, now_ms):
+                held = self.session.held()
+            held = self._round(held)
         self.timers.tick(self.wanted.active, self.table.now.open)
-        self._look_for_own_locks(now_ms)
+        self._look_for_own_locks(held, now_ms)
 
-    def _look_for_own_locks(self, now_ms: int) -> None:
+    def _look_for_own_locks(self, held: HeldTasks | None, now_ms: int) -> None:
         """Raise InternalError for a task that cannot be opened for long because this process did not let go of it."""
-        locked = self.session.locked_by_us() if self.session.is_open else None
+        locked = None if held is None else self.session.locked_by_us(held)
         if locked is None:
             self._locked_ms = None
             return
@@ -328,12 +332,10 @@ class ControlPlane:
         generation, at_ms = self._beat
         return self.lease.heard(at_ms) if generation == self.wanted.generation else self.lease
 
-    def update_table(self) -> None:
+    def _update_table(self, held: HeldTasks) -> None:
         """Tell the doors what they may use."""
-        pending = self.session.pending(self.wanted)
-        table = replace(self.session.table(self.wanted, self._fenced, pending), idle=self._ended_text())
-        # A task may become whole between the two looks; what the doors may use is never told to be on its way.
-        self.pending = [one for one in pending if one.partition not in table.open]
+        self.pending = self.session.pending(held, self.wanted)
+        table = replace(self.session.table(held, self.wanted, self._fenced, self.pending), idle=self._ended_text())
         now_ms = self.clock.monotonic_ms()
         if self.pending and now_ms >= self._progress_ms:
             self._progress_ms = now_ms + PROGRESS_MS
@@ -390,17 +392,22 @@ class ControlPlane:
                 logger.exception("control: the round failed")
             self.fatal = error
 
-    def _look_after_failed(self, now_ms: int) -> None:
-        held = self.session.held()
-        for partition in self.wanted.active & held.keys():
-            task = held[partition]
-            if task.role == "active" and task.state in (TaskState.FAILED, TaskState.CLOSED):
-                self._open_again(partition, task, now_ms)
+    def _reopen_failed(self, held: HeldTasks, now_ms: int) -> bool:
+        """Open the active tasks that failed again; whether one was tried."""
+        tried = False
+        for partition in self.wanted.active & held.tasks.keys():
+            one = held.tasks[partition]
+            if one.role == "active" and one.state in GONE:
+                tried |= self._open_again(partition, one.task, now_ms)
+        return tried
 
-    def _round(self) -> None:
-        for partition in self.session.mover.round():
+    def _round(self, held: HeldTasks) -> HeldTasks:
+        """Move tasks and tell the doors; what the session holds after that."""
+        fenced, held = self.session.mover.round(held)
+        for partition in fenced:
             self._taken_over(partition)
-        self.update_table()
+        self._update_table(held)
+        return held
 
     def _taken_over(self, partition: int) -> None:
         """Another instance has it: it is given up, and not taken back."""
@@ -411,13 +418,13 @@ class ControlPlane:
         self.timers.keep(self.wanted.active)
         self.session.mover.want(self.wanted.active, self.wanted.standby)
 
-    def _open_again(self, partition: int, task: Task, now_ms: int) -> None:
-        """Open a task that failed again, at a measured pace; to lost state the session itself sees."""
+    def _open_again(self, partition: int, task: Task, now_ms: int) -> bool:
+        """Open a failed task again, at a measured pace (the session restores lost state itself). Whether it tried."""
         if isinstance(task.error, Fenced) or self.watch.now() is not None:
-            return  # nobody would come further: it is opened as soon as the log can be used
+            return False  # nobody would come further: it is opened as soon as the log can be used
         due_ms = self._reopen_ms.setdefault(partition, now_ms)
         if now_ms < due_ms:
-            return
+            return False
         self._reopen_ms[partition] = now_ms + REOPEN_MS
         # What is asked of it meanwhile is told why, for as long as that takes.
         failed = {**self.table.now.failed, partition: failure_of(task)}
@@ -427,6 +434,7 @@ class ControlPlane:
             self.session.reopen_task(partition)
         except StandfastError as error:
             logger.warning("task %s cannot be opened again yet: %s", task.id, error)
+        return True
 
     def _let_go(self, gone: Partitions, *, keep: bool = False) -> None:
         """Close tasks; with `keep` they stay wanted, for the next round."""
@@ -436,7 +444,7 @@ class ControlPlane:
             self.timers.keep(left.active)
         if self.session.is_open:
             self.session.mover.want(left.active, left.standby)
-            self._round()
+            self._round(self.session.held())
 
     def _closing(self, gone: Partitions) -> None:
         """Take tasks from the doors, and wait until none of them commits."""

@@ -184,7 +184,7 @@ class ControlRoutes:
 
         def read() -> dict[str, Any] | None:
             wanted = self._plane.wanted.tasks
-            if partition is not None and stale and partition in wanted - self._plane.session.held().keys():
+            if partition is not None and stale and partition in wanted - self._plane.session.held().tasks.keys():
                 return None  # a standby or a restore, which a worker has
             asked = wanted if partition is None else frozenset({partition})
             self._check_whole(asked, stale)
@@ -212,7 +212,7 @@ class ControlRoutes:
 
     def _check_whole(self, partitions: frozenset[int], stale: bool) -> None:
         """Raise Refused if rows of one of these cannot be read here: an answer without them would be silently short."""
-        held = self._plane.session.held()
+        held = self._plane.session.held().tasks
         for partition in sorted(partitions):
             if not stale or partition not in self._plane.wanted.tasks:
                 self._plane.table.running(partition)  # says why

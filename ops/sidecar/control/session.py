@@ -19,7 +19,7 @@ from standfast.ops.observe.status_merge import WorkerNumbers
 from standfast.ops.shared.control_stores import Conflict, shape_of
 from standfast.ops.sidecar.control.assignment import Wanted
 from standfast.ops.sidecar.engine.task_table import Table
-from standfast.ops.sidecar.worker.assign_each import SidecarSession
+from standfast.ops.sidecar.worker.assign_each import HeldTask, HeldTasks, SidecarSession
 from standfast.ops.sidecar.worker.mover import TailMover
 from standfast.ops.sidecar.worker.process import TailWorker
 from standfast.ops.sidecar.worker.protocol import Open
@@ -44,10 +44,9 @@ from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import MARKER, StateDir, write_marker
 from standfast.stream.session.statistics import SessionCounters, SessionStatistics
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.session.task import GONE, Task
 
 Partitions = frozenset[int]
-GONE = (TaskState.FAILED, TaskState.CLOSED)
 SNAPSHOTS = "snapshots"
 
 
@@ -171,7 +170,7 @@ class ControlSession:
         session.statistics()  # the first figures, before anybody may have to wait for the log
         self._session, self._partitions = session, partitions
         self._mover = TailMover(session, workers, self._closing)
-        self._mover.round()  # starts the workers, so that they are there when there is work
+        self._mover.round(session.held())  # starts the workers, so that they are there when there is work
 
     def check(self, largest: int) -> None:
         """Raise InvalidRequest for a partition that does not exist."""
@@ -191,13 +190,13 @@ class ControlSession:
             if session is not None:
                 session.close()
 
-    def held(self) -> dict[int, Task]:
-        """Tasks that the server holds."""
-        return {task_id.partition: task for task_id, task in self.session.all_tasks().items()}
+    def held(self) -> HeldTasks:
+        """What the server holds now. Raises NotReady before stores were declared."""
+        return self.session.held()
 
-    def locked_by_us(self) -> StandfastError | None:
+    def locked_by_us(self, held: HeldTasks) -> StandfastError | None:
         """Why an active task cannot be opened whose directory this process holds although it is closed; None: none."""
-        errors = [*self.mover.refused.values(), *(task.error for task in self.held().values() if task.state in GONE)]
+        errors = [*self.mover.refused.values(), *(one.task.error for one in held.tasks.values() if one.state in GONE)]
         return next((error for error in errors if isinstance(error, Held) and error.by_us), None)
 
     def reopen_task(self, partition: int) -> None:
@@ -206,13 +205,13 @@ class ControlSession:
 
     def lose(self, partitions: Partitions) -> None:
         """These are somebody else's by now: they are to close without flushing."""
-        for partition, task in self.held().items():
-            if partition in partitions and task.state not in GONE:
-                task.fail(Fenced("the application lost the partition"))
+        for partition, one in self.held().tasks.items():
+            if partition in partitions and one.state not in GONE:
+                one.task.fail(Fenced("the application lost the partition"))
 
     def set_aside(self, partition: int, reason: str) -> None:
         """Move the files of a task that is closed out of the way."""
-        if partition in self.held():
+        if partition in self.held().tasks:
             raise Unavailable(f"partition {partition} is not closed yet: try again")
         self._state.set_aside(str(TaskId(0, partition)), reason)
 
@@ -256,21 +255,22 @@ class ControlSession:
         if self._session is None:
             return {}
         return {
-            partition: {name: at.offset for name, at in sorted(task.stores.cut.positions.items())}
-            for partition, task in sorted(self.held().items())
+            partition: {name: at.offset for name, at in sorted(one.task.stores.cut.positions.items())}
+            for partition, one in sorted(self.held().tasks.items())
             if partition in partitions
         }
 
     # -- what is told -------------------------------------------------------------------------------------------------
 
-    def table(self, wanted: Wanted, fenced: Mapping[int, str], pending: Sequence[Restoring]) -> Table:
-        """What the doors may use now."""
-        held = self.held()
-        running = {task_id.partition: task for task_id, task in self.session.open_tasks().items()}
+    def table(
+        self, snapshot: HeldTasks, wanted: Wanted, fenced: Mapping[int, str], pending: Sequence[Restoring]
+    ) -> Table:
+        """What the doors may use, as of a snapshot."""
+        held, running = snapshot.tasks, snapshot.running
         failed: dict[int, BaseException] = dict(self.mover.refused)
         for partition in wanted.active & held.keys():
             if held[partition].state in GONE:
-                failed[partition] = failure_of(held[partition])
+                failed[partition] = failure_of(held[partition].task)
         shut = wanted.active - running.keys() - failed.keys()
         if shut and self._config.app.gate == "all":
             running = {}
@@ -293,18 +293,15 @@ class ControlSession:
         missing = [_line(far.get(partition), partition) for partition in sorted(shut)]
         return Table(running, failed, states, missing, dict(fenced))
 
-    def pending(self, wanted: Wanted) -> list[Restoring]:
-        """Active tasks that are not whole yet, wherever they restore."""
-        if self._session is None:
-            return [Restoring(partition, "waiting") for partition in sorted(wanted.active)]
-        held, full = self.held(), self._disk.full
-        running = {task_id.partition for task_id in self.session.open_tasks()}
-        restores = [_shown(one) for one in self.session.restores()]
+    def pending(self, snapshot: HeldTasks, wanted: Wanted) -> list[Restoring]:
+        """Active tasks that are not whole yet, wherever they restore, as of a snapshot."""
+        held, full = snapshot.tasks, self._disk.full
+        restores = [_shown(one) for one in snapshot.restores]
         for status in self.mover.worker_status():
             restores += [one for one in status["restores"] if one["partition"] not in held]
         found = [
             _restoring(partition, held.get(partition), [one for one in restores if one["partition"] == partition])
-            for partition in sorted(wanted.active - running)
+            for partition in sorted(wanted.active - snapshot.running.keys())
         ]
         return [replace(one, reason=f"waits for space: {full}") for one in found] if full else found
 
@@ -376,10 +373,11 @@ def _shown(restore: Any) -> dict[str, Any]:
     return {name: getattr(restore, name) for name in names}
 
 
-def _restoring(partition: int, task: Task | None, restores: Sequence[Mapping[str, Any]]) -> Restoring:
-    state = "restoring" if task is None else task.state.value
-    if task is not None and task.error is not None:
-        return Restoring(partition, state, reason=f"{type(task.error).__name__}: {task.error}")
+def _restoring(partition: int, held: HeldTask | None, restores: Sequence[Mapping[str, Any]]) -> Restoring:
+    state = "restoring" if held is None else held.state.value
+    error = None if held is None else held.task.error
+    if error is not None:
+        return Restoring(partition, state, reason=f"{type(error).__name__}: {error}")
     if not restores:
         return Restoring(partition, state, reason="opening")
     total = sum(one["end"] - one["start"] for one in restores)

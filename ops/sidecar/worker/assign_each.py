@@ -9,13 +9,45 @@ again by itself, does not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId
 from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import StandfastError, is_of_log
 from standfast.stream.session.session import Session
+from standfast.stream.session.snapshot import restores_of
+from standfast.stream.session.statistics import RestoreStatistics
+from standfast.stream.session.task import Task, TaskState
+
+
+class HeldTask(NamedTuple):
+    """A task, and its role and state at the moment of the snapshot. `is_open`: it runs, behind an open gate."""
+
+    task: Task
+    role: str
+    state: TaskState
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTasks:
+    """Snapshot of a session, by partition. `lost`: tasks that another instance took over, and that stay with it."""
+
+    tasks: Mapping[int, HeldTask]
+    restores: tuple[RestoreStatistics, ...]
+    lost: frozenset[int]
+
+    @property
+    def running(self) -> dict[int, Task]:
+        """Tasks that may process."""
+        return {partition: one.task for partition, one in self.tasks.items() if one.is_open}
+
+    def of_role(self, role: str) -> set[int]:
+        """Partitions of the tasks that are held as `active` or as `standby`."""
+        return {partition for partition, one in self.tasks.items() if one.role == role}
 
 
 class SidecarSession(Session):
@@ -35,10 +67,17 @@ class SidecarSession(Session):
         """`assign`, but of the tasks that another instance took over only those in `take_back` are taken back."""
         self._assign(active, standby, frozenset(TaskId(0, partition) for partition in take_back))
 
-    def lost(self) -> frozenset[int]:
-        """Partitions of the tasks that another instance took over, and that stay with it."""
+    def held(self) -> HeldTasks:
+        """What the session holds now: one look under its lock."""
         with self._usable():
-            return frozenset(task_id.partition for task_id in self._instance.ownership.lost)
+            instance = self._instance
+            tasks = {}
+            for task_id, task in instance.tasks.items():
+                state = task.state  # another thread may fail the task meanwhile
+                is_open = state is TaskState.RUNNING and instance.gate.is_open(task_id)
+                tasks[task_id.partition] = HeldTask(task, task.role, state, is_open)
+            restores = restores_of(instance, self.clock.monotonic_ms())
+            return HeldTasks(tasks, restores, frozenset(task_id.partition for task_id in instance.ownership.lost))
 
     def reopen_if_free(self, partition: int) -> None:
         """Open a task that failed again. Held if a live member took it over meanwhile: it is lost then."""
@@ -53,7 +92,7 @@ def assign_each(
     """Make exactly these the session's tasks, but for those that are refused, and why.
 
     Raises what is about the log as a whole (`is_of_log`): Unavailable, Corruption.
-    Tasks that are lost and not in `take_back` stay lost (`SidecarSession.lost`), without a refusal.
+    Tasks that are lost and not in `take_back` stay lost (`HeldTasks.lost`), without a refusal.
     """
     wanted = {"active": set(active), "standby": set(standby)}
     try:
@@ -64,8 +103,9 @@ def assign_each(
             raise
         # Of which one it is shows below.
     refused: dict[int, StandfastError] = {}
-    held = {role: wanted[role] & _held(session, role) for role in wanted}
-    held["active"] |= wanted["active"] & session.lost()  # left out they would be given up, and lost no more
+    found = session.held()
+    held = {role: wanted[role] & found.of_role(role) for role in wanted}
+    held["active"] |= wanted["active"] & found.lost  # left out they would be given up, and lost no more
     for role, partitions in wanted.items():
         for partition in sorted(partitions - held[role]):
             now = {one: set(tasks) for one, tasks in held.items()}
@@ -80,7 +120,3 @@ def assign_each(
                 held = now
     session.hold(**held, take_back=take_back)
     return refused
-
-
-def _held(session: Session, role: str) -> set[int]:
-    return {task_id.partition for task_id, task in session.all_tasks().items() if task.role == role}

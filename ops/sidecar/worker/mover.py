@@ -1,28 +1,36 @@
 """Carries out the moves of tasks between the server's session and its workers, round by round.
 
-    round()    look at what both hold ──> moves (pure, `moves.py`) ──> close here, open here, tell the workers
+    round(held)    what both hold ──> moves (pure, `moves.py`) ──> close here, open here, tell the workers
 
-Rules of this file: used by the control thread. Partition p belongs to worker p modulo their number, so that a task
+Rules of this file: used by the control thread, which gives the session's snapshot; it is taken again only after tasks
+were closed or opened. Partition p belongs to worker p modulo their number, so that a task
 never changes from worker to worker. Whatever the log does not answer is tried again with the next round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
-from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
+from standfast.ops.sidecar.worker.assign_each import HeldTasks, SidecarSession, assign_each
 from standfast.ops.sidecar.worker.moves import FENCED, Holding, Moves, moves
 from standfast.ops.sidecar.worker.process import TailWorker
 from standfast.ops.sidecar.worker.protocol import Rows
 from standfast.store.errors import Held, StandfastError, Unavailable, is_of_log
 from standfast.store.log import logger
-from standfast.stream.session.session import Session
 
 Partitions = frozenset[int]
 AGAIN_MS = 5_000
 HELD_AGAIN_MS = 500  # whoever holds a directory lets go of it with its end
+
+
+class Round(NamedTuple):
+    """Outcome of a round. `fenced`: active tasks that another instance has taken; `held`: the session after it."""
+
+    fenced: Partitions
+    held: HeldTasks
 
 
 class TailMover:
@@ -54,13 +62,13 @@ class TailMover:
         self._take_back = active if named else self._take_back & active
         self._refused.clear()
 
-    def round(self) -> Partitions:
-        """One round; gives the active tasks that another instance has taken, which are wanted no more."""
-        here = held_by(self._session, restoring(self._session))
+    def round(self, held: HeldTasks) -> Round:
+        """One round, from a snapshot of the session; the tasks that another instance has taken are wanted no more."""
+        here = holdings(held)
         active: set[int] = set()
         standby: set[int] = set()
-        fenced = set(self._session.lost() & self._active)
-        for number, part in enumerate(self._shards()):
+        fenced = set(held.lost & self._active)
+        for number, part in enumerate(self._shards(held.tasks.keys())):
             worker = self.workers[number] if self.workers else None
             there = None if worker is None else worker.poll()
             if worker is not None and there is None:
@@ -82,9 +90,12 @@ class TailMover:
             standby |= found.server_standby
             fenced |= found.fenced
         fenced -= self._take_back
-        self._open_here(frozenset(active - fenced), frozenset(standby))
-        self._tell_workers()
-        return frozenset(fenced)
+        if self._open_here(frozenset(active - fenced), frozenset(standby), held.tasks.keys()):
+            held = self._session.held()
+        for worker, found in zip(self.workers, self._last, strict=True):
+            # A worker opens no task that is not closed here yet.
+            worker.want(found.worker_active - held.tasks.keys(), found.worker_standby - held.tasks.keys())
+        return Round(frozenset(fenced), held)
 
     def read(self, partition: int, path: str, query: str) -> Future[Rows]:
         """A page of rows of a task that a worker holds. Raises Unavailable, Refused."""
@@ -101,18 +112,18 @@ class TailMover:
         for worker in self.workers:
             worker.close()
 
-    def _shards(self) -> list[Partitions]:
-        everything = self._active | self._standby | {one.partition for one in self._session.all_tasks()}
+    def _shards(self, held: Set[int]) -> list[Partitions]:
+        everything = self._active | self._standby | held
         number = len(self.workers) or 1
         return [frozenset(one for one in everything if one % number == shard) for shard in range(number)]
 
-    def _open_here(self, active: Partitions, standby: Partitions) -> None:
+    def _open_here(self, active: Partitions, standby: Partitions, held: Set[int]) -> bool:
+        """Assign these to the session; whether it had to be asked."""
         now_ms = self._clock.monotonic_ms()
         waiting = {one for one, (_, due_ms) in self._refused.items() if now_ms < due_ms}
         active -= waiting
-        held = {one.partition for one in self._session.all_tasks()}
         if (active, standby) == self._given and held == active | standby and not active & self._take_back:
-            return
+            return False
         gone = frozenset(held - active)
         if gone:
             self._closing(gone)
@@ -122,7 +133,7 @@ class TailMover:
             if not is_of_log(error):
                 raise
             self.error = str(error)
-            return
+            return True
         self._take_back -= active
         for partition, why in refused.items():
             if partition not in self._refused:
@@ -132,25 +143,14 @@ class TailMover:
             self._refused.pop(partition, None)
         self.error = ""
         self._given = (active - refused.keys(), standby - refused.keys())
-
-    def _tell_workers(self) -> None:
-        here = {one.partition for one in self._session.all_tasks()}
-        for worker, found in zip(self.workers, self._last, strict=True):
-            # Nobody opens there what is not closed here yet.
-            worker.want(found.worker_active - here, found.worker_standby - here)
+        return True
 
 
-def restoring(session: Session) -> dict[int, int]:
-    """Records that active tasks of a session still have to replay, by partition."""
-    found: dict[int, int] = {}
-    for restore in session.restores():
-        found[restore.partition] = found.get(restore.partition, 0) + restore.remaining
-    return found
-
-
-def held_by(session: Session, remaining: Mapping[int, int]) -> dict[int, Holding]:
-    """What a session holds."""
+def holdings(held: HeldTasks) -> dict[int, Holding]:
+    """What a session holds, with the records that its active tasks still have to replay."""
+    remaining: Counter[int] = Counter()
+    for restore in held.restores:
+        remaining[restore.partition] += restore.remaining
     return {
-        task_id.partition: Holding(task.role, task.state.value, remaining.get(task_id.partition, 0))
-        for task_id, task in session.all_tasks().items()
+        partition: Holding(one.role, one.state.value, remaining[partition]) for partition, one in held.tasks.items()
     }

@@ -10,9 +10,9 @@ import pytest
 
 import standfast as sf
 from standfast.ops.shared.reasons import NOT_ACTIVE, RESTORING, Refused
-from standfast.ops.sidecar.engine.source import SessionSource
 from standfast.store.clock import ManualClock
 from support.door import Desk, Talk, open_session
+from support.session_source import SessionSource
 
 OFFSETS = ("GROUP", "app", "OFFSETS", "flights", 0)
 

@@ -54,10 +54,10 @@ def test_task_that_another_instance_took_is_not_taken_back_by_the_same_order(
     first, second = pair
     lose_first(first, second, seen=seen)
     assert assign_each(first, BOTH, NONE) == {}
-    assert first.lost() == FIRST
+    assert first.held().lost == FIRST
     assert set(first.all_tasks()) == {TaskId(0, 1)}
     assert assign_each(first, BOTH, NONE) == {}
-    assert first.lost() == FIRST
+    assert first.held().lost == FIRST
     second.task(0).store("kv").put("b", "2")
     second.task(0).commit()  # its owner still
     assert rows_of(second) == {"b": "2"}
@@ -68,7 +68,7 @@ def test_task_that_is_named_again_is_taken_back(pair: tuple[SidecarSession, sf.S
     first, second = pair
     lose_first(first, second, seen=seen)
     assert assign_each(first, BOTH, NONE, take_back=FIRST) == {}
-    assert first.lost() == NONE
+    assert first.held().lost == NONE
     first.wait_ready(10)
     assert rows_of(first) == {}
     second.task(0).store("kv").put("b", "2")
@@ -82,7 +82,7 @@ def test_order_without_a_lost_task_gives_it_up_so_that_the_next_may_name_it(
     first, second = pair
     lose_first(first, second, seen=True)
     assert assign_each(first, frozenset({1}), NONE) == {}
-    assert first.lost() == NONE
+    assert first.held().lost == NONE
     assert assign_each(first, BOTH, NONE) == {}
     assert set(first.all_tasks()) == {TaskId(0, 0), TaskId(0, 1)}
 
@@ -101,4 +101,4 @@ def test_failed_task_is_opened_again_only_if_no_live_member_took_it(pair: tuple[
     first.task(0).fail(sf.InternalError("as after a full disk"))
     with pytest.raises(sf.Held):
         first.reopen_if_free(0)
-    assert first.lost() == FIRST
+    assert first.held().lost == FIRST

@@ -77,6 +77,22 @@ class Plane:
         return binding, commit
 
 
+class CountedLock:
+    """The lock of a session, which counts how often one thread takes it."""
+
+    def __init__(self, lock: Any, thread: int) -> None:
+        self._lock = lock
+        self._thread = thread
+        self.taken = 0
+
+    def __enter__(self) -> None:
+        self.taken += threading.get_ident() == self._thread
+        self._lock.__enter__()
+
+    def __exit__(self, *why: Any) -> None:
+        self._lock.__exit__(*why)
+
+
 def on_plane(root: Path, test: Callable[[Plane], Awaitable[None]]) -> None:
     """Run a test on an event loop, with stores declared."""
 
@@ -295,7 +311,7 @@ def test_partition_whose_files_cannot_be_set_aside_is_opened_again(tmp_path: Pat
         with pytest.raises(OSError, match="no space"):
             await made.call(lambda: made.plane.wipe(0, epoch))
         await made.call(made.plane.tick)
-        assert made.plane.session.held()
+        assert made.plane.session.held().tasks
         await made.ready()
 
     on_plane(tmp_path, test)
@@ -365,8 +381,32 @@ def test_rows_of_all_partitions_are_refused_while_one_of_them_cannot_be_read(tmp
         assert (await get(made, "/v1/stores/kv/get?key=k")).status_code == 409
         assert (await get(made, scan + "?partition=0")).status_code == 200
         held = made.plane.session.held
-        made.plane.session.held = lambda: {0: held()[0]}  # type: ignore[method-assign]
+        made.plane.session.held = lambda: replace(held(), tasks={0: held().tasks[0]})  # type: ignore[method-assign]
         assert (await get(made, scan + "?stale=1")).json()["reason"] == "NOT_ACTIVE"
+
+    on_plane(tmp_path, test)
+
+
+def test_control_tick_takes_the_lock_of_the_session_once(tmp_path: Path) -> None:
+    async def test(made: Plane) -> None:
+        tasks = [{"partition": 0, "role": "active"}, {"partition": 1, "role": "standby"}]
+        await made.call(lambda: made.plane.assign({"generation": 1, "tasks": tasks}))
+        await made.ready()
+
+        def ticks(number: int) -> int:
+            session: Any = made.plane.session.session
+            lock = session._lock
+            counted = session._lock = CountedLock(lock, threading.get_ident())
+            try:
+                for _ in range(number):
+                    made.plane.tick()
+            finally:
+                session._lock = lock
+            return counted.taken
+
+        assert await made.call(lambda: ticks(5)) == 5
+        assert sorted(made.plane.table.now.open) == [0]
+        assert made.plane.table.now.states == {0: "running", 1: "standby"}
 
     on_plane(tmp_path, test)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from standfast.ops.shared.reasons import NOT_ACTIVE, NOT_ASSIGNED, RESTORING, Refused
 from standfast.replication.offsets import TaskId
 from standfast.stream.session.session import Session
-from standfast.stream.session.task import Task, TaskState
+from standfast.stream.session.task import GONE, Task, TaskState
 
 # What a partition is that this session does not hold, as another process knows it: "standby", "restoring: 41 %", None.
 Elsewhere = Callable[[int], str | None]
@@ -33,7 +33,7 @@ class SessionSource:
             return task
         if task.state is TaskState.STANDBY:
             raise _standby(partition)
-        if task.state in (TaskState.FAILED, TaskState.CLOSED):
+        if task.state in GONE:
             task.source_offsets()  # raises what it failed with
         raise Refused(RESTORING, f"partition {partition} is not ready: the restore gate is shut, wait (SF.WAITREADY)")
 
