@@ -4,7 +4,7 @@
 
 Rules of this file: arguments and exit codes only. Modules of commands import heavy things inside their handlers, so
 that `standfast --version` and `--help` answer at once. A handler takes the arguments and returns an exit code, or
-raises; errors become exit codes in `exit_codes`. Must not know how anything is stored.
+raises; errors become exit codes in `guard`. Must not know how anything is stored.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run the handler of parsed arguments; every way it may end becomes an exit code."""
-    from standfast.ops.shared.exit_codes import error_document, guard
+    from standfast.ops.shared.guard import error_printed, guard
 
     def handle() -> int:
         code: int = args.handler(args)
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, "json", False):
             from standfast.ops.shared.text import dumps
 
-            print(dumps(error_document(error)))
+            print(dumps(error_printed(error)))
 
     try:
         return guard(handle, on_error)

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from standfast.ops.client.door import Door, TlsFiles, door_at
+from standfast.ops.shared.reasons import NotFound
 from standfast.ops.shared.run_file import RunInfo, read_run_file
 from standfast.ops.shared.serve_files import read_info
 from standfast.store import errors
@@ -33,10 +34,6 @@ from standfast.store.errors import (
 INSTANCE_HEADER = "Standfast-Instance"
 TIMEOUT_DEFAULT_S = 10.0
 REPLY_BYTES_MAX = 256 << 20
-
-
-class NotFound(StandfastError):
-    """The instance has no such row: an answer, not a failure."""
 
 
 class Client:

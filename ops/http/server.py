@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import traceback
 from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import BufferedIOBase
@@ -24,7 +23,7 @@ from standfast._version import __version__
 from standfast.ops.http.routes import Reply, Routes, error_reply
 from standfast.ops.shared.loopback import is_loopback
 from standfast.ops.shared.run_file import RunInfo, remove_run_file, write_run_file
-from standfast.store.errors import BadConfig, Held, InternalError
+from standfast.store.errors import BadConfig, Held
 from standfast.store.log import logger
 from standfast.stream.session.session import Session
 
@@ -208,13 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
             return error_reply(414, "BadRequest", f"the path is longer than {URL_BYTES_MAX} bytes")
         if self.door.check_host and not self._host_is_ours():
             return error_reply(403, "Forbidden", "the Host header names another machine: use 127.0.0.1 or localhost")
-        try:
-            return self.door.routes.answer(self.path)
-        except Exception as error:  # noqa: BLE001  the door outlives a bug in one answer
-            # The message may hold what the store holds, so only the kind and the place are logged.
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            logger.error("http: %s at %s:%s", type(error).__name__, frame.filename, frame.lineno)
-            return error_reply(500, InternalError.__name__, f"{type(error).__name__}: {error}")
+        return self.door.routes.answer(self.path)
 
     def _host_is_ours(self) -> bool:
         """A page of another site that points its own name at 127.0.0.1 gets nothing from here."""

@@ -1,17 +1,19 @@
-"""Why the sidecar refuses something: one table from errors to reason name, HTTP status and RESP prefix.
+"""What an error is to those who get it: one table from errors to reason name, HTTP status, RESP prefix and exit code.
 
     error of store/errors.py ──┐
-    Refused(reason, message) ──┴─> Reason(name, http, resp, retry_after_s)      both doors answer from it
+    Refused(reason, message) ──┴─> Reason(name, http, resp, retry_after_s) and exit code
 
-Rules of this file: the only place that maps errors to answers of the sidecar's doors. A name, once given out, keeps its
-meaning: clients of all languages tell them apart. It knows no door, no task and no socket.
+Rules of this file: the only place that maps errors to answers. A name, once given out, keeps its meaning: clients of
+all languages tell them apart. It knows no server, no task and no socket.
 """
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from standfast.ops.shared import exit_codes as exits
 from standfast.store.errors import (
     Backpressure,
     BadConfig,
@@ -30,7 +32,9 @@ from standfast.store.errors import (
     Unavailable,
     UnknownStore,
 )
+from standfast.store.log import logger
 
+ERROR_SCHEMA = "standfast.error/1"
 RETRY_AFTER_S: Final = 1
 
 
@@ -59,6 +63,7 @@ STALE_EPOCH: Final = Reason("STALE_EPOCH", 409, "FENCED")
 BAD_REQUEST: Final = Reason("BAD_REQUEST", 400, "ERR")
 BAD_BATCH: Final = Reason("BAD_BATCH", 400, "ERR")
 BAD_NAME: Final = Reason("BAD_NAME", 400, "ERR")
+NOT_FOUND: Final = Reason("NOT_FOUND", 404, "ERR")
 NO_SUCH_STORE: Final = Reason("NO_SUCH_STORE", 404, "ERR")
 CONFLICT: Final = Reason("CONFLICT", 409, "ERR")
 TOO_LARGE: Final = Reason("TOO_LARGE", 413, "ERR")
@@ -89,33 +94,54 @@ REASONS: Final[dict[str, Reason]] = {
 }
 
 # First match wins, so a class stands above the one it derives from.
-_BY_ERROR: tuple[tuple[type[StandfastError], Reason], ...] = (
-    (UnknownStore, NO_SUCH_STORE),
-    (BadConfig, BAD_REQUEST),
-    (TooLarge, TOO_LARGE),
-    (InvalidRequest, BAD_REQUEST),
-    (Backpressure, QUEUE_FULL),
-    (DiskFull, DISK_FULL),
-    (NotReady, RESTORING),
-    (Held, HELD),
-    (CommitUnknown, COMMIT_UNKNOWN),
-    (Unavailable, UNAVAILABLE),
-    (StateLost, LOG_LOST),
-    (Fenced, FENCED),
-    (Corruption, CORRUPT),
-    (Closed, CLOSED),
-    (InternalError, INTERNAL),
+ERRORS: Final[tuple[tuple[type[StandfastError], Reason, int], ...]] = (
+    (UnknownStore, NO_SUCH_STORE, exits.USAGE),
+    (BadConfig, BAD_REQUEST, exits.CONFIG),
+    (TooLarge, TOO_LARGE, exits.USAGE),
+    (InvalidRequest, BAD_REQUEST, exits.USAGE),
+    (Backpressure, QUEUE_FULL, exits.NEGATIVE),
+    (DiskFull, DISK_FULL, exits.DISK),
+    (NotReady, RESTORING, exits.NEGATIVE),
+    (Held, HELD, exits.HELD),
+    (CommitUnknown, COMMIT_UNKNOWN, exits.UNKNOWN),
+    (Unavailable, UNAVAILABLE, exits.UNAVAILABLE),
+    (StateLost, LOG_LOST, exits.DATA),
+    (Fenced, FENCED, exits.FENCED),
+    (Corruption, CORRUPT, exits.DATA),
+    (Closed, CLOSED, exits.INTERNAL),
+    (InternalError, INTERNAL, exits.INTERNAL),
 )
 # What SQLite, RocksDB and the kernel say of a volume without space.
 _DISK_FULL_TEXTS = ("No space left", "no space left", "disk full", "Disk quota exceeded")
 
 
 class Refused(StandfastError):
-    """The sidecar refuses, for a reason of the table; what was asked for changed nothing."""
+    """An instance refuses, for a reason of the table; what was asked for changed nothing."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         self.reason = reason
         super().__init__(message)
+
+
+class NotFound(Refused):
+    """There is no such path, row or thing."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(NOT_FOUND, message)
+
+
+class NotAssigned(Refused):
+    """This instance does not hold the partition."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(NOT_ASSIGNED, message)
+
+
+class NotActive(Refused):
+    """The partition is a standby here."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(NOT_ACTIVE, message)
 
 
 def reason_of(error: BaseException) -> Reason:
@@ -126,7 +152,12 @@ def reason_of(error: BaseException) -> Reason:
         return COMMIT_UNKNOWN
     if isinstance(error, Unavailable) and any(text in str(error) for text in _DISK_FULL_TEXTS):
         return DISK_FULL
-    return next((reason for kind, reason in _BY_ERROR if isinstance(error, kind)), INTERNAL)
+    return next((reason for kind, reason, _ in ERRORS if isinstance(error, kind)), INTERNAL)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a command that ends with this error."""
+    return next((code for kind, _, code in ERRORS if isinstance(error, kind)), exits.INTERNAL)
 
 
 def message_of(error: BaseException) -> str:
@@ -134,3 +165,17 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, StandfastError):
         return " ".join(str(error).split()) or type(error).__name__
     return f"{type(error).__name__}: a bug of standfast, please report it with the lines in its log"
+
+
+def error_document(error: BaseException) -> dict[str, Any]:
+    """An error as HTTP answers it; one that standfast did not raise on purpose goes into the log, without its text."""
+    reason = reason_of(error)
+    if reason is INTERNAL:
+        frame = traceback.extract_tb(error.__traceback__)[-1:]
+        logger.error("http: %s%s", type(error).__name__, "".join(f" at {one.filename}:{one.lineno}" for one in frame))
+    return {
+        "schema": ERROR_SCHEMA,
+        "error": type(error).__name__,
+        "reason": reason.name,
+        "message": message_of(error),
+    }

@@ -28,9 +28,9 @@ from standfast.ops.client.client import INSTANCE_HEADER
 from standfast.ops.config.types import Config
 from standfast.ops.observe.health import Facts, Health, live, ready, startup
 from standfast.ops.observe.metrics_doors import HttpNumbers, counted
-from standfast.ops.shared.reasons import BAD_REQUEST, LIMIT, Refused
+from standfast.ops.shared.reasons import BAD_REQUEST, LIMIT, NotFound, Refused
 from standfast.ops.sidecar.control.answers import Answers
-from standfast.ops.sidecar.control.routes import CALLS, Call, ControlRoutes, answer, error_response, not_found
+from standfast.ops.sidecar.control.routes import CALLS, Call, ControlRoutes, answer, error_response
 from standfast.ops.sidecar.security.audit import Audit
 from standfast.ops.sidecar.security.http_guard import App, Guard, GuardRules, Receive, Scope, Send
 from standfast.ops.sidecar.security.http_protocol import let_go, timed
@@ -85,7 +85,7 @@ def application(
     made.router.redirect_slashes = False
 
     async def missing(request: Request, error: Exception) -> Response:
-        return not_found("no such path: see /v1/openapi.json")
+        return error_response(NotFound("no such path: see /v1/openapi.json"))
 
     async def wrong_method(request: Request, error: Exception) -> Response:
         response = error_response(Refused(BAD_REQUEST, "no such method here: see /v1/openapi.json"))

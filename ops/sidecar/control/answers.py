@@ -16,7 +16,7 @@ from standfast._version import __version__
 from standfast.ops.observe.health import Facts
 from standfast.ops.observe.metrics_doors import VerifyNumbers
 from standfast.ops.shared.control_stores import shape_of
-from standfast.ops.shared.reasons import NOT_ASSIGNED, Refused, message_of, reason_of
+from standfast.ops.shared.reasons import NOT_ASSIGNED, Refused, message_of
 from standfast.ops.sidecar.control.plane import ControlPlane
 from standfast.ops.sidecar.engine.task_table import Table
 from standfast.replication.offsets import TaskId
@@ -244,16 +244,6 @@ class Answers:
         found: dict[tuple[str, int], int | None] = dict.fromkeys(self._plane.wanted.sources.get(partition, ()))
         found.update({(topic, number): offset for (topic, number), offset in committed.items()})
         return [{"topic": topic, "partition": number, "offset": at} for (topic, number), at in sorted(found.items())]
-
-
-def error_document(error: BaseException) -> Json:
-    """An error as the doors tell it."""
-    return {
-        "schema": "standfast.error/1",
-        "error": type(error).__name__,
-        "reason": reason_of(error).name,
-        "message": message_of(error),
-    }
 
 
 def _held_by(member: str, plan: MemberPlan) -> list[Json]:

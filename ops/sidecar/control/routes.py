@@ -20,15 +20,24 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from standfast.ops.http.routes import Refusal, Routes
-from standfast.ops.shared.reasons import LIMIT, NOT_ACTIVE, RESTORING, RETRY_AFTER_S, TOO_LARGE, Refused, reason_of
+from standfast.ops.http.rows import Rows
+from standfast.ops.shared.reasons import (
+    LIMIT,
+    NOT_ACTIVE,
+    RESTORING,
+    RETRY_AFTER_S,
+    TOO_LARGE,
+    NotFound,
+    Refused,
+    error_document,
+    reason_of,
+)
 from standfast.ops.shared.text import dumps
 from standfast.ops.sidecar.control import schema as schemas
-from standfast.ops.sidecar.control.answers import Answers, error_document
+from standfast.ops.sidecar.control.answers import Answers
 from standfast.ops.sidecar.control.plane import ControlPlane
 from standfast.ops.sidecar.control.schema import Schema
 from standfast.store.errors import InvalidRequest, Unavailable
-from standfast.store.log import logger
 
 JSON = "application/json; charset=utf-8"
 KEEP_ALIVE_S = 15.0
@@ -67,7 +76,7 @@ class ControlRoutes:
     def __init__(self, plane: ControlPlane, answers: Answers) -> None:
         self._plane = plane
         self._answers = answers
-        self._reads: tuple[object, Routes] | None = None
+        self._reads: tuple[object, Rows] | None = None
         self.on_drain: Callable[[float], Awaitable[None]] | None = None
 
     async def respond(self, call: Call, request: Request) -> Response:
@@ -159,7 +168,9 @@ class ControlRoutes:
         text = request.path_params["id"]
         found = text.isascii() and text.isdigit() and len(text) < 16
         gone = found and await self._call(lambda: self._plane.timers.cancel(int(text)))
-        return answer(200, {"cancelled": True}) if gone else not_found(f"there is no schedule {text[:32]!r}")
+        if not gone:
+            raise NotFound(f"there is no schedule {text[:32]!r}")
+        return answer(200, {"cancelled": True})
 
     async def status(self, request: Request, body: dict[str, Any]) -> Response:
         return answer(200, await asyncio.to_thread(self._answers.status))
@@ -174,8 +185,8 @@ class ControlRoutes:
     async def rows(self, request: Request, body: dict[str, Any]) -> Response:
         session = self._plane.session.session
         if self._reads is None or self._reads[0] is not session:
-            self._reads = (session, Routes(session))
-        routes = self._reads[1]
+            self._reads = (session, Rows(session))
+        reads = self._reads[1]
         target = request.scope["raw_path"].decode("ascii", "replace")
         query = request.scope["query_string"].decode("ascii", "replace")
         partition = number(request, "partition", schemas.PARTITION_MAX)
@@ -188,15 +199,12 @@ class ControlRoutes:
                 return None  # a standby or a restore, which a worker has
             asked = wanted if partition is None else frozenset({partition})
             self._check_whole(asked, stale)
-            found = routes.rows(target, query)
+            found = reads.document(target, query)
             if asked - {one["partition"] for one in found["partitions"]}:
                 raise Refused(RESTORING, "a partition was closed while its rows were read: ask again")
             return found
 
-        try:
-            found = await asyncio.to_thread(read)
-        except Refusal as refusal:
-            return answer(refusal.status, refusal.document())
+        found = await asyncio.to_thread(read)
         if found is not None:
             return answer(200, found)
         assert partition is not None
@@ -290,23 +298,10 @@ def answer(status: int, document: Mapping[str, Any]) -> Response:
 def error_response(error: BaseException) -> Response:
     """The answer to an error of any kind."""
     reason = reason_of(error)
-    if reason.name == "INTERNAL":
-        # Without its text: it may hold what the store holds.
-        frame = error.__traceback__
-        while frame is not None and frame.tb_next is not None:
-            frame = frame.tb_next
-        where = "" if frame is None else f" at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
-        logger.error("http: %s%s", type(error).__name__, where)
     made = answer(reason.http, error_document(error))
     if reason.retry_after_s is not None:
         made.headers["Retry-After"] = str(reason.retry_after_s)
     return made
-
-
-def not_found(message: str) -> Response:
-    """404."""
-    document = {"schema": "standfast.error/1", "error": "NotFound", "reason": "NOT_FOUND", "message": message}
-    return answer(404, document)
 
 
 def number(request: Request, name: str, most: int) -> int | None:

@@ -181,10 +181,10 @@ def main(parent: Parent) -> int:
 
 def reader_of(session: Session, parent: Parent) -> Callable[[ReadRows], None]:
     """What rows are asked of; loaded once somebody asks, so that workers start sooner."""
-    from standfast.ops.http.routes import Routes
+    from standfast.ops.http.rows import Rows
     from standfast.ops.sidecar.worker.reader import Reader
 
-    return Reader(Routes(session), lambda rows: parent.tell(report_line(rows))).ask
+    return Reader(Rows(session), lambda rows: parent.tell(report_line(rows))).ask
 
 
 def run() -> int:

@@ -20,7 +20,7 @@ from system.spark.test_spark_verify import row, verify
 
 from standfast.ops.cli.command_line import build_parser
 from standfast.ops.cli.spark.verify_spark import run_verify_spark
-from standfast.ops.shared.exit_codes import guard
+from standfast.ops.shared.guard import guard
 from standfast.ops.shared.output import Output
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition

@@ -17,8 +17,9 @@ import pytest
 import standfast as sf
 from standfast.ops.cli.command_line import main
 from standfast.ops.http.server import OpsServer
-from standfast.ops.shared.exit_codes import EXIT_CODES, exit_code, guard
 from standfast.ops.shared.extras import require
+from standfast.ops.shared.guard import guard
+from standfast.ops.shared.reasons import ERRORS, exit_code
 from standfast.ops.shared.run_file import RUN_FILE
 from standfast.replication.log import TopicPolicy
 from standfast.store import errors
@@ -489,7 +490,7 @@ def test_door_of_another_instance_is_not_taken_for_ours(run: Run, session: sf.Se
 
 OWNER = """
 import sys, standfast as sf
-from standfast.ops.shared.exit_codes import guard
+from standfast.ops.shared.guard import guard
 def own():
     store = sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)
     with sf.Session("app", log=sys.argv[1], state_dir=sys.argv[2], stores=[store]):
@@ -562,10 +563,10 @@ def test_exit_code_is_what_the_caller_must_do(error: Exception, code: int, capsy
 
 def test_every_error_of_the_tree_has_an_exit_code() -> None:
     kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, sf.StandfastError)]
-    listed = tuple(kind for kind, _ in EXIT_CODES)
+    listed = tuple(kind for kind, _, _ in ERRORS)
     assert [kind for kind in kinds if kind is not sf.StandfastError and not issubclass(kind, listed)] == []
-    for at, (kind, _) in enumerate(EXIT_CODES):
-        assert not issubclass(kind, tuple(earlier for earlier, _ in EXIT_CODES[:at])), f"{kind} is never reached"
+    for at, (kind, _, _) in enumerate(ERRORS):
+        assert not issubclass(kind, listed[:at]), f"{kind} is never reached"
 
 
 def test_usage_errors_and_help_are_exit_codes_of_main(run: Run) -> None:

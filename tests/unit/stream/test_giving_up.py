@@ -300,7 +300,7 @@ def test_program_with_handlers_of_its_own_prints_nothing_beside_them(tmp_path: P
 @pytest.mark.slow
 def test_program_under_our_command_line_ends_with_its_exit_code_and_the_reason(tmp_path: Path) -> None:
     run = """
-        from standfast.ops.shared.exit_codes import guard
+        from standfast.ops.shared.guard import guard
         sys.exit(guard(lambda: app.run() or 0))
     """
     done = program(tmp_path, run=run)

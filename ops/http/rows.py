@@ -1,0 +1,161 @@
+"""Rows of a session's stores for people, by the path and the query that ask for them.
+
+    /v1/stores/NAME/get?key=&as_of=                              partition=, stale=1, key_format=utf8|hex everywhere
+    /v1/stores/NAME/scan?from=&to=&prefix=&limit=&after=         after: as the answer before gave it
+    /v1/stores/NAME/fetch?key=&from=&to=&limit=                  from and to in milliseconds, both ends included
+
+Rules of this file: no sockets and no HTTP library: workers of a sidecar answer from it too. Reads only, committed rows
+only. Keys and values never go into a log.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from standfast.ops.observe.reads import (
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    REPLY_BYTES_MAX,
+    VERBS,
+    Part,
+    ReadRequest,
+    document,
+    live_part,
+    read,
+)
+from standfast.ops.shared.reasons import NotActive, NotAssigned, NotFound
+from standfast.ops.shared.text import parse_key_format
+from standfast.store.errors import InvalidRequest, UnknownStore
+from standfast.store.specs import StoreSpec
+from standfast.stream.session.session import Session
+from standfast.stream.session.task import Task, TaskState
+
+QUERY_FIELDS_MAX = 20
+ROW_PATHS = tuple(f"/v1/stores/NAME/{verb}" for verb in VERBS)
+_ALLOWED = {
+    "get": frozenset({"key", "as_of"}),
+    "scan": frozenset({"from", "to", "prefix", "limit", "after"}),
+    "fetch": frozenset({"key", "from", "to", "limit"}),
+}
+_ALWAYS = frozenset({"partition", "stale", "key_format"})
+
+
+class Rows:
+    """Rows of one session's stores."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def document(
+        self, path: str, query: str, rows_max: int = LIMIT_MAX, bytes_max: int = REPLY_BYTES_MAX
+    ) -> dict[str, Any]:
+        """The rows that a path asks for. Raises NotFound, NotAssigned, NotActive, and errors of the library."""
+        parts = path.split("/")
+        if len(parts) != 5 or parts[:3] != ["", "v1", "stores"] or parts[4] not in VERBS:
+            raise NotFound(f"no such path; of a store there are {', '.join(ROW_PATHS)}")
+        name, verb = unquote(parts[3]), parts[4]
+        values = _parameters(query, _ALLOWED[verb] | _ALWAYS)
+        request = _request(verb, name, values)
+        request = replace(request, limit=min(request.limit, rows_max))
+        found = self._parts(request, stale=_flag(values, "stale") or self._session.read_only)
+        answer = read(found, request, bytes_max)
+        if verb == "get" and not answer.rows:
+            raise NotFound(f"store {name!r} has no row of this key in the partitions read here")
+        return document(self._session.app, request, found, answer)
+
+    def _parts(self, request: ReadRequest, *, stale: bool) -> list[Part]:
+        """The partitions of the store to read. One that cannot be read now fails the whole answer."""
+        spec = self._spec(request.store)
+        held = self._session.all_tasks()
+        # A failed task has no open stores, but its definitions tell whose group it is of.
+        tasks = {task_id.partition: task for task_id, task in held.items() if spec.name in task.stores.specs}
+        if request.partition is not None:
+            if request.partition not in tasks:
+                known = ", ".join(map(str, sorted(tasks))) or "none"
+                raise NotAssigned(f"partition {request.partition} is not held by this instance (it holds: {known})")
+            tasks = {request.partition: tasks[request.partition]}
+        elif not stale:
+            tasks = {partition: task for partition, task in tasks.items() if not _is_standby(task)} or tasks
+        if not tasks:
+            raise NotAssigned("this instance holds no partition: ask another one")
+        return [self._part(spec, partition, task, stale) for partition, task in sorted(tasks.items())]
+
+    def _part(self, spec: StoreSpec, partition: int, task: Task, stale: bool) -> Part:
+        if _is_standby(task) and not stale:
+            raise NotActive(
+                f"partition {partition} is a standby here: ask the active instance, or for stale rows with stale=1"
+            )
+        view = self._session.read(spec.name, partition, allow_stale=stale)
+        return live_part(spec, view.store.rows, partition, view.role, view.lag_records)
+
+    def _spec(self, name: str) -> StoreSpec:
+        for spec in self._session.specs:
+            if spec.name == name:
+                return spec
+        known = [spec.name for spec in self._session.specs]
+        raise UnknownStore(f"no store {name!r}{nearest(name, known)}")
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """`, did you mean ...?`, or what there is."""
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f", did you mean {near[0]!r}?" if near else f": there are {', '.join(known) or 'none'}"
+
+
+def _is_standby(task: Task) -> bool:
+    return task.state is TaskState.STANDBY
+
+
+def _parameters(query: str, allowed: frozenset[str]) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict")
+    except ValueError as error:
+        raise InvalidRequest(f"the query is not readable ({error}): percent-encode UTF-8") from error
+    values: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in allowed:
+            raise InvalidRequest(f"no parameter {name!r}{nearest(name, sorted(allowed))}")
+        if name in values:
+            raise InvalidRequest(f"parameter {name!r} is given twice: give it once")
+        values[name] = value
+    return values
+
+
+def _request(verb: str, store: str, values: Mapping[str, str]) -> ReadRequest:
+    limit = _number(values, "limit")
+    times = verb == "fetch"
+    return ReadRequest(
+        verb,
+        store,
+        key=values.get("key"),
+        key_from=None if times else values.get("from"),
+        key_to=None if times else values.get("to"),
+        prefix=values.get("prefix"),
+        time_from=_number(values, "from") if times else None,
+        time_to=_number(values, "to") if times else None,
+        as_of=_number(values, "as_of"),
+        partition=_number(values, "partition"),
+        limit=LIMIT_DEFAULT if limit is None else limit,
+        key_format=parse_key_format(values.get("key_format", "utf8")),
+        after=values.get("after"),
+    )
+
+
+def _number(values: Mapping[str, str], name: str) -> int | None:
+    text = values.get(name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise InvalidRequest(f"{name} is {text!r}: give a whole number from 0")
+    return int(text)
+
+
+def _flag(values: Mapping[str, str], name: str) -> bool:
+    text = values.get(name, "0")
+    if text not in ("0", "1"):
+        raise InvalidRequest(f"{name} is {text!r}, use 0 or 1")
+    return text == "1"

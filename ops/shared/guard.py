@@ -1,0 +1,56 @@
+"""Run a program so that every way it may end is an exit code.
+
+An error is one line `error: what` on stderr (one line a problem for BadConfig). With --json stdout holds one document
+in any case: the result, or {"schema": "standfast.error/1", "error", "message", "problems", "exit_code"}.
+
+Rules of this file: `guard` is the outermost frame of every command; codes are those of `reasons.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from standfast.ops.shared.exit_codes import INTERRUPTED
+from standfast.ops.shared.reasons import ERROR_SCHEMA, exit_code
+from standfast.store.errors import BadConfig, StandfastError
+
+
+def error_printed(error: BaseException) -> dict[str, Any]:
+    """The error as --json prints it."""
+    return {
+        "schema": ERROR_SCHEMA,
+        "error": type(error).__name__,
+        "message": str(error),
+        "problems": list(error.problems) if isinstance(error, BadConfig) else [],
+        "exit_code": exit_code(error),
+    }
+
+
+def tell(error: BaseException) -> int:
+    """Say on stderr what went wrong; an unforeseen error with its traceback. Returns the exit code."""
+    problems = error.problems if isinstance(error, BadConfig) else (str(error),)
+    if not isinstance(error, StandfastError):
+        traceback.print_exception(error, file=sys.stderr)
+        notes = getattr(error, "__notes__", ())  # an application's own error, and what was done about it
+        blame = "; ".join(notes) or "a bug of standfast: please report it with the lines above"
+        problems = (f"{type(error).__name__}: {error} ({blame})",)
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return exit_code(error)
+
+
+def guard(run: Callable[[], int], on_error: Callable[[BaseException], None] | None = None) -> int:
+    """Run a program; returns its exit code, or that of the error it ended with. `on_error` hears of the error too."""
+    try:
+        return run()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001  the outermost frame: everything becomes an exit code
+        if on_error is not None:
+            on_error(error)
+        return tell(error)
