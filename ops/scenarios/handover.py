@@ -1,17 +1,23 @@
-"""The scenario `handover`: how batches go from the fetch thread to the applying thread.
+"""The player of `standfast.replication.handover`, with a real thread for each side.
 
-    taking turns; a wake-up and the batch that is offered again; an error after a batch; closing
+    new                           a new hand-over
+    produce A | produce None      the fetch thread offers a batch
+    poll | poll 0                 the applying thread asks for one; 0: it does not wait
+    wake | error E | close
 
-Rules of this file: it plays `standfast.replication.handover` with a real thread for each side. No step waits for the
-clock: a step is over when every thread has answered or waits, which the hand-over's own condition tells.
+Every command answers what it set off: each thread's answer, or that the thread waits.
+
+Rules of this file: no step waits for the clock. A step is over when every thread has answered or waits, which the
+hand-over's own condition tells.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
-from standfast.ops.scenarios.stage import Stage
+from standfast.ops.scenarios.script import Player
 from standfast.replication.handover import Closed, Handover, WakeUp
 from standfast.store.errors import InternalError, InvalidRequest
 
@@ -135,75 +141,46 @@ def outcome(action: Callable[[], object]) -> str:
     return "taken" if given is None else str(given)
 
 
-def play(stage: Stage) -> None:
-    """Every part in turn."""
-    _turns(stage)
-    _wake_up(stage)
-    _error(stage)
-    _closing(stage)
+class Exchange(Player):
+    """One hand-over after the other."""
 
+    def __init__(self) -> None:
+        self.cast = Cast()
 
-def _turns(stage: Stage) -> None:
-    stage.part("One slot: the fetch thread is one batch ahead, no more")
-    cast = Cast()
-    stage.step("poll", cast.poll(), ["poll: waits"], "nothing is there")
-    expected = ["poll: A", "produce A: taken"]
-    stage.step("produce A", cast.produce("A"), expected, "the waiting poll gets it")
-    stage.step("produce B", cast.produce("B"), ["produce B: taken"], "into the empty slot, nobody polls yet")
-    stage.step("produce C", cast.produce("C"), ["produce C: waits"], "the slot holds B")
-    seen = sorted(cast.poll())
-    stage.step("poll", seen, ["poll: B", "produce C: taken"], "B comes out, C goes in")
-    stage.step("poll", cast.poll(), ["poll: C"], "in the order of production")
-    cast.close()
+    def new(self) -> str:
+        """A new hand-over."""
+        self.end()
+        self.cast = Cast()
+        return "empty"
 
+    def produce(self, batch: str) -> list[str]:
+        """The fetch thread offers a batch."""
+        if batch == "None":
+            return self.cast.ask("produce None", lambda: self.cast.handover.produce(None))  # type: ignore[arg-type]
+        return self.cast.produce(batch)
 
-def _wake_up(stage: Stage) -> None:
-    stage.part("Wake-up: the fetch thread is wanted for something else")
-    cast = Cast()
-    wake = cast.handover.wake_up_producer
-    stage.step(
-        "wake up, then produce A", [*cast.do(wake), *cast.produce("A")], ["produce A: taken"], "the slot is empty"
-    )
-    stage.step(
-        "produce B", cast.produce("B"), ["produce B: waits"], "that wake-up was cleared and does not count later"
-    )
-    stage.step("wake up", cast.do(wake), ["produce B: WakeUp"], "B was not taken; the producer keeps it")
-    stage.step("produce B again", cast.produce("B"), ["produce B: waits"], "one wake-up wakes once")
-    seen = sorted(cast.poll())
-    stage.step("poll", seen, ["poll: A", "produce B: taken"], "nothing was lost")
-    stage.step("poll", cast.poll(), ["poll: B"], "and nothing comes twice")
-    cast.close()
+    def poll(self, timeout_s: str = "") -> list[str]:
+        """The applying thread asks for a batch."""
+        if timeout_s:
+            return self.cast.ask("poll 0", lambda: self.cast.handover.poll_next(timeout_s=0) or "nothing")
+        return self.cast.poll()
 
+    def wake(self) -> list[str]:
+        """The fetch thread is wanted for something else."""
+        return self.cast.do(self.cast.handover.wake_up_producer)
 
-def _error(stage: Stage) -> None:
-    stage.part("Error: what was fetched before it comes first, and the first error wins")
-    cast = Cast()
+    def error(self, name: str) -> list[str]:
+        """The fetch thread reports an error."""
+        return self.cast.do(lambda: self.cast.handover.report_error(FetchFailed(name)))
 
-    def report(name: str) -> list[str]:
-        return cast.do(lambda: cast.handover.report_error(FetchFailed(name)))
+    def close(self) -> list[str]:
+        """The hand-over is closed."""
+        return self.cast.do(self.cast.handover.close)
 
-    stage.step("produce A", cast.produce("A"), ["produce A: taken"])
-    stage.step("produce B", cast.produce("B"), ["produce B: waits"])
-    stage.step("report error E", report("E"), ["produce B: Closed"], "the producer's side is closed")
-    stage.step("report error F", report("F"), [], "not the first")
-    stage.step("poll", cast.poll(), ["poll: A"], "it was in the slot before the error")
-    stage.step("poll", cast.poll(), ["poll: raises E"])
-    stage.step("poll", cast.poll(), ["poll: raises E"], "from now on")
-    stage.step("produce C", cast.produce("C"), ["produce C: Closed"])
-    cast.close()
-    stage.step("close, then poll", cast.poll(), ["poll: raises E"], "closing hides no error")
+    def value(self, answer: Any) -> Any:
+        """By name: threads that answer in one step have no order."""
+        return sorted(answer)
 
-
-def _closing(stage: Stage) -> None:
-    stage.part("Close: every wait ends, what is in the slot is let go")
-    cast = Cast()
-    stage.step("poll", cast.poll(), ["poll: waits"])
-    stage.step("close", cast.do(cast.handover.close), ["poll: Closed"])
-    cast = Cast()
-    stage.step("produce A", cast.produce("A"), ["produce A: taken"], "another hand-over")
-    stage.step("produce B", cast.produce("B"), ["produce B: waits"])
-    stage.step("close", cast.do(cast.handover.close), ["produce B: Closed"])
-    stage.step("poll", cast.poll(), ["poll: Closed"], "A is let go; its partition's position in the store never moved")
-    stage.step("produce C", cast.produce("C"), ["produce C: Closed"])
-    seen = cast.ask("produce None", lambda: cast.handover.produce(None))  # type: ignore[arg-type]
-    stage.step("produce None", seen, ["produce None: InvalidRequest"], "None is no batch")
+    def end(self) -> None:
+        """Release every waiting thread and join it."""
+        self.cast.close()

@@ -1,17 +1,28 @@
 """Worked examples of the time semantics: `standfast demo --scenario NAME` plays one step by step.
 
-    scenario module ──> play(stage): what goes in, what came out, what was expected, why ──> table or JSON, exit code
+    data/NAME.txt ──> the players of NAME.py: what goes in, what came out, what was expected, why ──> table or JSON
 
-Rules of this file: it collects steps and prints them; the examples themselves are the modules beside it, one each,
-which play the real parts and compare with numbers written down there. A step is as expected if both are equal.
+A script of an example has these commands of its own; an answer is one JSON value, and its comment is the why:
+
+    part TITLE                  a part begins
+    machine Pipeline            a player of the module of that name takes the commands that follow
+    text topology               what this command answers is shown above the steps of the part
+
+Rules of this file: it collects steps and prints them; the examples and their numbers are the scripts. A step is as
+expected if what came out and what was expected are equal.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.resources import files
 from typing import Any
+
+from standfast.ops.scenarios.script import Player, run
+from standfast.store.errors import InternalError
 
 SCHEMA = "standfast.demo.scenario/1"
 EXIT_DIFFERENT = 1
@@ -42,16 +53,37 @@ class Part:
     steps: list[Step] = field(default_factory=list)
 
 
-class Stage:
-    """Where a scenario tells what happens."""
+class Stage(Player):
+    """What happens in a scenario; as a player it hands the commands on to that of the machine named last."""
 
     def __init__(self, scenario: str) -> None:
         self.scenario = scenario
         self.parts: list[Part] = []
+        self._machine = Player()
 
-    def part(self, title: str, text: str = "") -> None:
-        """Begin a part."""
-        self.parts.append(Part(title, text))
+    def act(self, command: str) -> Any:
+        """Carry a command out."""
+        name, _, rest = command.partition(" ")
+        match name:
+            case "part":
+                self.parts.append(Part(rest))
+            case "text":
+                self.parts[-1].text = self._machine.act(rest)
+            case "machine":
+                self.end()
+                module = import_module(f"standfast.ops.scenarios.{self.scenario}")
+                self._machine = getattr(module, rest)()
+            case _:
+                return self._machine.act(command)
+        return None
+
+    def value(self, answer: Any) -> Any:
+        """An answer as a JSON value."""
+        return self._machine.value(answer)
+
+    def end(self) -> None:
+        """Let go of what the machine holds."""
+        self._machine.end()
 
     def step(self, given: str, seen: Any, expected: Any, why: str = "") -> None:
         """Tell a step of the part begun last."""
@@ -80,10 +112,20 @@ class Stage:
 
 
 def play(name: str) -> Stage:
-    """Play one of SCENARIOS."""
+    """Play one of SCENARIOS. Raises InternalError if its script has not one answer for each command."""
     stage = Stage(name)
-    import_module(f"standfast.ops.scenarios.{name}").play(stage)
+    for played in run(script_of(name), stage):
+        expected = played.block.expected
+        if expected is not None and len(expected) != len(played.answers):
+            raise InternalError(f"scenario {name}: {', '.join(played.differences())}")
+        for command, (seen,), wanted in zip(played.block.commands, played.answers, expected or (), strict=False):
+            stage.step(command.told, json.loads(seen), json.loads(wanted), command.why)
     return stage
+
+
+def script_of(name: str) -> str:
+    """The text of one of SCENARIOS."""
+    return (files("standfast.ops.scenarios") / f"data/{name}.txt").read_text("utf-8")
 
 
 def report(stage: Stage, *, as_json: bool) -> int:
@@ -113,13 +155,6 @@ def report(stage: Stage, *, as_json: bool) -> int:
         f"{stage.scenario}: " + (f"{wrong} of {count} steps WRONG" if wrong else f"{count} steps, all as expected")
     )
     return 0 if stage.ok else EXIT_DIFFERENT
-
-
-def take(seen: list[Any]) -> list[Any]:
-    """What was noted since the last look, and an empty list for the next."""
-    found = seen.copy()
-    seen.clear()
-    return found
 
 
 def told(value: Any) -> str:

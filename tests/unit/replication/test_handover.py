@@ -1,7 +1,7 @@
 """The hand-over between fetch thread and applying thread: each of its promises, then many batches with wake-ups.
 
 Rules of this file: real threads, joined with a time-out; who waits is told by the hand-over's own condition, so
-nothing here sleeps or depends on who is faster. Step by step it is played in test_scenarios_handover.py.
+nothing here sleeps or depends on who is faster. Step by step it is played by the scripts of tests/scenarios/handover.
 """
 
 from __future__ import annotations
