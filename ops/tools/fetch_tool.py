@@ -66,39 +66,20 @@ def install_package(package: Package, folder: Path) -> Path:
 
     The interpreter's own environment is not touched. Raises Unavailable.
     """
-    target = folder / "site"
-    command = [*_pip_or_uv("install"), *_pinned(package, folder), "--target", str(target)]
+    target, requirements = folder / "site", folder / "requirements.txt"
+    requirements.write_text(package.requirement + "\n", encoding="utf-8")
+    command = [*_pip_or_uv(), "--no-deps", "--require-hashes", "-r", str(requirements), "--target", str(target)]
     run_tool(f"installing {package.name} {package.version}", command, cwd=folder, environment=PIP_ENVIRONMENT)
     return target
 
 
-def download_package(package: Package, folder: Path) -> Path | None:
-    """The archive of a Python package, as it is; None where there is no pip (uv cannot do it). Raises Unavailable."""
-    if not _has_pip():
-        return None
-    target = folder / "archive"
-    command = [*_pip_or_uv("download"), *_pinned(package, folder), "-d", str(target)]
-    run_tool(f"downloading {package.name} {package.version}", command, cwd=folder, environment=PIP_ENVIRONMENT)
-    return next(target.iterdir())
-
-
-def _has_pip() -> bool:
-    probe = [sys.executable, "-m", "pip", "--version"]
-    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
-
-
-def _pip_or_uv(what: str) -> list[str]:
+def _pip_or_uv() -> list[str]:
     """The command that installs Python packages: this interpreter's pip, else uv. Raises Unavailable."""
-    if _has_pip():
-        return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", what]
+    pip = [sys.executable, "-m", "pip"]
+    if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode == 0:
+        return [*pip, "--disable-pip-version-check", "--no-input", "--quiet", "install"]
     beside = Path(sys.executable).with_name("uv")
     uv = which("uv") or (str(beside) if beside.is_file() else None)
     if uv is None:
         raise Unavailable(f"{sys.executable} has no pip, and there is no uv: install one of them")
-    return [uv, "pip", what, "--quiet", "--python", sys.executable]
-
-
-def _pinned(package: Package, folder: Path) -> list[str]:
-    path = folder / "requirements.txt"
-    path.write_text(package.requirement + "\n", encoding="utf-8")
-    return ["--no-deps", "--require-hashes", "-r", str(path)]
+    return [uv, "pip", "install", "--quiet", "--python", sys.executable]

@@ -1,7 +1,4 @@
-"""Fetches jars by Ivy, which pyspark brings along: for machines with Java and Python but no Maven.
-
-    an installed pyspark's own jar       taken as it is
-    <cache>/ivy/ivy-2.5.3.jar            else: from pyspark's archive, downloaded for it once (434 MB, then deleted)
+"""Fetches jars by Ivy, which pyspark brings along: for machines with Java and pyspark but no Maven.
 
 Rules of this file: Ivy copies exactly the jars that it is told, by its built-in settings; its own cache is ours and
 goes with the fetch, so that nothing is left in the user's home.
@@ -9,28 +6,25 @@ goes with the fetch, so that nothing is left in the user's home.
 
 from __future__ import annotations
 
-import hashlib
-import tarfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from standfast.ops.tools.cache import Say
-from standfast.ops.tools.fetch_tool import Package, download_package, install_package, run_tool
+from standfast.ops.tools.fetch_tool import run_tool
 from standfast.ops.tools.java import Java
 from standfast.ops.tools.java_trust import PASSWORD, key_store, trusted_certificates
-from standfast.store.errors import Corruption, Unavailable
+from standfast.store.errors import Unavailable
 
-IVY_JAR = "ivy-2.5.3.jar"
-IVY_SHA256 = "9502aa5aabf0b1484924a13ef4b5d24f121f7f91aab6768f11cc9d0906c0803b"
-PYSPARK = Package("pyspark", "4.0.1", ("9d1f22d994f60369228397e3479003ffe2dd736ba79165003246ff7bd48e2c73",))
 NAMES = "[artifact]-[revision](-[classifier]).[ext]"
 
 
-def fetch_by_ivy(
-    coordinates: list[tuple[str, str, str, str]], target: Path, folder: Path, java: Java, cache: Path, say: Say
-) -> None:
+def fetch_by_ivy(coordinates: list[tuple[str, str, str, str]], target: Path, folder: Path, java: Java) -> None:
     """Have Ivy copy exactly these jars to `target`; `folder` is for what is needed on the way. Raises Unavailable."""
-    jar = find_ivy(cache) or fetch_ivy(cache, folder, say)
+    jar = find_ivy()
+    if jar is None:
+        raise Unavailable(
+            "fetching jars failed: neither Maven (`mvn`) is on the PATH nor pyspark, which brings Ivy, is installed. "
+            'Install one of them: pip install "standfast[spark]"'
+        )
     (folder / "ivy.xml").write_text(ivy_module(coordinates), encoding="utf-8")
     command = [str(java.path), *_trust(java, folder), "-jar", str(jar), "-cache", str(folder / "ivy-cache"), "-warn"]
     command += ["-ivy", str(folder / "ivy.xml"), "-confs", "default", "-types", "jar", "bundle"]
@@ -39,38 +33,11 @@ def fetch_by_ivy(
         raise Unavailable("fetching jars by Ivy failed: it ended well and copied nothing")
 
 
-def find_ivy(cache: Path) -> Path | None:
-    """Ivy's jar, if an installed pyspark or the cache has it."""
+def find_ivy() -> Path | None:
+    """Ivy's jar, if an installed pyspark has it."""
     spark = find_spec("pyspark")
-    for place in spark.submodule_search_locations or [] if spark else []:
-        if jars := sorted(Path(place).glob("jars/ivy-*.jar")):
-            return jars[-1]
-    ours = cache / "ivy" / IVY_JAR
-    return ours if ours.is_file() else None
-
-
-def fetch_ivy(cache: Path, folder: Path, say: Say) -> Path:
-    """Take Ivy's jar out of pyspark's archive into the cache; only inside `cache.fetching`.
-
-    Raises Unavailable, Corruption.
-    """
-    say(
-        f"neither Maven nor pyspark is here: downloading {PYSPARK.name} {PYSPARK.version} (434 MB) for the Ivy inside "
-        "it (1.4 MB), once; with Maven on the PATH this is not needed"
-    )
-    target = cache / "ivy" / IVY_JAR
-    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    (folder / "spark").mkdir()
-    archive = download_package(PYSPARK, folder / "spark")
-    if archive is not None:
-        content = _from_archive(archive)
-        archive.unlink()
-    else:
-        content = (install_package(PYSPARK, folder / "spark") / "pyspark/jars" / IVY_JAR).read_bytes()
-    if hashlib.sha256(content).hexdigest() != IVY_SHA256:
-        raise Corruption(f"{IVY_JAR} in {PYSPARK.name} {PYSPARK.version} is not what is pinned; nothing of it was kept")
-    (folder / IVY_JAR).write_bytes(content)
-    return (folder / IVY_JAR).replace(target)
+    places = spark.submodule_search_locations or [] if spark else []
+    return max((jar for place in places for jar in Path(place).glob("jars/ivy-*.jar")), default=None)
 
 
 def ivy_module(coordinates: list[tuple[str, str, str, str]]) -> str:
@@ -87,16 +54,6 @@ def ivy_module(coordinates: list[tuple[str, str, str, str]]) -> str:
             f"{named}</dependency>"
         )
     return "\n".join([*lines, "</dependencies></ivy-module>", ""])
-
-
-def _from_archive(archive: Path) -> bytes:
-    with tarfile.open(archive) as opened:
-        for member in opened:
-            if member.isfile() and member.name.endswith(f"/jars/{IVY_JAR}"):
-                file = opened.extractfile(member)
-                if file is not None:
-                    return file.read()
-    raise Unavailable(f"{archive.name} has no {IVY_JAR} in it")
 
 
 def _trust(java: Java, folder: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
     ops/tools/data/jars-<set>.json ──> ensure_jars ──> <cache>/jars/<set>-<first digits of the pins' sha256>/*.jar
                                    │ by Maven, where `mvn` is on the PATH
-                                   │ else by Ivy (`ivy`), which needs only Java
+                                   │ else by the Ivy of an installed pyspark (`ivy`), which needs only Java
 
 Rules of this file: every jar is listed with its digest, so that nothing is resolved at the time of fetching, and what
 was fetched is compared byte for byte whichever way it came. Jars in the cache are compared at each use as well.
@@ -106,7 +106,7 @@ def ensure_jars(jar_set: JarSet, java: Java, say: Say, cache: Path | None = None
             if by_maven:
                 fetch_by_maven(coordinates, fetched, folder)
             else:
-                fetch_by_ivy(coordinates, fetched, folder, java, cache, say)
+                fetch_by_ivy(coordinates, fetched, folder, java)
         except Unavailable as error:
             raise Unavailable(f"{error}\n{OTHERWISE}") from error
         if found := problems(jar_set, fetched):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.tools.debian import ensure_program
 from standfast.store.errors import Unavailable
+from support.debian import ensure_program
 from support.missing import missing
 
 Promtool = Callable[..., str]

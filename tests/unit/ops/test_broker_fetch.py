@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,28 +112,31 @@ def small_set() -> jars.JarSet:
 @pytest.fixture(scope="module")
 @dear()
 def small_cache(kafka_files: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that holds Ivy already: that of the machine, else by Maven, which must have fetched Kafka then."""
-    cache = tmp_path_factory.mktemp("cache")
-    found = ivy.find_ivy(cache_dir())
-    if found is None:
-        folder = tmp_path_factory.mktemp("ivy")
-        jars.fetch_by_maven([("org.apache.ivy", "ivy", "2.5.3", "")], folder / "jars", folder)
-        found = folder / "jars" / ivy.IVY_JAR
-    (cache / "ivy").mkdir()
-    (cache / "ivy" / ivy.IVY_JAR).write_bytes(found.read_bytes())
-    return cache
+    """An empty cache, on a machine whose own cache has Kafka's jars."""
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.mark.long
 @kafka
 @slow
 @pytest.mark.parametrize("fetched", [False, True], ids=["java of the machine", "java that was fetched"])
-def test_ivy_fetches_the_very_jars_where_there_is_no_maven(small_cache: Path, tmp_path: Path, fetched: bool) -> None:
+def test_ivy_fetches_the_very_jars_where_there_is_no_maven(kafka_files: None, tmp_path: Path, fetched: bool) -> None:
     chosen = small_set()
     runtime = replace(ensure_java(quiet), fetched=fetched)
-    ivy.fetch_by_ivy([jar.parts for jar in chosen.jars], tmp_path / "jars", tmp_path, runtime, small_cache, quiet)
+    ivy.fetch_by_ivy([jar.parts for jar in chosen.jars], tmp_path / "jars", tmp_path, runtime)
     assert jars.problems(chosen, tmp_path / "jars") == []
     assert (tmp_path / "trust.jks").exists() == fetched, "our own Java trusts what Python trusts"
+
+
+def test_neither_maven_nor_pyspark_is_told_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    absent = Java(tmp_path / "java", 21)
+    with pytest.raises(Unavailable, match=r"(?s)neither Maven .* nor pyspark.*pip install .*settings\.xml"):
+        jars.ensure_jars(small_set(), absent, quiet, tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["LOCK"]
 
 
 @pytest.mark.long

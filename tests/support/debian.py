@@ -1,4 +1,4 @@
-"""Programs of Debian's packages, for tests and trials: the machine's own, else unpacked and not installed.
+"""Programs of Debian's packages: the machine's own, else unpacked and not installed.
 
     PATH                                     taken as it is
     <cache>/debian/<package>/usr/bin/...     else: `apt-get download`, `dpkg-deb --extract`, once; needs no root
