@@ -30,7 +30,7 @@ LISTS = ("requirements/core.txt", "requirements/spark.txt", "requirements/dev.tx
 SHIPPED_LISTS = LISTS[:2]
 ACCEPTED = ".ci/accepted-advisories.toml"
 AUDIT_S_MAX = 300
-_PINNED = re.compile(r"^([A-Za-z0-9._-]+)==", re.MULTILINE)
+_PINNED = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 

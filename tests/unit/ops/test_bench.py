@@ -90,10 +90,10 @@ def test_bench_reports_every_field(what: str, tmp_path: Path, capsys: pytest.Cap
 def test_bench_failover_kills_the_owner_and_tells_what_its_standby_needed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["bench", "failover", "--runs", "2", "--lease", "300ms", "--dir", str(tmp_path)]
+    words = ["bench", "failover", "--runs", "2", "--lease", "2s", "--dir", str(tmp_path)]
     assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["settings"]["lease_ms"] == 300
+    assert document["settings"]["lease_ms"] == 2_000
     whole, *parts = document["measures"]
     assert [one["name"] for one in parts] == ["detect", "open", "restore", "process"]
     for number, run in enumerate(whole["runs"]):
