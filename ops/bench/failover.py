@@ -168,7 +168,7 @@ def rounds(step: Step, runs: int, lease_ms: int, tick: Callable[[int], None]) ->
                 if early > EARLY_MAX:
                     raise Unavailable(
                         f"the standby took over before the owner was killed, {early} times: this machine does not "
-                        f"renew a lease of {lease_ms} ms in time; give a longer --lease, or repeat it on a quiet machine"
+                        f"renew a lease of {lease_ms} ms in time; give a longer --lease, or repeat it when it is quiet"
                     )
                 continue
             found.append(parts)
