@@ -21,12 +21,12 @@ from standfast.ops.demo.feeder import Feeder
 from standfast.ops.demo.log import LogView
 from standfast.ops.demo.process import POLL_MS, Status, Worker
 from standfast.ops.demo.result import Metrics, TakeOver
-from standfast.ops.demo.worker import STATISTICS_EVERY_TICKS, TICK_S
+from standfast.ops.demo.worker import TICK_MS
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
 
 STALL_MS_MAX = 30_000
-SETTLE_MS = round(TICK_S * 1_000 * (STATISTICS_EVERY_TICKS + 2))  # a worker's statistics are at most this old
+SETTLE_MS = 2 * TICK_MS  # a worker's status is at most this old
 SLICE_PARTS = 80
 SLICE_RECORDS_MIN = 25
 METRICS_TIMEOUT_S = 5.0
@@ -106,11 +106,11 @@ class Course:
             to_promotion_ms=last.restoring_ms - killed.at_ms,
             to_running_ms=last.running_ms - killed.at_ms,
             to_first_record_ms=last.first_ms - killed.at_ms,
-            tasks=last.promotions,
+            tasks=last.counter("promotions", "completed"),
             standby_replayed=self.promoted.standby_records,
-            tail_replayed=last.restored_records,
-            gate_waits=last.gate_waits,
-            gate_wait_ms=last.gate_wait_ms,
+            tail_replayed=last.counter("restored", "records"),
+            gate_waits=last.counter("gate_wait_seconds", "count"),
+            gate_wait_ms=round(last.counter("gate_wait_seconds", "sum") * 1_000),
             processed_by_b=last.processed,
         )
 
@@ -122,9 +122,9 @@ class Course:
 
     def _start_both(self) -> tuple[Worker, Worker]:
         a, b = self._start("a"), self._start("b", held=True)
-        self._wait("A to take every task", lambda: a.status().active == TASKS and a.status().ready)
+        self._wait("A to take every task", lambda: a.status().tasks("active") == TASKS and a.last.ready)
         b.release()
-        self._wait("B to stand by for every task", lambda: b.status().standby == TASKS)
+        self._wait("B to stand by for every task", lambda: b.status().tasks("standby") == TASKS)
         self._display.event(f"A (pid {a.pid}) runs all {TASKS} tasks, B (pid {b.pid}) stands by for them")
         return a, b
 
@@ -191,7 +191,7 @@ class Course:
 
         def settled() -> bool:
             self._b, self.a_back = b.status(), returned.status()
-            caught_up = self.a_back.standby == TASKS and self.a_back.standby_lag == 0
+            caught_up = self.a_back.tasks("standby") == TASKS and self.a_back.stores("lag", "standby") == 0
             return caught_up and min(self._b.at_ms, self.a_back.at_ms) > done_ms + SETTLE_MS
 
         self._wait("A to stand by again", settled)
@@ -236,7 +236,7 @@ class Course:
                 by_a=self.a_last.processed,
                 a_ended=killed,
                 standby=self._b.standby_records,
-                standby_total=self.a_last.logged_records,
+                standby_total=self.a_last.stores("logged_records"),
                 by_b=self._b.processed,
                 by_b_total=self._feeder.total - self.killed.committed if killed else 0,
                 board=self._view.board(),

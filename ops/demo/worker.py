@@ -1,59 +1,60 @@
-"""One process of the demo: runs the board, serves its metrics, and writes how it is doing to a status file.
+"""One process of the demo: runs the board, serves its metrics, and tells the demo how it is doing.
 
-    python -m standfast.ops.demo.worker --folder D --name a --log ADDRESS --grace-ms N --retention-ms N --parent PID
+    python -m standfast.ops.demo.worker STATE_DIR     a child of the demo (`standfast.store.child_process`)
 
-    D/status-a.jsonl    one JSON object a line, several a second; times are the machine's monotonic milliseconds
+    demo ── Open, then anything else to stop ──> worker
+    demo <── {"at_ms": ..., "status": a status document}, several times a second ── worker
 
-Rules of this file: an ordinary application process; it ends on SIGTERM, and when the process that started it is gone.
-It does not know who will be killed, or when.
+Rules of this file: an ordinary application process; it ends on SIGTERM, and with the process that started it. It does
+not know who will be killed, or when. All times are the machine's monotonic milliseconds.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
-import os
 import sys
 import threading
-from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import quote
 
-from standfast.ops.demo.board import LEASE_MS, BoardSettings, Tally, build_app
+from standfast.ops.demo.board import BoardSettings, Tally, build_app
 from standfast.ops.http.server import OpsServer
+from standfast.ops.observe.status import status_document
 from standfast.replication.listeners import Listener
-from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.offsets import TaskId
+from standfast.store.child_process import json_line
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Closed
+from standfast.store.parent_process import Parent
 from standfast.stream.app.app import App
 from standfast.stream.session.session import Session
-from standfast.stream.session.settings import Guarantee
 
-TICK_S = 0.05
-STATISTICS_EVERY_TICKS = 5
+TICK_MS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The first order: run the application. `log` is an address, `port` that of metrics, 0 for a free one."""
+
+    log: str
+    port: int
+    settings: BoardSettings
+
+
+def open_line(order: Open) -> bytes:
+    """The order as a line."""
+    return json_line(asdict(order))
 
 
 class Watcher(Listener):
-    """Counts what the process's standbys and restores did, and notes when a task first restored and all ran."""
+    """Notes when a task first restored, and when the last one ran."""
 
     def __init__(self, clock: Clock) -> None:
-        self.standby_records = 0
-        self.restored_records = 0
-        self.restoring_ms = -1
-        self.running_ms = -1
+        self.restoring_ms = self.running_ms = -1
         self._clock = clock
-
-    def on_standby_batch(
-        self, task: TaskId, store: str, changelog: TopicPartition, position: int, records: int, end: int
-    ) -> None:
-        self.standby_records += records
-
-    def on_batch_restored(
-        self, task: TaskId, store: str, changelog: TopicPartition, position: int, records: int
-    ) -> None:
-        self.restored_records += records
 
     def on_state_changed(self, task: TaskId, role: str, state: str) -> None:
         if state == "restoring" and self.restoring_ms < 0:
@@ -62,121 +63,46 @@ class Watcher(Listener):
             self.running_ms = self._clock.monotonic_ms()
 
 
-class Reporter:
-    """Writes the status file from a thread of its own until stopped."""
-
-    def __init__(self, app: App, session: Session, tally: Tally, watcher: Watcher, path: Path, parent: int) -> None:
-        self.address = ""
-        self._app = app
-        self._session = session
-        self._tally = tally
-        self._watcher = watcher
-        self._path = path
-        self._parent = parent
-        self._statistics: dict[str, Any] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="demo-status", daemon=True)
-
-    def start(self) -> None:
-        """Begin to write."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Write no more; the session may be closed once this returns."""
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        ticks = 0
-        with self._path.open("a", encoding="utf-8", buffering=1) as file:
-            while not self._stop.wait(TICK_S):
-                if os.getppid() != self._parent:
-                    self._app.stop()
-                try:
-                    if ticks % STATISTICS_EVERY_TICKS == 0:
-                        self._statistics = statistics(self._app, self._session)
-                    status = self._status()
-                except Closed:
-                    return  # the application was stopped and has closed its session
-                ticks += 1
-                file.write(json.dumps(status, separators=(",", ":")) + "\n")
-
-    def _status(self) -> dict[str, Any]:
-        watcher, tally = self._watcher, self._tally
-        roles = Counter(
-            "restoring" if task.state.value == "restoring" else task.role for task in self._session.all_tasks().values()
-        )
-        return {
-            "at_ms": tally.clock.monotonic_ms(),
-            "processed": tally.records,
-            "first_ms": tally.first_ms,
-            "resumed": sum(list(tally.resumed.values())),
-            "standby_records": watcher.standby_records,
-            "restored_records": watcher.restored_records,
-            "restoring_ms": watcher.restoring_ms,
-            "running_ms": watcher.running_ms,
-            "active": roles["active"],
-            "restoring": roles["restoring"],
-            "standby": roles["standby"],
-            "ready": self._session.ready,
-            "metrics": self.address,
-            **self._statistics,
-        }
+def report(app: App, session: Session, tally: Tally, watcher: Watcher, metrics: str, parent: Parent) -> None:
+    """Tell the demo how it is going until the session closes; whatever it orders now stops the application."""
+    try:
+        while True:
+            told: dict[str, Any] = {
+                "at_ms": tally.clock.monotonic_ms(),
+                "processed": tally.records,
+                "first_ms": tally.first_ms,
+                "resumed": sum(list(tally.resumed.values())),
+                "restoring_ms": watcher.restoring_ms,
+                "running_ms": watcher.running_ms,
+                "metrics": metrics,
+                "status": status_document(session.statistics()),
+            }
+            parent.tell(json_line(told))
+            if parent.orders(TICK_MS):
+                app.stop()
+    except Closed:
+        return  # the application was stopped and has closed its session
 
 
-def statistics(app: App, session: Session) -> dict[str, Any]:
-    """What the card tells of a process, from the session's own statistics and what the application left out."""
-    now = session.statistics()
-    stores = [store for task in now.tasks for store in task.stores]
-    gate = now.counters.gate_wait_seconds
-    return {
-        "standby_lag": sum(store.lag for task in now.tasks if task.role == "standby" for store in task.stores),
-        "late_dropped": sum(store.late_dropped for store in stores),
-        "late_windows": app.drops.counts["late_window"],
-        "handed_over": now.counters.handed_over_records,
-        "segments_expired": sum(store.segments_expired for store in stores),
-        "logged_records": sum(store.logged_records for store in stores),
-        "gate_waits": sum(gate.counts),
-        "gate_wait_ms": round(gate.total * 1_000),
-        "promotions": now.counters.promotions["completed"],
-        "commits": now.counters.commits["committed"],
-    }
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run until SIGTERM; an error ends the process with its traceback on stderr."""
-    parser = argparse.ArgumentParser(description="one process of `standfast demo`")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--log", required=True, help="address of the log")
-    parser.add_argument("--prefix", default="", help="of every name in the log")
-    parser.add_argument("--guarantee", choices=get_args(Guarantee), default="exactly_once")
-    parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
-    parser.add_argument("--grace-ms", type=int, required=True)
-    parser.add_argument("--retention-ms", type=int, required=True)
-    parser.add_argument("--held", action="store_true", help="join the others only when a line comes on stdin")
-    parser.add_argument("--parent", type=int, required=True, help="process id; the worker ends when it is gone")
-    parser.add_argument("--port", type=int, default=0, help="of metrics and status; 0 takes a free one")
-    given = parser.parse_args(argv)
+def main(state: Path) -> int:
+    """Run until it is stopped; an error ends the process with its traceback on stderr."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if given.held and not sys.stdin.readline():
-        return 0  # whoever held it is gone
+    parent = Parent()
+    order, *more = map(json.loads, parent.orders(None))
+    if more or "settings" not in order:
+        return 0  # it is stopped before it began
     clock = SystemClock()
     tally, watcher = Tally(clock=clock), Watcher(clock)
-    settings = BoardSettings(given.grace_ms, given.retention_ms, given.guarantee, given.prefix, given.lease_ms)
-    root = state_dir(given.folder, given.name)
-    app = build_app(settings, tally, given.log, root, [watcher])
+    app = build_app(BoardSettings(**order["settings"]), tally, order["log"], state, [watcher])
     session = app.open()
-    path = status_path(given.folder, given.name)
-    reporter = Reporter(app, session, tally, watcher, path, given.parent)
-    server = OpsServer(session, port=given.port)
+    server = OpsServer(session, port=order["port"])
+    reporter = threading.Thread(target=report, args=(app, session, tally, watcher, server.address, parent))
     try:
-        reporter.address = server.address
         reporter.start()
         app.run()
     finally:
-        reporter.stop()
         server.close()
+        reporter.join()
     return 0
 
 
@@ -190,10 +116,5 @@ def state_dir(folder: Path, name: str) -> Path:
     return folder / f"state-{name}"
 
 
-def status_path(folder: Path, name: str) -> Path:
-    """Status file of one process of the demo."""
-    return folder / f"status-{name}.jsonl"
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(Path(sys.argv[1])))

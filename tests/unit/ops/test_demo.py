@@ -430,7 +430,7 @@ def test_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) -> N
 def test_held_worker_touches_nothing_and_goes_when_nobody_holds_it(tmp_path: Path) -> None:
     worker = Worker(tmp_path, "b", log_address(tmp_path), SETTINGS, SystemClock(), held=True)
     try:
-        assert worker.wait() == 0
+        worker.stop()
         assert [path.name for path in tmp_path.iterdir()] == ["worker-b.log"]
     finally:
         worker.abandon()
@@ -440,9 +440,13 @@ def test_held_worker_touches_nothing_and_goes_when_nobody_holds_it(tmp_path: Pat
 def test_worker_that_ends_on_its_own_is_an_error_with_the_tail_of_its_log(tmp_path: Path) -> None:
     open_log(log_address(tmp_path)).close()  # a log without the topic that the worker needs
     worker = Worker(tmp_path, "a", log_address(tmp_path), SETTINGS, SystemClock())
-    try:
-        assert worker.wait() == 1
-        with pytest.raises(Unavailable, match=r"(?s)ended on its own with exit code 1.*'flights' does not exist"):
+
+    def end() -> None:
+        while True:
             worker.status()
+
+    try:
+        with pytest.raises(Unavailable, match=r"(?s)ended on its own with exit code 1.*'flights' does not exist"):
+            end()
     finally:
         worker.abandon()

@@ -20,7 +20,7 @@ from standfast.ops.demo.finals import compare_finals, read_finals
 from standfast.ops.demo.flights import read_flights
 from standfast.ops.demo.plain import PlainBoard, plain_board
 from standfast.ops.demo.run import settings_for
-from standfast.ops.demo.worker import log_address, state_dir, status_path
+from standfast.ops.demo.worker import log_address, state_dir
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -136,7 +136,7 @@ def test_demo_keeps_the_folder_it_was_given(finished: tuple[Path, dict[str, Any]
     folder, document = finished
     assert document["kept_in"] == str(folder)
     assert {state_dir(folder, name).name for name in ("a", "b", "cold")} <= {path.name for path in folder.iterdir()}
-    assert status_path(folder, "a").is_file()
+    assert (folder / "worker-a.log").is_file()
 
 
 @pytest.mark.slow
