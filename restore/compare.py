@@ -1,170 +1,175 @@
-"""Compare what a store holds with what its changelog folds to, row by row.
+"""The merge of a verify: the rows that a changelog folds to, against the rows that the store holds, in one order.
 
-    expected    rows of the changelog, folded         missing    expected, not in the store
-    actual      rows of the store                     extra      in the store, not expected
-                                                      different  in both, with another timestamp or value
+    rows of the log by name   ──┐
+                                ├─ merged ──> pairs of rows ──> Tally ──> Outcome: counts, digests, the first wrong rows
+    rows of the store by name ──┘
 
-Rules of this file: pure; rows are (key, timestamp, raw value) as in `standfast.restore.digest`. A row is recognised
-by its key, in a versioned store by key and timestamp (valid from). Counts are whole; of the differences only the
-first are kept, so that a report stays small however wrong a store is.
+A row's name is its key; in a versioned store its key and its timestamp (valid from). Counts are whole; of the rows
+that differ only the first are kept, so that a report stays small however wrong a store is.
+
+Rules of this file: pure; rows are (key, timestamp, raw value) as in `standfast.restore.digest`. The verify of one
+process and that of Spark's tasks feed it and read no rows past it; `standfast.restore.judgement` says what a
+difference means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
-from standfast.restore.digest import LogicalRow
+from standfast.restore.digest import Digest, LogicalRow, digest_rows
+from standfast.restore.judgement import UNSURE, Kind, LogFacts, RowVerdict, is_beyond, judge
+from standfast.restore.row_side import RowSide, row_side
 from standfast.store.errors import InternalError
 
 DIFFERENCES_MAX = 20
+UNBOUNDED = 2**62
+FOUND_OVERHEAD_BYTES = 512  # memory of a kept difference beside its key and values
+DIGEST_ROWS = 4_096
 
-Kind = Literal["missing", "extra", "different"]
-Verdict = Literal["equal", "different"]
-Identity: TypeAlias = bytes | tuple[bytes, int]
+Name = TypeVar("Name", bytes, tuple[bytes, int])
+Row = TypeVar("Row")
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One row that differs; the side that lacks it is None."""
+class Found(NamedTuple):
+    """One row that is not equal; a side is None where it lacks the row. `offset` of the log's record, or -1."""
 
-    kind: Kind
+    kind: RowVerdict
     key: bytes
-    expected: tuple[int, bytes] | None
-    actual: tuple[int, bytes] | None
+    log: RowSide | None
+    store: RowSide | None
+    offset: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """How two row sets compare. `differences` are the first ones found, `truncated` says that there are more."""
+@dataclass(slots=True)
+class Outcome:
+    """Result of a merge. `counts` are of all rows; `found` are the first rows that are wrong or must be seen again."""
 
-    matched: int
-    missing: int
-    extra: int
-    different: int
-    differences: tuple[Difference, ...]
-
-    @property
-    def mismatches(self) -> int:
-        """All rows that differ in any way."""
-        return self.missing + self.extra + self.different
-
-    @property
-    def truncated(self) -> bool:
-        """More rows differ than `differences` shows."""
-        return self.mismatches > len(self.differences)
-
-    @property
-    def verdict(self) -> Verdict:
-        """Equal only if not one row differs."""
-        return "different" if self.mismatches else "equal"
+    matched: int = 0
+    counts: dict[RowVerdict, int] = field(default_factory=dict)
+    found: list[Found] = field(default_factory=list)
+    log_digest: Digest = field(default_factory=Digest)
+    store_digest: Digest = field(default_factory=Digest)
+    beyond: int = 0  # extra rows that are from beyond the position
 
 
-class _Tally:
-    """Counts by kind, and the first differences."""
+def merged(
+    expected: Iterable[tuple[Name, Row]], actual: Iterable[tuple[Name, Row]]
+) -> Iterator[tuple[Name, Row | None, Row | None]]:
+    """(name, expected row, actual row) in order of the names, in constant memory; None where a side lacks the row.
 
-    def __init__(self, differences_max: int) -> None:
-        self._max = differences_max
-        self._matched = 0
-        self._counts: dict[Kind, int] = {"missing": 0, "extra": 0, "different": 0}
-        self._differences: list[Difference] = []
-
-    def add(self, expected: LogicalRow | None, actual: LogicalRow | None) -> None:
-        row = expected or actual
-        assert row is not None, "a pair of rows has at least one side"
-        if expected is not None and actual is not None and expected[1:] == actual[1:]:
-            self._matched += 1
-            return
-        kind: Kind = "missing" if actual is None else "extra" if expected is None else "different"
-        self._counts[kind] += 1
-        if len(self._differences) < self._max:
-            sides = (None if side is None else (side[1], side[2]) for side in (expected, actual))
-            self._differences.append(Difference(kind, row[0], *sides))
-
-    def result(self) -> Comparison:
-        return Comparison(self._matched, **self._counts, differences=tuple(self._differences))
-
-
-def compare_rows(
-    expected: Iterable[LogicalRow],
-    actual: Iterable[LogicalRow],
-    *,
-    versioned: bool = False,
-    differences_max: int = DIFFERENCES_MAX,
-) -> Comparison:
-    """Compare rows in any order; keeps `expected` in memory. Missing ones are reported last.
-
-    Raises InternalError if a side holds a row twice.
+    Raises InternalError if a side is not in strictly ascending order of its names: the verdict would be wrong.
     """
-    identity = _identity(versioned)
-    waiting: dict[Identity, LogicalRow] = {}
-    for row in expected:
-        name = identity(row)
-        if name in waiting:
-            raise _twice("expected", row)
-        waiting[name] = row
-    tally = _Tally(differences_max)
-    seen: set[Identity] = set()
-    for row in actual:
-        name = identity(row)
-        if name in seen:
-            raise _twice("actual", row)
-        seen.add(name)
-        tally.add(waiting.pop(name, None), row)
-    for row in waiting.values():
-        tally.add(row, None)
-    return tally.result()
-
-
-def compare_sorted(
-    expected: Iterable[LogicalRow],
-    actual: Iterable[LogicalRow],
-    *,
-    versioned: bool = False,
-    differences_max: int = DIFFERENCES_MAX,
-) -> Comparison:
-    """Compare rows that both come in order of key (and timestamp, if versioned), in constant memory.
-
-    Raises InternalError if a side is not in strictly ascending order.
-    """
-    identity = _identity(versioned)
-    tally = _Tally(differences_max)
-    left, right = _ascending("expected", expected, identity), _ascending("actual", actual, identity)
+    left, right = _ascending("expected", expected), _ascending("actual", actual)
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
         if other is None or (one is not None and one[0] < other[0]):
             assert one is not None
-            tally.add(one[1], None)
+            yield one[0], one[1], None
             one = next(left, None)
         elif one is None or other[0] < one[0]:
-            tally.add(None, other[1])
+            yield other[0], None, other[1]
             other = next(right, None)
         else:
-            tally.add(one[1], other[1])
+            yield one[0], one[1], other[1]
             one, other = next(left, None), next(right, None)
-    return tally.result()
 
 
-def _identity(versioned: bool) -> Callable[[LogicalRow], Identity]:
-    return (lambda row: (row[0], row[1])) if versioned else (lambda row: row[0])
+class Tally:
+    """Counts, digests and the first differences of a merge; `outcome()` once all rows were seen.
+
+    `facts` may be completed before the first row that differs. `last`: rows will not be looked at again. Kept are
+    `differences_max` rows and about `found_bytes` of them, with `value_max` bytes of each value (0: none, None: all).
+    """
+
+    def __init__(
+        self,
+        facts: LogFacts,
+        *,
+        versioned: bool,
+        last: bool,
+        differences_max: int = DIFFERENCES_MAX,
+        found_bytes: int = UNBOUNDED,
+        value_max: int | None = 0,
+    ) -> None:
+        self.facts = facts
+        self._versioned = versioned
+        self._last = last
+        self._differences_max = differences_max
+        self._left_bytes = found_bytes
+        self._value_max = value_max
+        self._outcome = Outcome()
+        self._equal: list[LogicalRow] = []  # rows that are not in the digests yet
+
+    def differing(
+        self, expected: Iterable[tuple[Name, LogicalRow]], actual: Iterable[tuple[Name, LogicalRow]]
+    ) -> Iterator[tuple[Name, LogicalRow | None, LogicalRow | None]]:
+        """Merge, count the rows that are equal, and give the others for `differs`."""
+        equal = self._equal
+        for name, one, other in merged(expected, actual):
+            if one is None or one != other:
+                yield name, one, other
+                continue
+            equal.append(one)
+            if len(equal) >= DIGEST_ROWS:
+                self._digest_equal()
+
+    def match_all(self, digest: Digest) -> None:
+        """Rows that are equal on both sides, by their digest."""
+        outcome = self._outcome
+        outcome.matched += digest.count
+        outcome.log_digest += digest
+        outcome.store_digest += digest
+
+    def differs(
+        self, log: LogicalRow | None, store: LogicalRow | None, *, below: bool, later: bool, offset: int = -1
+    ) -> None:
+        """Two unequal rows of one name. `below`, `later`: its key has a record below the position, and at or above."""
+        row = log or store
+        assert row is not None, "a pair of rows has at least one side"
+        kind: Kind = "missing" if store is None else "extra" if log is None else "different"
+        verdict = judge(kind, self.facts, below=below, later=later, versioned=self._versioned, last=self._last)
+        outcome = self._outcome
+        outcome.counts[verdict] = outcome.counts.get(verdict, 0) + 1
+        outcome.beyond += is_beyond(verdict, below=below, later=later)
+        if verdict in UNSURE:
+            return
+        if log is not None:
+            outcome.log_digest += digest_rows([log])
+        if store is not None:
+            outcome.store_digest += digest_rows([store])
+        if len(outcome.found) < self._differences_max and self._left_bytes > 0:
+            one = Found(verdict, row[0], row_side(log, self._value_max), row_side(store, self._value_max), offset)
+            outcome.found.append(one)
+            values = sum(len(side.value or b"") for side in (one.log, one.store) if side is not None)
+            self._left_bytes -= FOUND_OVERHEAD_BYTES + len(row[0]) + values
+
+    def outcome(self) -> Outcome:
+        """The result so far."""
+        self._digest_equal()
+        return self._outcome
+
+    def _digest_equal(self) -> None:
+        self.match_all(digest_rows(self._equal))
+        self._equal.clear()
 
 
-def _ascending(
-    side: str, rows: Iterable[LogicalRow], identity: Callable[[LogicalRow], Identity]
-) -> Iterator[tuple[tuple[bytes, int], LogicalRow]]:
-    """Each row with a sortable name; a side out of order would give a wrong verdict."""
-    last: tuple[bytes, int] | None = None
-    for row in rows:
-        named = identity(row)
-        name = named if isinstance(named, tuple) else (named, 0)
+def named(rows: Iterable[LogicalRow], versioned: bool) -> Iterator[tuple[Any, LogicalRow]]:
+    """Each row with its name."""
+    return ((row[:2], row) for row in rows) if versioned else ((row[0], row) for row in rows)
+
+
+def _ascending(side: str, rows: Iterable[tuple[Name, Row]]) -> Iterator[tuple[Name, Row]]:
+    last: Any = None
+    for name, row in rows:
         if last is not None and name <= last:
-            raise (
-                _twice(side, row) if name == last else InternalError(f"compare: {side} rows are not sorted at {row!r}")
+            key, *at = name if isinstance(name, tuple) else (name,)
+            which = f"key {key.hex()}" + (f" (timestamp {at[0]})" if at else "")
+            raise InternalError(
+                f"compare: the {side} rows hold {which} twice"
+                if name == last
+                else f"compare: {side} rows are not sorted at {which}"
             )
         last = name
         yield name, row
-
-
-def _twice(side: str, row: LogicalRow) -> InternalError:
-    return InternalError(f"compare: the {side} rows hold key {row[0].hex()} (timestamp {row[1]}) twice")

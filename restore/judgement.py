@@ -25,12 +25,12 @@ that are judged "again" are looked at a second time, because a log may be compac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from standfast.replication.log import TopicPolicy
-from standfast.restore.compare import Kind
 
+Kind = Literal["missing", "extra", "different"]
 Verdict = Literal["equal", "different", "inconclusive"]
 RowVerdict = Literal["missing", "extra", "different", "stale", "indeterminate", "lost", "again"]
 UNSURE: frozenset[RowVerdict] = frozenset({"indeterminate", "lost"})
@@ -56,25 +56,24 @@ REASONS = {
 }
 
 
-@dataclass(slots=True)
-class KeyFacts:
-    """What the log says of the keys whose rows differ.
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """The log of a partition as a whole: where it begins, and what may be gone from it.
 
     `compacted`: records are gone below the position. `deletes_expired`: and tombstones above it may have gone as well,
-    so that a key without any record may have been deleted after the position. `below` and `later`: keys with a record
-    below the position, and at or above it.
+    so that a key without any record may have been deleted after the position.
     """
 
     begin: int
     compacted: bool
     deletes_expired: bool = False
-    below: set[bytes] = field(default_factory=set)
-    later: set[bytes] = field(default_factory=set)
 
 
-def judge(kind: Kind, key: bytes, facts: KeyFacts, *, versioned: bool, last: bool) -> RowVerdict:
-    """The table at the top, for a row that is not equal; `last`: it will not be looked at again."""
-    below, later = key in facts.below, key in facts.later
+def judge(kind: Kind, facts: LogFacts, *, below: bool, later: bool, versioned: bool, last: bool) -> RowVerdict:
+    """The table at the top, for a row that is not equal; `last`: it will not be looked at again.
+
+    `below`, `later`: its key has a record below the position, and one at or above it.
+    """
     # Compaction keeps the last record of a key, not every version; once a tombstone expires not even that.
     unknown = versioned and facts.compacted and kind != "different"
     if kind == "extra" and (not below or unknown):
@@ -100,9 +99,9 @@ def deletes_expired(policy: TopicPolicy, age_ms: int, *, compacted: bool, gaps: 
     return compacted and old and gaps
 
 
-def is_beyond(verdict: RowVerdict, key: bytes, facts: KeyFacts) -> bool:
+def is_beyond(verdict: RowVerdict, *, below: bool, later: bool) -> bool:
     """Whether a row is extra because the store is ahead of its position."""
-    return verdict == "extra" and key in facts.later and key not in facts.below
+    return verdict == "extra" and later and not below
 
 
 def conclude(

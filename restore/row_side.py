@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from standfast.restore.digest import row_hash
+from standfast.restore.digest import LogicalRow, row_hash
 
 VALUE_MAX_BYTES = 4_096  # of a value that is kept for a report
 
@@ -32,10 +32,10 @@ class RowSide(NamedTuple):
         return f"{self.hash:016x}"
 
 
-def row_side(key: bytes, side: tuple[int, bytes] | None, value_max: int | None) -> RowSide | None:
-    """(timestamp, raw value) as it is kept: `value_max` bytes of the value, 0 for none of it, None for all."""
-    if side is None:
+def row_side(row: LogicalRow | None, value_max: int | None) -> RowSide | None:
+    """A row as it is kept: `value_max` bytes of the value, 0 for none of it, None for all."""
+    if row is None:
         return None
-    timestamp, value = side
+    key, timestamp, value = row
     kept = value if value_max is None else value[:value_max] if value_max else None
     return RowSide(timestamp, kept, len(value), row_hash(key, timestamp, value))

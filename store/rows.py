@@ -320,10 +320,10 @@ class StoreRows:
                 self._report(damage)
                 raise
 
-    def committed(self, family: str) -> Generator[Row]:
-        """Committed rows of a family, without what is buffered; damage is noted as by any other read."""
+    def committed(self, family: str, low: bytes | None = None, high: bytes | None = None) -> Generator[Row]:
+        """Committed rows of a family with low <= key < high, without buffered ones; damage is noted as by any read."""
         try:
-            scan = self.engine.scan(family)
+            scan = self.engine.scan(family, low, high)
         except Corruption as damage:
             self._report(damage)
             raise

@@ -20,11 +20,11 @@ import pyarrow as pa
 
 from standfast.replication.log import Log
 from standfast.replication.offsets import Bounds
+from standfast.restore.compare import Outcome
 from standfast.restore.digest import Digest
 from standfast.restore.spark.batches import Facts, StoreShape
 from standfast.restore.spark.folder import Folder
 from standfast.restore.spark.frames import Mapper, OnTasks, Reading, attempt_of, run_partitions
-from standfast.restore.spark.merge import Outcome
 from standfast.restore.spark.rebuild import (
     FILE_BYTES,
     PartitionWriter,

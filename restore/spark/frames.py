@@ -20,11 +20,11 @@ from pyspark.sql import functions as F
 
 from standfast.replication.offsets import Bounds
 from standfast.restore.spark.batches import TICKET, StoreShape
-from standfast.restore.spark.merge import SAMPLE_BITS
 from standfast.restore.spark.rows import HASH
 from standfast.restore.spark.session import batch_rows, executor_error, first_line, is_connect
 from standfast.restore.spark.source import LogRanges, SourceName, empty_frame, native_frame
 from standfast.restore.verify.preflight import Preflight
+from standfast.restore.verify.store_rows import SAMPLE_BITS
 from standfast.store import errors
 from standfast.store.errors import BadConfig, StandfastError, StateLost, Unavailable
 

@@ -26,11 +26,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from standfast.replication.log import Log
+from standfast.restore.compare import Found
 from standfast.restore.files.manifest import FILE_NAME, Manifest
 from standfast.restore.spark.both import looked_at_files, rebuild_and_verify
 from standfast.restore.spark.folder import Folder, below
 from standfast.restore.spark.inspect import Inspected, inspect
-from standfast.restore.spark.merge import Found
 from standfast.restore.spark.places import Place, manifest_of, manifest_places
 from standfast.restore.spark.rebuild import FILE, FILE_BYTES, Rebuilt, rebuild
 from standfast.restore.spark.source import SourceName

@@ -36,13 +36,13 @@ from standfast.restore.files.manifest_files import sha256_of
 from standfast.restore.spark.batches import Facts, StoreShape, lengths, numbers
 from standfast.restore.spark.folder import Folder, Stored, sync
 from standfast.restore.spark.frames import Mapper, OnTasks, Reading, attempt_of, run_partitions
-from standfast.restore.spark.merge import Settings, rows_of
 from standfast.restore.spark.rows import Counts, fold_rows, partitions_of
 from standfast.restore.spark.session import parallelism
 from standfast.restore.spark.source import SourceName
 from standfast.restore.spark.split_survey import plan_splits
 from standfast.restore.verify.at_rest import MEMORY_BYTES, view
 from standfast.restore.verify.preflight import Preflight
+from standfast.restore.verify.store_rows import rows_in_order
 from standfast.restore.verify.take_in import link_files
 from standfast.store.errors import InternalError, InvalidRequest, StateLost
 from standfast.store.rocks.engine import RocksEngine, RocksShared
@@ -391,7 +391,7 @@ class _Files:
             try:
                 ingest_files(engine, link_files(where, self._done, scratch / "linked"))
                 store = view(engine, self._job.shape.spec, StoreTimes(facts.observed_ms, facts.sequence))
-                return digest_rows(rows_of(store, Settings(0)))
+                return digest_rows(rows_in_order(store))
             finally:
                 engine.close()
         finally:

@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyarrow import parquet
 
+from standfast.restore.compare import Found
 from standfast.restore.report.page import page
 from standfast.restore.report.parts import key_text
 from standfast.restore.report.pipeline import pipeline_page
 from standfast.restore.spark.folder import Folder
-from standfast.restore.spark.merge import Found
 
 SUMMARY, DIFFERENCES, PAGE = "summary.json", "differences.parquet", "report.html"
 PAGE_ROWS = 200

@@ -20,13 +20,13 @@ import pyarrow as pa
 
 from standfast.replication.log import Log, TopicInfo
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.restore.compare import DIFFERENCES_MAX
+from standfast.restore.compare import DIFFERENCES_MAX, Found, Outcome
 from standfast.restore.digest import digest_rows
-from standfast.restore.judgement import REASONS, KeyFacts, conclude, deletes_expired
+from standfast.restore.judgement import LogFacts, Verdict, deletes_expired
 from standfast.restore.row_side import VALUE_MAX_BYTES
 from standfast.restore.spark.batches import Facts, StoreShape, numbers
 from standfast.restore.spark.frames import Mapper, OnTasks, Reading, run_partitions
-from standfast.restore.spark.merge import SAMPLE_BITS, Found, Outcome, Settings, merge_partition, rows_of
+from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.places import Place, open_place, stores_of
 from standfast.restore.spark.rows import Counts, fold_rows, partitions_of
 from standfast.restore.spark.session import parallelism
@@ -42,7 +42,8 @@ from standfast.restore.spark.verify_rows import (
     summary_batch,
 )
 from standfast.restore.verify.preflight import Preflight, average_bytes
-from standfast.restore.verify.verify import ATTEMPTS, RowDifference, StoreVerdict, inconclusive, mismatch
+from standfast.restore.verify.store_rows import SAMPLE_BITS, rows_in_order
+from standfast.restore.verify.verify import ATTEMPTS, StoreVerdict, concluded, inconclusive, mismatch
 from standfast.store import serde as serdes
 from standfast.store.errors import InternalError, InvalidRequest, StateLost, UnknownStore
 from standfast.store.specs import StoreSpec
@@ -257,7 +258,7 @@ def settings_of(
 ) -> Settings:
     """How tasks look at the rows of a store; rows that are wrong end in the driver, which has those of all tasks."""
     return Settings(
-        0,
+        limit=0,
         sample=max(1, round(sample * (SAMPLE_BITS + 1))),
         differences_max=max(FOUND_MAX, shown_max),
         found_bytes=max(FOUND_BYTES_MIN, FOUND_BYTES // max(1, len(plan.stored))),
@@ -351,7 +352,7 @@ def verify_partition(job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBa
         settings = replace(settings, low=low, high=high, found_bytes=share)
     compacted = facts.records < limit - span.begin
     gaps = facts.above < span.end - limit
-    keys = KeyFacts(span.begin, compacted, compacted and gaps and job.old[number])
+    log = LogFacts(span.begin, compacted, compacted and gaps and job.old[number])
     with open_place(job.places[number], job.shape.name, job.shape.definition) as at_rest:
         if at_rest.position is None or at_rest.position.offset != limit:
             raise InvalidRequest(
@@ -360,7 +361,7 @@ def verify_partition(job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBa
             )
         if settings.digest_only:
             return _digests(job, facts, batches, at_rest.store, settings)
-        return merge_partition(batches, at_rest.store, facts, keys, settings)
+        return merge_partition(batches, at_rest.store, facts, log, settings)
 
 
 def _digests(
@@ -377,7 +378,7 @@ def _digests(
     for _ in fold.end():
         pass
     outcome = Outcome(log_digest=counts.digest)
-    outcome.store_digest = digest_rows(rows_of(store, settings))
+    outcome.store_digest = digest_rows(rows_in_order(store, settings))
     return outcome
 
 
@@ -392,59 +393,31 @@ def _verdict(
 ) -> StoreVerdict:
     at_rest = plan.stored[number]
     assert at_rest.position is not None and plan.what is not None
-    counts = outcome.counts
-    unsure = counts.get("indeterminate", 0) + counts.get("lost", 0)
-    wrong = sum(counts.values()) - unsure
-    lost = counts.get("lost", 0)
-    source = TopicPartition(plan.what.topic, number)
-    known = not (plan.spec.from_source and _own_serdes(plan.definition))
-    matched = outcome.matched
+    position, said = at_rest.position.offset, None
     if settings.digest_only:
-        equal = outcome.log_digest == outcome.store_digest
-        gone = facts.records < at_rest.position.offset - span.begin or facts.above > 0
-        verdict, reason = ("equal", "") if equal else ("inconclusive", "digest-only") if gone else ("different", "")
-        matched = outcome.log_digest.count if equal else 0
-    else:
-        verdict, reason = conclude(wrong, unsure, lost, matched, beyond=outcome.beyond, serdes_known=known)
-    named = {
-        "begin": span.begin,
-        "lost": lost,
-        "indeterminate": unsure,
-        "rows": matched + sum(counts.values()),
-        "position": at_rest.position.offset,
-        "beyond": outcome.beyond,
-        "topic": source.topic,
-    }
-    shown = (
-        ()
-        if reason == "serdes-unknown"
-        else tuple(RowDifference(one.kind, one.key, one.log, one.store) for one in outcome.found[:shown_max])
-    )
-    return StoreVerdict(
-        store=plan.spec.name,
-        kind=plan.spec.kind,
-        task=at_rest.place.task,
-        changelog=source,
-        verdict=verdict,  # type: ignore[arg-type]
-        reason=reason,
-        explanation=REASONS[reason].format(**named) if reason else "",
-        position=at_rest.position.offset,
-        begin=span.begin,
-        end=span.end,
+        said = _by_digests(outcome, gone=facts.records < position - span.begin or facts.above > 0)
+        outcome.matched = outcome.log_digest.count if said[0] == "equal" else 0
+    return concluded(
+        plan.spec,
+        at_rest.place.task,
+        TopicPartition(plan.what.topic, number),
+        position,
+        span,
+        outcome,
         observed_ms=at_rest.times.observed_ms,
         records=facts.records,
-        matched=matched,
-        missing=counts.get("missing", 0),
-        extra=counts.get("extra", 0),
-        different=counts.get("different", 0),
-        stale=counts.get("stale", 0),
-        indeterminate=unsure,
         skipped=facts.skipped,
-        log_digest=outcome.log_digest,
-        store_digest=outcome.store_digest,
-        differences=shown,
-        truncated=wrong > len(shown),
+        serdes_known=not (plan.spec.from_source and _own_serdes(plan.definition)),
+        differences_max=shown_max,
+        said=said,
     )
+
+
+def _by_digests(outcome: Outcome, *, gone: bool) -> tuple[Verdict, str]:
+    """(verdict, reason); `gone`: the log may lack records that explain why the digests differ."""
+    if outcome.log_digest == outcome.store_digest:
+        return "equal", ""
+    return ("inconclusive", "digest-only") if gone else ("different", "")
 
 
 def _own_serdes(definition: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@
     answer      of a task that rebuilds as well: what it tells of that, as JSON
     otherwise   a row that is wrong: key, and of each side time, size, hash, and the first bytes of its value if asked
 
-Rules of this file: to Arrow and back, nothing else. How much a task keeps is bounded by `spark_merge.Settings`.
+Rules of this file: to Arrow and back, nothing else. How much a task keeps is bounded by `merge.Settings`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from standfast.restore.compare import Found, Outcome
 from standfast.restore.digest import Digest
 from standfast.restore.judgement import RowVerdict
 from standfast.restore.row_side import RowSide
 from standfast.restore.spark.batches import Facts, ddl
-from standfast.restore.spark.merge import Found, Outcome
 
 FOUND_ROWS = 1_000  # differences in one batch
 SIDES = ("log", "store")

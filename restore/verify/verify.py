@@ -12,47 +12,26 @@ memory: for stores that fit there. Both sides hide what is past retention at the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 
 from standfast.replication.log import Fetched, Log, LogReader, Record, TopicInfo
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.source_records import as_logged
-from standfast.restore.compare import DIFFERENCES_MAX, Comparison, Difference, compare_rows
-from standfast.restore.digest import Digest, LogicalRow, digest_rows
+from standfast.restore.compare import DIFFERENCES_MAX, Found, Outcome, Tally, named
+from standfast.restore.digest import Digest, LogicalRow
 from standfast.restore.fold import Fold, fold_for
-from standfast.restore.judgement import (
-    REASONS,
-    UNSURE,
-    KeyFacts,
-    RowVerdict,
-    Verdict,
-    conclude,
-    deletes_expired,
-    is_beyond,
-    judge,
-)
-from standfast.restore.row_side import RowSide, row_side
+from standfast.restore.judgement import REASONS, LogFacts, Verdict, conclude, deletes_expired
 from standfast.restore.spans import fetch_span
+from standfast.restore.verify.store_rows import rows_in_order
 from standfast.store.errors import StateLost, UnknownStore
 from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
 from standfast.store.task.cut import Position
 from standfast.store.task.task_stores import AnyStore, TaskStores
 
 FETCH_RECORDS = 5_000
-DIGEST_ROWS = 4_096
 ATTEMPTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class RowDifference:
-    """One row that is wrong; `log` and `store` are None where a side lacks the row."""
-
-    kind: RowVerdict
-    key: bytes
-    log: RowSide | None
-    store: RowSide | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +64,7 @@ class StoreVerdict:
     skipped: int = 0
     log_digest: Digest = field(default_factory=Digest)
     store_digest: Digest = field(default_factory=Digest)
-    differences: tuple[RowDifference, ...] = ()
+    differences: tuple[Found, ...] = ()
     truncated: bool = False
 
 
@@ -140,6 +119,69 @@ def inconclusive(
         begin=begin,
         end=end,
         observed_ms=observed_ms,
+    )
+
+
+def concluded(
+    spec: StoreSpec,
+    task: TaskId,
+    changelog: TopicPartition,
+    position: int,
+    bounds: Bounds,
+    outcome: Outcome,
+    *,
+    observed_ms: int,
+    records: int,
+    skipped: int,
+    serdes_known: bool,
+    differences_max: int,
+    said: tuple[Verdict, str] | None = None,
+) -> StoreVerdict:
+    """The verdict on a store after a merge; `said`: (verdict, reason) where the caller knows better than its counts.
+
+    `serdes_known` False: rows that differ prove nothing, and none is shown.
+    """
+    counts = outcome.counts
+    lost = counts.get("lost", 0)
+    unsure = counts.get("indeterminate", 0) + lost
+    wrong = sum(counts.values()) - unsure
+    verdict, reason = said or conclude(
+        wrong, unsure, lost, outcome.matched, beyond=outcome.beyond, serdes_known=serdes_known
+    )
+    named = {
+        "begin": bounds.begin,
+        "lost": lost,
+        "indeterminate": unsure,
+        "rows": outcome.matched + wrong + unsure,
+        "position": position,
+        "beyond": outcome.beyond,
+        "topic": changelog.topic,
+    }
+    shown = () if reason == "serdes-unknown" else tuple(outcome.found[:differences_max])
+    return StoreVerdict(
+        store=spec.name,
+        kind=spec.kind,
+        task=task,
+        changelog=changelog,
+        verdict=verdict,
+        reason=reason,
+        explanation=REASONS[reason].format(**named) if reason else "",
+        position=position,
+        begin=bounds.begin,
+        end=bounds.end,
+        observed_ms=observed_ms,
+        records=records,
+        matched=outcome.matched,
+        missing=counts.get("missing", 0),
+        extra=counts.get("extra", 0),
+        different=counts.get("different", 0),
+        stale=counts.get("stale", 0),
+        indeterminate=unsure,
+        skipped=skipped,
+        log_digest=outcome.log_digest,
+        store_digest=outcome.store_digest,
+        differences=shown,
+        truncated=wrong > len(shown) and reason != "serdes-unknown",
     )
 
 
@@ -239,95 +281,40 @@ def _compare(
     last: bool,
 ) -> StoreVerdict | None:
     """One look; None if rows must be looked at again because the log may have changed under the reader."""
-    store = target.store
+    store, spec = target.store, target.store.spec
     assert target.position is not None
-    position = target.position.offset
-    observed_ms = store.rows.observed_ms
-    versioned = isinstance(store.spec, VersionedStore)
-    fold = fold_of(store.spec)
+    position, observed_ms = target.position.offset, store.rows.observed_ms
+    versioned = isinstance(spec, VersionedStore)
+    fold = fold_of(spec)
     records, skipped = _fold(target, reader, Bounds(bounds.begin, position), fold, on_records)
-    in_log, in_store = _Digesting(fold.rows(observed_ms)), _Digesting(_rows_of(store))
-    # All differences are needed, since compaction explains some of them; both sides are in memory or as small.
-    compared = compare_rows(in_log, in_store, versioned=versioned, differences_max=2**62)
-    judged: list[tuple[Difference, RowVerdict]] = []
-    beyond = 0
-    if compared.mismatches:
-        keys = {difference.key for difference in compared.differences}
-        facts = _facts(target, reader, bounds, keys, records < position - bounds.begin, on_records)
-        judged = [
-            (one, judge(one.kind, one.key, facts, versioned=versioned, last=last)) for one in compared.differences
-        ]
-        if any(verdict == "again" for _, verdict in judged):
-            return None
-        beyond = sum(is_beyond(verdict, one.key, facts) for one, verdict in judged)
-    digests = in_log.digest, in_store.digest
-    found = _conclude(target, bounds, records, compared, judged, digests, differences_max, beyond)
-    return replace(found, skipped=skipped)
-
-
-def _conclude(
-    target: _Target,
-    bounds: Bounds,
-    records: int,
-    compared: Comparison,
-    judged: list[tuple[Difference, RowVerdict]],
-    digests: tuple[Digest, Digest],
-    differences_max: int,
-    beyond: int,
-) -> StoreVerdict:
-    unsure = [one for one, verdict in judged if verdict in UNSURE]
-    wrong: list[tuple[RowVerdict, Difference]] = [(verdict, one) for one, verdict in judged if verdict not in UNSURE]
-    counts: dict[RowVerdict, int] = {}
-    for _, verdict in judged:
-        counts[verdict] = counts.get(verdict, 0) + 1
-    lost = counts.get("lost", 0)
-    guessed = target.store.spec.from_source and not target.serdes_known
-    conclusion, reason = conclude(
-        len(wrong), len(unsure), lost, compared.matched, beyond=beyond, serdes_known=not guessed
-    )
-    if reason == "serdes-unknown":
-        wrong = []
-    assert target.position is not None
-    position = target.position.offset
-    named = {
-        "begin": bounds.begin,
-        "lost": lost,
-        "indeterminate": len(unsure),
-        "rows": compared.matched + len(judged),
-        "position": position,
-        "beyond": beyond,
-        "topic": target.changelog.topic,
-    }
-    explanation = REASONS[reason].format(**named) if reason else ""
-    return StoreVerdict(
-        store=target.store.name,
-        kind=target.store.spec.kind,
-        task=target.task,
-        changelog=target.changelog,
-        verdict=conclusion,
-        reason=reason,
-        explanation=explanation,
-        position=position,
-        begin=bounds.begin,
-        end=bounds.end,
-        observed_ms=target.store.rows.observed_ms,
+    facts = LogFacts(bounds.begin, compacted=records < position - bounds.begin)
+    tally = Tally(facts, versioned=versioned, last=last, differences_max=differences_max, value_max=target.value_max)
+    expected, actual = named(sorted(fold.rows(observed_ms)), versioned), named(rows_in_order(store), versioned)
+    # All of them are needed, since compaction explains some; the log's rows are in memory already.
+    differing = {name: pair for name, *pair in tally.differing(expected, actual)}
+    if differing:
+        keys = {row[0] for pair in differing.values() for row in pair if row is not None}
+        tally.facts, below, later = _facts(target, reader, bounds, keys, facts.compacted, on_records)
+        # Reported are rows of the store in its own order, then missing ones in the order of the log.
+        for name, row in named(chain(_rows_of(store), fold.rows(observed_ms)), versioned):
+            if name in differing:
+                tally.differs(*differing.pop(name), below=row[0] in below, later=row[0] in later)
+    outcome = tally.outcome()
+    if "again" in outcome.counts:
+        return None
+    return concluded(
+        spec,
+        target.task,
+        target.changelog,
+        position,
+        bounds,
+        outcome,
+        observed_ms=observed_ms,
         records=records,
-        matched=compared.matched,
-        missing=counts.get("missing", 0),
-        extra=counts.get("extra", 0),
-        different=counts.get("different", 0),
-        stale=counts.get("stale", 0),
-        indeterminate=len(unsure),
-        log_digest=_without(digests[0], ((one.key, *one.expected) for one in unsure if one.expected is not None)),
-        store_digest=_without(digests[1], ((one.key, *one.actual) for one in unsure if one.actual is not None)),
-        differences=tuple(_shown(verdict, one, target.value_max) for verdict, one in wrong[:differences_max]),
-        truncated=len(wrong) > differences_max,
+        skipped=skipped,
+        serdes_known=target.serdes_known or not spec.from_source,
+        differences_max=differences_max,
     )
-
-
-def _shown(verdict: RowVerdict, one: Difference, value_max: int | None) -> RowDifference:
-    sides = (row_side(one.key, side, value_max) for side in (one.expected, one.actual))
-    return RowDifference(verdict, one.key, *sides)
 
 
 def fold_of(spec: StoreSpec) -> Fold:
@@ -363,21 +350,21 @@ def _facts(
     keys: Collection[bytes],
     compacted: bool,
     on_records: Callable[[int], None],
-) -> KeyFacts:
-    """Which of these keys have a record below the position, and which at or above it; and what may be gone."""
+) -> tuple[LogFacts, set[bytes], set[bytes]]:
+    """What may be gone from the log; which of these keys have a record below the position, and which at or above it."""
     assert target.position is not None and target.info is not None
     position = target.position.offset
-    facts = KeyFacts(bounds.begin, compacted)
+    below, later = set[bytes](), set[bytes]()
     above = 0
     for batch in fetch_span(reader, target.changelog, bounds, FETCH_RECORDS):
         above += sum(position <= record.offset < bounds.end for record in batch.records)
         for record in target.records_of(batch):
             if record.key is not None and record.key in keys:
-                (facts.below if record.offset < position else facts.later).add(record.key)
+                (below if record.offset < position else later).add(record.key)
         on_records(len(batch.records))
     gaps, age_ms = above < bounds.end - position, target.now_ms - target.position.at_ms
-    facts.deletes_expired = deletes_expired(target.info.policy, age_ms, compacted=compacted, gaps=gaps)
-    return facts
+    expired = deletes_expired(target.info.policy, age_ms, compacted=compacted, gaps=gaps)
+    return LogFacts(bounds.begin, compacted, expired), below, later
 
 
 def _rows_of(store: AnyStore) -> Iterator[LogicalRow]:
@@ -386,23 +373,5 @@ def _rows_of(store: AnyStore) -> Iterator[LogicalRow]:
         yield from store.logical_rows()
 
 
-class _Digesting:
-    """Rows on their way through, with their digest so far."""
-
-    def __init__(self, rows: Iterator[LogicalRow]) -> None:
-        self._rows = rows
-        self.digest = Digest()
-
-    def __iter__(self) -> Iterator[LogicalRow]:
-        while chunk := list(islice(self._rows, DIGEST_ROWS)):
-            self.digest += digest_rows(chunk)
-            yield from chunk
-
-
-def _without(digest: Digest, rows: Iterable[LogicalRow]) -> Digest:
-    gone = digest_rows(rows)
-    return Digest(digest.count - gone.count, digest.xor ^ gone.xor, digest.low_sum - gone.low_sum)
-
-
 def _ignore(_records: int) -> None:
-    """Nobody wants to know."""
+    """The caller shows no progress."""

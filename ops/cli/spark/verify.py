@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from standfast.ops.observe.offline import OfflineStores, OfflineTask
     from standfast.ops.shared.output import Output
     from standfast.replication.log import Log
+    from standfast.restore.compare import Found
     from standfast.restore.row_side import RowSide
-    from standfast.restore.verify.verify import RowDifference, StoreVerdict
+    from standfast.restore.verify.verify import StoreVerdict
     from standfast.store.task.task_stores import AnyStore
 
 Json: TypeAlias = dict[str, Any]
@@ -325,7 +326,7 @@ def store_document(one: StoreVerdict) -> Json:
     }
 
 
-def _difference(kind: str, row: RowDifference) -> Json:
+def _difference(kind: str, row: Found) -> Json:
     from standfast.ops.shared.text import bytes_text, hex_text
     from standfast.restore.report.parts import key_text
 

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from standfast.replication.log import Record
+from standfast.restore.compare import Outcome
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.files.manifest import ManifestFile
-from standfast.restore.judgement import KeyFacts
+from standfast.restore.judgement import LogFacts
 from standfast.restore.row_side import RowSide
 from standfast.restore.spark.batches import StoreShape
-from standfast.restore.spark.merge import Outcome, Settings, merge_partition
+from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.rebuild import RebuildJob, write_partition
 from standfast.restore.spark.rows import partitions_of
 from standfast.restore.verify.at_rest import view
@@ -158,7 +159,7 @@ def merge(live: TaskStores, spec: StoreSpec, records: list[Record], limit: int, 
     facts, own = next(partitions_of(sorted_batches(shape, 0, records)))
     times = StoreTimes(live.store(spec.name).rows.observed_ms, 0)
     rows = view(live.engine, spec, times)
-    return merge_partition(own, rows, facts, KeyFacts(0, compacted=compacted), Settings(limit, last=True))
+    return merge_partition(own, rows, facts, LogFacts(0, compacted=compacted), Settings(limit=limit, last=True))
 
 
 def identity(kind: str, key: bytes, side: RowSide | tuple[int, bytes] | None) -> Any:

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from unit.restore.test_spark_fold import SPECS, applied, logical, made, shape_of
 
 from standfast.replication.log import Record
-from standfast.restore.judgement import KeyFacts
-from standfast.restore.spark.merge import Outcome, Settings, merge_partition
+from standfast.restore.compare import Outcome
+from standfast.restore.judgement import LogFacts
+from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.rows import partitions_of
 from standfast.restore.verify.at_rest import view
 from standfast.store.specs import StoreSpec
@@ -93,10 +94,10 @@ def plant(stores: TaskStores, spec: StoreSpec, plants: list[tuple[str, int]], go
         stores.engine.write({family: {key: None if what == "remove" else row + b"!"}})
 
 
-def merged(stores: TaskStores, spec: StoreSpec, kept: list[Record], limit: int, facts: KeyFacts) -> Outcome:
+def merged(stores: TaskStores, spec: StoreSpec, kept: list[Record], limit: int, facts: LogFacts) -> Outcome:
     found, own = next(partitions_of(sorted_batches(shape_of(spec, limit), 0, kept)))
     rows = view(stores.engine, spec, StoreTimes(stores.store(spec.name).rows.observed_ms, 0))
-    return merge_partition(own, rows, found, facts, Settings(limit, last=True))
+    return merge_partition(own, rows, found, facts, Settings(limit=limit, last=True))
 
 
 def told_and_wanted(case: Case) -> tuple[Outcome, dict[str, list[bytes]]]:
@@ -110,7 +111,7 @@ def told_and_wanted(case: Case) -> tuple[Outcome, dict[str, list[bytes]]]:
         below = {one.key: one.value for one in records if one.offset < limit}
         plant(stores, spec, case.plants, [key for key, value in below.items() if key is not None and value is None])
         found = logical(stores, spec)
-        outcome = merged(stores, spec, kept, limit, KeyFacts(case.begin, compacted=True, deletes_expired=expired))
+        outcome = merged(stores, spec, kept, limit, LogFacts(case.begin, compacted=True, deletes_expired=expired))
         stores.close()
     wanted: dict[str, list[bytes]] = {}
     for key in {one.key for one in records} | truth.keys() | found.keys():
@@ -146,7 +147,7 @@ def test_rows_beyond_a_position_that_is_too_low_are_extra_where_the_log_has_no_g
     position = min(low, count)
     with tempfile.TemporaryDirectory() as name:
         stores = applied(Path(name) / "live", spec, records)
-        outcome = merged(stores, spec, records, 2 * position, KeyFacts(0, compacted=False))
+        outcome = merged(stores, spec, records, 2 * position, LogFacts(0, compacted=False))
         stores.close()
     beyond = {one.key for one in records[position:]}
     assert {one.key for one in outcome.found if one.kind == "extra"} == beyond

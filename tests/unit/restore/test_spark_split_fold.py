@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from unit.restore.test_spark_fold import DRAWS, KIND, SHARED, SPECS, applied, made
 
 from standfast.replication.log import Record
+from standfast.restore.compare import Outcome
 from standfast.restore.files.manifest import ManifestFile
-from standfast.restore.judgement import KeyFacts
+from standfast.restore.judgement import LogFacts
 from standfast.restore.spark.batches import StoreShape
-from standfast.restore.spark.merge import Outcome, Settings, merge_partition
+from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.rebuild import PartitionWriter, RebuildJob, Seen, buckets_added_up, ingest_files
 from standfast.restore.spark.rows import partitions_of
 from standfast.restore.spark.split_plan import Place, Split, numbered, parts_of, spark_hash, split_at, tickets_of
@@ -69,10 +70,10 @@ def worked(
         assert facts.bucket == bucket
         low, high = split.span(bucket) if split else (None, None)
         limit = shape.limits[0]
-        keys = KeyFacts(0, compacted=facts.records < limit, deletes_expired=facts.records < limit and facts.above > 0)
+        keys = LogFacts(0, compacted=facts.records < limit, deletes_expired=facts.records < limit and facts.above > 0)
         with PartitionWriter(job, facts, attempt=bucket) as writer:
             outcome = merge_partition(
-                writer.tapped(own), store, facts, keys, Settings(limit, last=True, low=low, high=high)
+                writer.tapped(own), store, facts, keys, Settings(limit=limit, last=True, low=low, high=high)
             )
             answers.append(writer.finish())
         looks.append((facts, outcome))

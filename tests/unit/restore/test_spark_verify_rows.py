@@ -15,13 +15,14 @@ import pytest
 from unit.restore.test_spark_fold import shape_of
 
 from standfast.replication.log import Record
+from standfast.restore.compare import FOUND_OVERHEAD_BYTES, Found, Outcome
 from standfast.restore.digest import row_hash
-from standfast.restore.judgement import KeyFacts
+from standfast.restore.judgement import LogFacts
 from standfast.restore.report.page import partitions
 from standfast.restore.report.parts import COUNTS, SHOWN_BYTES, key_text, shown, side_text
 from standfast.restore.row_side import row_side
 from standfast.restore.spark.folder import Folder
-from standfast.restore.spark.merge import FOUND_OVERHEAD_BYTES, Found, Outcome, Settings, merge_partition
+from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.report import PAGE, differences_table, write_report
 from standfast.restore.spark.rows import partitions_of
 from standfast.restore.spark.verify_rows import OUT, found_batch, load_found, load_summary, summary_batch
@@ -51,7 +52,9 @@ def merged(records: list[Record], **settings: Any) -> Outcome:
     engine.create_family(SPEC.name)
     facts, own = next(partitions_of(sorted_batches(shape_of(SPEC, 10_000), 0, records)))
     store = view(engine, SPEC, StoreTimes())
-    return merge_partition(own, store, facts, KeyFacts(0, compacted=False), Settings(10_000, last=True, **settings))
+    return merge_partition(
+        own, store, facts, LogFacts(0, compacted=False), Settings(limit=10_000, last=True, **settings)
+    )
 
 
 def compared(records: list[Record], rows: dict[bytes, bytes], **settings: Any) -> Outcome:
@@ -64,8 +67,10 @@ def compared(records: list[Record], rows: dict[bytes, bytes], **settings: Any) -
 
 def run(records: list[Record], engine: Engine, **settings: Any) -> Outcome:
     facts, own = next(partitions_of(sorted_batches(shape_of(SPEC, 10_000), 0, records, rows=10_000)))
-    keys = KeyFacts(0, compacted=False)
-    return merge_partition(own, view(engine, SPEC, StoreTimes()), facts, keys, Settings(10_000, last=True, **settings))
+    keys = LogFacts(0, compacted=False)
+    return merge_partition(
+        own, view(engine, SPEC, StoreTimes()), facts, keys, Settings(limit=10_000, last=True, **settings)
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -144,10 +149,10 @@ def test_summary_comes_back_as_it_was() -> None:
 
 def test_side_is_shown_without_its_value_unless_it_was_kept_and_cut() -> None:
     assert side_text(None) == "(absent)"
-    assert side_text(row_side(b"k", (5, VALUE), 0)) == f"6,000 B #{row_hash(b'k', 5, VALUE):016x} @5"
-    whole = side_text(row_side(b"k", (5, VALUE), None))
+    assert side_text(row_side((b"k", 5, VALUE), 0)) == f"6,000 B #{row_hash(b'k', 5, VALUE):016x} @5"
+    whole = side_text(row_side((b"k", 5, VALUE), None))
     assert whole.startswith("secretsecret") and whole.endswith("… (6,000 B) @5") and len(whole) < SHOWN_BYTES + 30
-    assert side_text(row_side(b"k", (-1, b"v"), None)) == "v"
+    assert side_text(row_side((b"k", -1, b"v"), None)) == "v"
 
 
 def test_text_that_is_cut_within_a_character_is_shown_as_text() -> None:
@@ -157,8 +162,8 @@ def test_text_that_is_cut_within_a_character_is_shown_as_text() -> None:
 
 def test_first_differences_are_the_first_keys() -> None:
     assert merged(many(2)).found == [
-        Found("missing", b"k000", row_side(b"k000", (-1, VALUE), 0), None, 0),
-        Found("missing", b"k001", row_side(b"k001", (-1, VALUE), 0), None, 1),
+        Found("missing", b"k000", row_side((b"k000", -1, VALUE), 0), None, 0),
+        Found("missing", b"k001", row_side((b"k001", -1, VALUE), 0), None, 1),
     ]
 
 
@@ -195,7 +200,7 @@ def test_page_shows_keys_with_their_times_and_no_values(tmp_path: Path) -> None:
     row |= {"log_digest": "1-00-1", "store_digest": "1-01-1", "skipped": 0}
     about = {"app": "a", "verdict": "different", "elapsed_ms": 1, "log": "l", "source": "native", "sample": 1}
     key = window_key.pack(b"<b>", 1_000)
-    found = Found("extra", key, None, row_side(key, (5, VALUE), 0), -1)
+    found = Found("extra", key, None, row_side((key, 5, VALUE), 0), -1)
     write_report(Folder(str(tmp_path)), about | {"stores": [row]}, [("win", 0, found)])
     page = (tmp_path / PAGE).read_text()
     assert "&lt;b&gt; [1970-01-01T00:00:01.000Z]" in page and "6,000 B #" in page
