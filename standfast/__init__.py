@@ -49,7 +49,12 @@ if TYPE_CHECKING:
         VersionedRecord,
         Windowed,
     )
-    from standfast.store.specs import KeyValueStore, SessionStore, VersionedStore, WindowStore
+    from standfast.store.rows import StoreIterator
+    from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
+    from standfast.store.types.keyvalue import KeyValueState
+    from standfast.store.types.session import SessionState
+    from standfast.store.types.versioned import VersionedState
+    from standfast.store.types.window import WindowState
     from standfast.stream.app import testing
     from standfast.stream.app.app import App
     from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE
@@ -79,7 +84,14 @@ __all__ = [
     "WindowStore",
     "SessionStore",
     "VersionedStore",
+    "StoreSpec",
     "serde",
+    # their state, as a task has it
+    "KeyValueState",
+    "WindowState",
+    "SessionState",
+    "VersionedState",
+    "StoreIterator",
     # what reads and writes return
     "ValueAndTimestamp",
     "VersionedRecord",
@@ -150,7 +162,13 @@ _HOMES = {
     "WindowStore": "standfast.store.specs:WindowStore",
     "SessionStore": "standfast.store.specs:SessionStore",
     "VersionedStore": "standfast.store.specs:VersionedStore",
+    "StoreSpec": "standfast.store.specs:StoreSpec",
     "serde": "standfast.store.serde",
+    "KeyValueState": "standfast.store.types.keyvalue:KeyValueState",
+    "WindowState": "standfast.store.types.window:WindowState",
+    "SessionState": "standfast.store.types.session:SessionState",
+    "VersionedState": "standfast.store.types.versioned:VersionedState",
+    "StoreIterator": "standfast.store.rows:StoreIterator",
     "ValueAndTimestamp": "standfast.store.results:ValueAndTimestamp",
     "VersionedRecord": "standfast.store.results:VersionedRecord",
     "Windowed": "standfast.store.results:Windowed",

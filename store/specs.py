@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
 
 from standfast.store.arguments import flag_problems
 from standfast.store.engine import DEFAULT_FAMILY
@@ -18,6 +18,18 @@ from standfast.store.names import changelog_topic, check_name, check_topic
 from standfast.store.serde import Serde
 from standfast.store.window_key import TIME_MAX
 
+# Types of a store's keys and values: those of its serdes. A definition or store without them, as in an annotation
+# `StoreSpec`, is one of Any; `TypeVar` itself takes no default before Python 3.13.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    K = TypeVar("K", default=Any)
+    V = TypeVar("V", default=Any)
+else:
+    from typing import TypeVar
+
+    K, V = TypeVar("K"), TypeVar("V")
+
 EngineKind = Literal["rocksdb", "memory"]
 
 # Settings of a definition that may change between runs: they do not alter the stored bytes.
@@ -25,14 +37,14 @@ CHANGEABLE = frozenset({"engine", "caching", "changelog"})
 
 
 @dataclass(frozen=True)
-class StoreSpec:
+class StoreSpec(Generic[K, V]):
     """What every store declares. `changelog` overrides settings of its topic by the log's own names."""
 
     kind: ClassVar[str]
 
     name: str
-    key: Serde[Any]
-    value: Serde[Any]
+    key: Serde[K]
+    value: Serde[V]
     timestamped: bool = field(default=True, kw_only=True)
     engine: EngineKind = field(default="rocksdb", kw_only=True)
     caching: bool = field(default=True, kw_only=True)
@@ -92,7 +104,7 @@ class StoreSpec:
 
 
 @dataclass(frozen=True)
-class KeyValueStore(StoreSpec):
+class KeyValueStore(StoreSpec[K, V]):
     """Key to value; with `timestamped` each value carries the timestamp of its newest input.
 
     With `source_topic` the store holds that topic as a table: it has no changelog of its own and is restored from the
@@ -132,7 +144,7 @@ class KeyValueStore(StoreSpec):
 
 
 @dataclass(frozen=True)
-class WindowStore(StoreSpec):
+class WindowStore(StoreSpec[K, V]):
     """(key, window start) to value, kept for `retention_ms` of observed stream time."""
 
     kind: ClassVar[str] = "window"
@@ -160,7 +172,7 @@ class WindowStore(StoreSpec):
 
 
 @dataclass(frozen=True)
-class SessionStore(StoreSpec):
+class SessionStore(StoreSpec[K, V]):
     """(key, session start, session end) to value. Session values carry no timestamp of their own."""
 
     kind: ClassVar[str] = "session"
@@ -179,7 +191,7 @@ class SessionStore(StoreSpec):
 
 
 @dataclass(frozen=True)
-class VersionedStore(StoreSpec):
+class VersionedStore(StoreSpec[K, V]):
     """Key to a history of values, each valid from its timestamp, kept for `history_retention_ms`.
 
     With 0 only the latest version of a key is told, and a put older than the observed stream time is refused.
@@ -201,6 +213,11 @@ class VersionedStore(StoreSpec):
 
     def definition(self) -> dict[str, Any]:
         return super().definition() | {"history_retention_ms": self.history_retention_ms}
+
+
+def store_name(store: str | StoreSpec) -> str:
+    """The name of a store that is asked for by its name or by its definition."""
+    return store.name if isinstance(store, StoreSpec) else store
 
 
 def definition_changes(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import add
-from typing import TypeVar, cast
+from typing import cast
 
 from standfast.store.arguments import pairs_of
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp
 from standfast.store.rows import StoreIterator
-from standfast.store.specs import KeyValueStore
+from standfast.store.specs import K, KeyValueStore, V
 from standfast.store.types.typed import (
     NO_TIMESTAMP,
     TIME_MAX_MS,
@@ -29,10 +29,6 @@ from standfast.store.types.typed import (
 )
 from standfast.store.value_timestamp import TIMESTAMP
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-
 _join = cast("Callable[[bytes, bytes | None], bytes]", add)
 
 
@@ -42,16 +38,32 @@ def after_prefix(prefix: bytes) -> bytes | None:
     return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None
 
 
-class KeyValueState(TypedStore[K, V, KeyValueStore]):
-    """A task's key-value store."""
+class KeyValueState(TypedStore[KeyValueStore, K, V]):
+    """A task's key-value store: the latest value of each key; `task.store(spec)` gives it.
+
+    Ranges come in raw key order: that of the serialised bytes, so int64 keys below 0 come after the others. A read or
+    write of one key looks in the buffer and then at one row of the database; a range costs a seek and its rows.
+
+    Times are whole milliseconds since the epoch; a `timestamp` that is left out is that of the record in hand, outside
+    a record the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the
+    task's buffer, and with the commit to changelog and database. Used by one thread at a time.
+
+    Every method raises InvalidRequest for a key that is None, for what a serde does not take and for a time that is
+    none; Corruption for a row that cannot be read; Closed once the task left, Fenced if another instance has it.
+    A write that raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure
+    (buffer full: commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
+    """
 
     def get(self, key: K) -> V | None:
-        """The value, or None."""
+        """The value of a key, or None. One look-up."""
         row = self.rows.get(self.name, self._encode_key(key))
         return None if row is None else self._decode_value(row[self._skip :])
 
     def get_with_timestamp(self, key: K) -> ValueAndTimestamp[V] | None:
-        """Value and its timestamp; InvalidRequest for a store declared with timestamped=False."""
+        """Value and timestamp (ms) of a key, or None; InvalidRequest for a store declared with timestamped=False.
+
+        The timestamp is that of the put, which need not be the largest one. One look-up.
+        """
         if not self._skip:
             raise InvalidRequest(f"store {self.name!r} keeps no timestamps: declare it with timestamped=True")
         row = self.rows.get(self.name, self._encode_key(key))
@@ -60,7 +72,10 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
         return ValueAndTimestamp(self._decode_value(row[8:]), TIMESTAMP.unpack_from(row)[0])
 
     def put(self, key: K, value: V | None, timestamp: int | None = None) -> None:
-        """Set the value; None deletes. `timestamp` defaults to that of the record in hand."""
+        """Set the value of a key; None deletes. The last put counts, whatever its timestamp (ms).
+
+        Reads nothing: costs the serdes and an entry of the buffer.
+        """
         if key is None or value is None or type(timestamp) is not int or not 0 <= timestamp <= TIME_MAX_MS:
             raw_key = self._encode_key(key)
             raw = None if value is None else self._encode_value(value)
@@ -85,14 +100,17 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
         return self.rows.write_all(self.name, pairs, TIMESTAMP.pack(timestamp) if self._skip else b"", timestamp)
 
     def put_if_absent(self, key: K, value: V, timestamp: int | None = None) -> V | None:
-        """Set the value only where there is none; returns the value that was there."""
+        """Set the value only where there is none; returns what was there, or None. `timestamp` in ms. Costs both."""
         old = self.get(key)
         if old is None:
             self.put(key, value, timestamp)
         return old
 
     def put_all(self, items: Iterable[tuple[K, V | None]], timestamp: int | None = None) -> None:
-        """Set several; if any of them is refused, none is set."""
+        """Set several (key, value), in their order, with one timestamp (ms); if any of them is refused, none is set.
+
+        Serialises all of them before it writes the first, so their bytes are in memory twice for a moment.
+        """
         stamp = self._timestamp(timestamp)
         pairs = pairs_of(f"put_all into store {self.name!r}", items)
         encoded = [
@@ -108,7 +126,7 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
             self.rows.log(raw_key, raw, stamp)
 
     def delete(self, key: K) -> V | None:
-        """Remove the row; returns the value that was there."""
+        """Remove a key; returns the value that was there, or None. One look-up and a put of None."""
         old = self.get(key)
         self.put(key, None)
         return old
@@ -116,22 +134,32 @@ class KeyValueState(TypedStore[K, V, KeyValueStore]):
     def range(
         self, key_from: K | None = None, key_to: K | None = None, *, reverse: bool = False
     ) -> StoreIterator[tuple[K, V]]:
-        """Rows with key_from <= key <= key_to in raw key order; None is open, empty if from > to."""
+        """Rows (key, value) with key_from <= key <= key_to in raw key order, or in `reverse`; a None end is open.
+
+        Empty if key_from > key_to. Rows are read as the iterator goes, and are those that the store had at the call. It
+        keeps files of the database in use: close it, or read it to its end.
+        """
         start = None if key_from is None else self._encode_key(key_from)
         end = None if key_to is None else self._encode_key(key_to) + b"\x00"
         return self._iterate(start, end, reverse)
 
     def prefix_scan(self, prefix: K, *, reverse: bool = False) -> StoreIterator[tuple[K, V]]:
-        """Rows whose raw key begins with the serialised prefix."""
+        """Rows (key, value) whose raw key begins with the serialised prefix, in raw key order or in `reverse`.
+
+        Right for serdes whose bytes of a prefix begin those of the key, as string and bytes do and json does not.
+        """
         raw = self._encode_key(prefix)
         return self._iterate(raw, after_prefix(raw), reverse)
 
     def all(self, reverse: bool = False) -> StoreIterator[tuple[K, V]]:
-        """Every row in raw key order."""
+        """Every row (key, value) in raw key order or in `reverse`; as `range` without ends."""
         return self._iterate(None, None, reverse)
 
     def approximate_num_entries(self) -> int:
-        """Estimated number of rows, buffered ones included."""
+        """Estimated number of rows: those of the files, rewritten ones counted again, and those of the buffer.
+
+        Reads no row; costs a walk over the buffered rows.
+        """
         buffered = self.rows.buffer.rows.get(self.name) or {}
         return self.rows_in_files() + sum(row is not None for row in buffered.values())
 

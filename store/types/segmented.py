@@ -13,12 +13,10 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from standfast.store.rows import StoreRows
-from standfast.store.specs import SessionStore, WindowStore
+from standfast.store.specs import K, SessionStore, V, WindowStore
 from standfast.store.types.segments import family_name, is_live, parse_family, segment_id, segment_interval_ms
 from standfast.store.types.typed import FamilyRows, TypedStore
 
-K = TypeVar("K")
-V = TypeVar("V")
 S = TypeVar("S", bound=WindowStore | SessionStore)
 
 
@@ -117,7 +115,7 @@ class Segments:
         return family_name(self.rows.name, number * self.interval_ms)
 
 
-class SegmentedStore(TypedStore[K, V, S]):
+class SegmentedStore(TypedStore[S, K, V]):
     """What window and session stores share: segments that expire as whole families."""
 
     def __init__(self, spec: S, rows: StoreRows) -> None:

@@ -10,31 +10,42 @@ end <= observed - retention; a late session of a dead segment is refused and cou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar, cast
+from typing import cast
 
 from standfast.store import session_key
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import Windowed
 from standfast.store.rows import StoreIterator
-from standfast.store.specs import SessionStore
+from standfast.store.specs import K, SessionStore, V
 from standfast.store.types.segmented import SegmentedStore
 from standfast.store.types.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 TIME_MAX = 2**63 - 1
 
 
-class SessionState(SegmentedStore[K, V, SessionStore]):
-    """A task's session store."""
+class SessionState(SegmentedStore[SessionStore, K, V]):
+    """A task's session store: a value of each key, session start and end; `task.store(spec)` gives it.
+
+    Rows hide once end <= observed stream time - `retention_ms`; whole segments of them are dropped later. Sessions of a
+    key come by end, then by start; ranges over keys in raw key order (that of the serialised bytes). A read or write of
+    one session costs one look-up; the others a seek for each segment (a part of `retention_ms`) and their rows.
+
+    Times are whole milliseconds since the epoch; a `timestamp` that is left out is that of the record in hand, outside
+    a record the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the
+    task's buffer, and with the commit to changelog and database. Used by one thread at a time.
+
+    Every method raises InvalidRequest for a key that is None, for what a serde does not take and for a time that is
+    none; Corruption for a row that cannot be read; Closed once the task left, Fenced if another instance has it.
+    A write that raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure
+    (buffer full: commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
+    """
 
     def put(self, key: K, start: int, end: int, value: V | None, timestamp: int | None = None) -> None:
-        """Set the value of the session start..end (both included) of a key; None removes it.
+        """Set the value of the session start..end (ms, both included) of a key; None removes it.
 
-        A session whose segment is already dead is refused: it changes nothing and counts as late. `timestamp` is
-        the changelog record's and defaults to that of the record in hand.
+        A session whose segment is already dead is late: nothing changes and it is counted, without an error.
+        InvalidRequest if start > end. `timestamp` (ms) is the changelog record's. Reads nothing.
         """
         raw_key = self._encode_key(key)
         raw = None if value is None else self._encode_value(value)
@@ -42,11 +53,11 @@ class SessionState(SegmentedStore[K, V, SessionStore]):
         self.put_row(row_key, end, raw, self._timestamp(timestamp))
 
     def remove(self, key: K, start: int, end: int) -> None:
-        """Remove one session; an absent one is fine."""
+        """Remove the session start..end (ms) of a key; an absent one is fine. Reads nothing."""
         self.put(key, start, end, None)
 
     def fetch_session(self, key: K, start: int, end: int) -> V | None:
-        """The value of exactly this session, or None."""
+        """The value of exactly the session start..end (ms) of a key, or None. One look-up."""
         row_key = self._row_key(self._encode_key(key), start, end)
         families = self.segments.families(end, end)
         if end < self.segments.visible_from() or not families:
@@ -57,7 +68,10 @@ class SessionState(SegmentedStore[K, V, SessionStore]):
     def find_sessions(
         self, key: K, earliest_end: int, latest_start: int, *, reverse: bool = False
     ) -> StoreIterator[tuple[Windowed[K], V]]:
-        """Sessions of a key with end >= earliest_end and start <= latest_start, by end."""
+        """(Windowed(key, start, end), value) of a key with end >= earliest_end and start <= latest_start (ms).
+
+        By end and then by start, or in `reverse`. Rows are read as the iterator goes.
+        """
         raw_key = self._encode_key(key)
         first = max(self._bound("earliest_end", earliest_end), 0, self.segments.visible_from())
         latest_start = self._bound("latest_start", latest_start)
@@ -66,21 +80,22 @@ class SessionState(SegmentedStore[K, V, SessionStore]):
         return self.rows.iterate(self._found(scan, raw_key, raw_key, first, latest_start))
 
     def fetch(self, key: K, *, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
-        """Every session of a key, by end."""
+        """(Windowed, value) of every session of a key within retention, by end or in `reverse`."""
         return self.find_sessions(key, 0, TIME_MAX, reverse=reverse)
 
     def fetch_key_range(
         self, key_from: K | None, key_to: K | None, *, reverse: bool = False
     ) -> StoreIterator[tuple[Windowed[K], V]]:
-        """Every session with key_from <= key <= key_to in raw key order; a None key is open."""
+        """(Windowed, value) with key_from <= key <= key_to in raw key order or in `reverse`; a None key is open."""
         return self.find_sessions_key_range(key_from, key_to, 0, TIME_MAX, reverse=reverse)
 
     def find_sessions_key_range(
         self, key_from: K | None, key_to: K | None, earliest_end: int, latest_start: int, *, reverse: bool = False
     ) -> StoreIterator[tuple[Windowed[K], V]]:
-        """Sessions with key_from <= key <= key_to, end >= earliest_end and start <= latest_start, in raw key order.
+        """(Windowed, value) with key_from <= key <= key_to, end >= earliest_end and start <= latest_start (ms).
 
-        A None key is open (Kafka Streams: findSessions with keyFrom and keyTo, backwardFindSessions for `reverse`).
+        In raw key order or in `reverse`; a None key is open (Kafka Streams: findSessions with keyFrom and keyTo,
+        backwardFindSessions for `reverse`). Reads all rows of these keys that end at `earliest_end` or later.
         """
         low_key = None if key_from is None else self._encode_key(key_from)
         high_key = None if key_to is None else self._encode_key(key_to)
@@ -93,7 +108,7 @@ class SessionState(SegmentedStore[K, V, SessionStore]):
         return self.rows.iterate(self._found(scan, low_key, high_key, first, latest_start))
 
     def all(self, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
-        """Every session within retention."""
+        """(Windowed, value) of every session within retention, in raw key order or in `reverse`."""
         return self.fetch_key_range(None, None, reverse=reverse)
 
     def get_row(self, row_key: bytes, end: int) -> bytes | None:

@@ -18,11 +18,9 @@ from standfast.store.engine import KeyRange
 from standfast.store.errors import InvalidRequest
 from standfast.store.rows import StoreRows
 from standfast.store.serde import serde_error
-from standfast.store.specs import StoreSpec
+from standfast.store.specs import K, StoreSpec, V
 from standfast.store.value_timestamp import TIMESTAMP
 
-K = TypeVar("K")
-V = TypeVar("V")
 S = TypeVar("S", bound=StoreSpec)
 
 # (offset, timestamp, key, value, headers), the shape of a record of the log port
@@ -46,7 +44,7 @@ NO_TIMESTAMP = -1
 TIME_MAX_MS = 2**63 - 1
 
 
-class TypedStore(ABC, Generic[K, V, S]):
+class TypedStore(ABC, Generic[S, K, V]):
     """One store of one task."""
 
     def __init__(self, spec: S, rows: StoreRows) -> None:

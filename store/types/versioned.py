@@ -11,12 +11,12 @@ from the observed stream time and is readable after a reopen, because segments a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar, cast
+from typing import cast
 
 from standfast.store.engine import Engine, KeyRange
 from standfast.store.results import PUT_NOT_VALID, VALID_TO_UNDEFINED, VersionedRecord
 from standfast.store.rows import StoreIterator, StoreRows
-from standfast.store.specs import VersionedStore
+from standfast.store.specs import K, V, VersionedStore
 from standfast.store.types.segments import versioned_segment_interval_ms
 from standfast.store.types.typed import FamilyRows, LoggedRecord, LogicalRow, TypedStore
 from standfast.store.types.versioned_put import History, put_version
@@ -28,9 +28,6 @@ from standfast.store.versioned_row import (
     segment_prefix,
     unpack_latest,
 )
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class _BufferedSpace:
@@ -102,8 +99,22 @@ class _KeySpace:
         self.rows[row_key] = row
 
 
-class VersionedState(TypedStore[K, V, VersionedStore]):
-    """A task's versioned store."""
+class VersionedState(TypedStore[VersionedStore, K, V]):
+    """A task's versioned store: a history of values of each key; `task.store(spec)` gives it.
+
+    A version is valid from its timestamp (included) to that of the next one (excluded, `VALID_TO_UNDEFINED` for the
+    latest). Ended versions are kept until `history_retention_ms` behind the observed stream time. The latest version
+    costs one look-up; an older one up to one for each segment (a part of the retention) from now back to its time.
+
+    Times are whole milliseconds since the epoch; a `timestamp` that is left out is that of the record in hand, outside
+    a record the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the
+    task's buffer, and with the commit to changelog and database. Used by one thread at a time.
+
+    Every method raises InvalidRequest for a key that is None, for what a serde does not take and for a time that is
+    none; Corruption for a row that cannot be read; Closed once the task left, Fenced if another instance has it.
+    A write that raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure
+    (buffer full: commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
+    """
 
     def __init__(self, spec: VersionedStore, rows: StoreRows) -> None:
         super().__init__(spec, rows)
@@ -112,10 +123,11 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
         self._cleaned_to = 0
 
     def put(self, key: K, value: V | None, timestamp: int | None = None) -> int:
-        """Insert a version valid from `timestamp`; None is a tombstone.
+        """Insert a version valid from `timestamp` (ms), in any order of times; None is a tombstone.
 
-        Returns the timestamp at which it is followed by another version, VALID_TO_UNDEFINED (-1) for the latest, or
-        PUT_NOT_VALID if it is older than the history retention: then it changes nothing and counts as late.
+        Returns the time (ms) at which it is followed by another version, VALID_TO_UNDEFINED (-1) for the latest, or
+        PUT_NOT_VALID if it is older than the history retention: then it changes nothing and counts as late. Reads the
+        latest version, and for an older one its neighbours.
         """
         raw_key = self._encode_key(key)
         raw = None if value is None else self._encode_value(value)
@@ -132,13 +144,19 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
         return valid_to
 
     def delete(self, key: K, timestamp: int | None = None) -> VersionedRecord[V] | None:
-        """Insert a tombstone; returns the version that was valid at that time."""
+        """Insert a tombstone at `timestamp` (ms); returns the version valid then, or None, also where it comes late.
+
+        Costs a `get` as of that time, and a put.
+        """
         stamp = self._timestamp(timestamp)
         old = self.get(key, as_of=stamp)
         return None if self.put(key, None, stamp) == PUT_NOT_VALID else old
 
     def get(self, key: K, as_of: int | None = None) -> VersionedRecord[V] | None:
-        """The latest version, or the one valid at `as_of`; None if there was none or history no longer reaches it."""
+        """The latest version, or the one valid at `as_of` (ms); None if there was none or history no longer reaches it.
+
+        VersionedRecord(value, valid_from, valid_to), both in ms.
+        """
         raw_key = self._encode_key(key)
         if as_of is not None:
             self._time("as_of", as_of)
@@ -166,7 +184,10 @@ class VersionedState(TypedStore[K, V, VersionedStore]):
     def range(
         self, key: K, time_from: int, time_to: int, *, ascending: bool = False
     ) -> StoreIterator[VersionedRecord[V]]:
-        """Versions that `get` gives for some time of time_from <= t <= time_to, newest first unless `ascending`."""
+        """Versions that `get` gives for some time of time_from <= t <= time_to (ms), newest first unless `ascending`.
+
+        All of them are read at the call. Empty if time_from > time_to.
+        """
         raw_key = self._encode_key(key)
         if self._bound("time_from", time_from) > self._bound("time_to", time_to):
             return self.rows.iterate(iter(()))

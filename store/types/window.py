@@ -10,32 +10,44 @@ a late row of a dead segment is refused and counted. Range results come in raw k
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar, cast
+from typing import cast
 
 from standfast.store import window_key
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp, Windowed
 from standfast.store.rows import StoreIterator
-from standfast.store.specs import WindowStore
+from standfast.store.specs import K, V, WindowStore
 from standfast.store.types.segmented import SegmentedStore
 from standfast.store.types.typed import NO_TIMESTAMP, FamilyRows, LoggedRecord, LogicalRow
 from standfast.store.value_timestamp import TIMESTAMP
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 SEQUENCE_MASK = 0x7FFFFFFF
 TIME_MAX = 2**63 - 1
 
 
-class WindowState(SegmentedStore[K, V, WindowStore]):
-    """A task's window store."""
+class WindowState(SegmentedStore[WindowStore, K, V]):
+    """A task's window store: a value of each key and window start; `task.store(spec)` gives it.
+
+    Rows hide once start <= observed stream time - `retention_ms`; whole segments of them are dropped later. Ranges over
+    keys come in raw key order (that of the serialised bytes), each key's in time order. A read or write of one window
+    costs one look-up; a range costs a seek for each segment (a part of `retention_ms`) within its times, and its rows.
+
+    Times are whole milliseconds since the epoch; a `timestamp` that is left out is that of the record in hand, outside
+    a record the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the
+    task's buffer, and with the commit to changelog and database. Used by one thread at a time.
+
+    Every method raises InvalidRequest for a key that is None, for what a serde does not take and for a time that is
+    none; Corruption for a row that cannot be read; Closed once the task left, Fenced if another instance has it.
+    A write that raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure
+    (buffer full: commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
+    """
 
     def put(self, key: K, value: V | None, window_start: int, timestamp: int | None = None) -> None:
-        """Set the value of (key, window start); None deletes. With retain_duplicates every put is kept.
+        """Set the value of (key, window start in ms); None deletes. `timestamp` (ms) is the record's, not the window's.
 
-        A row whose segment is already dead is refused: it changes nothing and counts as late.
+        With retain_duplicates every put is kept beside the others, and one of None does nothing. A row whose segment is
+        already dead is late: nothing changes and it is counted, without an error. Reads nothing.
         """
         raw_key = self._encode_key(key)
         raw = None if value is None else self._encode_value(value)
@@ -59,12 +71,12 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
         rows.log(row_key, raw, stamp)
 
     def fetch(self, key: K, window_start: int) -> V | None:
-        """The value of one window, or None."""
+        """The value of the window of a key that starts at `window_start` (ms), or None. One look-up."""
         row = self._fetch_row(key, window_start)
         return None if row is None else self._decode_value(row[self._skip :])
 
     def fetch_with_timestamp(self, key: K, window_start: int) -> ValueAndTimestamp[V] | None:
-        """Value and timestamp of one window; InvalidRequest for a store declared with timestamped=False."""
+        """Value and timestamp (ms) of one window, or None; InvalidRequest for a store with timestamped=False."""
         if not self._skip:
             raise InvalidRequest(f"store {self.name!r} keeps no timestamps: declare it with timestamped=True")
         row = self._fetch_row(key, window_start)
@@ -75,7 +87,10 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
     def fetch_range(
         self, key: K, time_from: int, time_to: int, *, reverse: bool = False
     ) -> StoreIterator[tuple[int, V]]:
-        """(window start, value) of one key with time_from <= start <= time_to, in time order."""
+        """(window start, value) of one key with time_from <= start <= time_to (ms), in time order or in `reverse`.
+
+        Empty if time_from > time_to; a time below 0 is as 0. Rows are read as the iterator goes.
+        """
         raw_key = self._encode_key(key)
         first, time_to = self._first(time_from), self._bound("time_to", time_to)
         if first > time_to:
@@ -87,7 +102,11 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
     def fetch_key_range(
         self, key_from: K | None, key_to: K | None, time_from: int, time_to: int, *, reverse: bool = False
     ) -> StoreIterator[tuple[Windowed[K], V]]:
-        """Rows with key_from <= key <= key_to and time_from <= start <= time_to; a None key is open."""
+        """(Windowed(key, start, end), value) with key_from <= key <= key_to and time_from <= start <= time_to (ms).
+
+        In raw key order and then by time, or in `reverse`; a None key is open. Reads all rows of these keys within the
+        segments of these times, and leaves out those of other times.
+        """
         low_key = None if key_from is None else self._encode_key(key_from)
         high_key = None if key_to is None else self._encode_key(key_to)
         first, time_to = self._first(time_from), self._bound("time_to", time_to)
@@ -98,11 +117,11 @@ class WindowState(SegmentedStore[K, V, WindowStore]):
         return self.rows.iterate(self._of_range(scan, low_key, high_key, first, time_to))
 
     def fetch_all(self, time_from: int, time_to: int, *, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
-        """Every row with time_from <= start <= time_to."""
+        """(Windowed, value) of every key with time_from <= start <= time_to (ms), as `fetch_key_range` without keys."""
         return self.fetch_key_range(None, None, time_from, time_to, reverse=reverse)
 
     def all(self, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
-        """Every row within retention."""
+        """(Windowed, value) of every row within retention, in raw key order and then by time, or in `reverse`."""
         return self.fetch_key_range(None, None, 0, TIME_MAX, reverse=reverse)
 
     def get_row(self, row_key: bytes, start: int) -> bytes | None:

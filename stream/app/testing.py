@@ -20,7 +20,7 @@ import weakref
 from collections import defaultdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from standfast.replication.log import Headers, Outgoing, TopicPolicy
 from standfast.replication.log import Record as LogRecord
@@ -32,6 +32,8 @@ from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.names import check_topic
 from standfast.store.serde import Serde
 from standfast.store.serde import bytes as raw_bytes
+from standfast.store.specs import StoreSpec, store_name
+from standfast.store.types.handles import gives_stores
 from standfast.stream.record import Record
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.session.session import Session
@@ -157,11 +159,17 @@ class Driver:
             self._runners[task_id].commit()
             self._routed = {at: count for at, count in self._routed.items() if at[0] != task_id}
 
-    def store(self, name: str, partition: int = 0) -> Any:
-        """A store as the application's processors see it, uncommitted writes included."""
+    @gives_stores
+    def store(self, store: str | StoreSpec, partition: int = 0) -> Any:
+        """A store as the application's processors see it, uncommitted writes included; of one task, by its partition.
+
+        Asked for by its definition it has the types of that (KeyValueState[K, V], ...), by its name it is Any. Raises
+        InvalidRequest for one that the application does not have, or declares otherwise.
+        """
+        name = store_name(store)
         for group in self._assembled.topology.groups:
             if any(spec.name == name for spec in group.specs):
-                return self._runners[TaskId(group.group, partition)].task.store(name)
+                return self._runners[TaskId(group.group, partition)].task.store(cast("str", store))
         known = ", ".join(spec.name for group in self._assembled.topology.groups for spec in group.specs)
         raise InvalidRequest(f"driver: {self.app.name!r} has no store {name!r} (it has: {known})")
 

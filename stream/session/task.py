@@ -58,10 +58,12 @@ from standfast.store.failpoint import reach
 from standfast.store.histogram import SECONDS_PER_NS
 from standfast.store.log import logger
 from standfast.store.names import check_topic
+from standfast.store.specs import StoreSpec
 from standfast.store.task.cut import parse_source_key, source_key
 from standfast.store.task.task_stores import TaskStores
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.tracebacks import let_go
+from standfast.store.types.handles import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
 from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, headers_bytes
 from standfast.stream.session.settings import Guarantee
@@ -172,10 +174,15 @@ class Task:
         """Timestamp of the record in hand, or the wall clock outside a record."""
         return self.record_timestamp if self.record_timestamp is not None else self._clock.wall_ms()
 
-    def store(self, name: str) -> Any:
-        """A store of this task, of the class of its kind (KeyValueState, WindowState, ...); NotReady until it runs."""
+    @gives_stores
+    def store(self, store: str | StoreSpec) -> Any:
+        """A store of this task, asked for by its definition (with its types) or by its name (of type Any).
+
+        It is a KeyValueState, WindowState, SessionState or VersionedState. Raises UnknownStore, InvalidRequest for a
+        definition that differs from the declared one, NotReady until the task runs. Costs less than a microsecond.
+        """
         self._check_running()
-        return self.stores.store(name)
+        return self.stores.store(store)
 
     def source_offsets(self) -> dict[TopicPartition, int]:
         """Where the application must read on: next offset per source partition; absent where nothing was committed.

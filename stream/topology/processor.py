@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 from standfast.replication.log import Headers
 from standfast.store.errors import InvalidRequest
+from standfast.store.specs import StoreSpec, store_name
+from standfast.store.types.handles import gives_stores
 from standfast.stream.punctuation import Callback, Cancellable, PunctuationType
 from standfast.stream.record import Record
 from standfast.stream.session.task import Task
@@ -134,15 +136,21 @@ class Context:
         """The wall clock."""
         return self._services.wall_ms()
 
-    def store(self, name: str) -> Any:
-        """A store that this processor is connected to, for this task's partition."""
+    @gives_stores
+    def store(self, store: str | StoreSpec) -> Any:
+        """A store that this processor is connected to, for this task's partition.
+
+        Asked for by its definition it has the types of that (KeyValueState[K, V], ...), by its name it is Any. Raises
+        InvalidRequest for one that is not connected, or whose definition differs from the declared one.
+        """
+        name = store_name(store)
         if name not in self._stores:
             known = ", ".join(sorted(self._stores)) or "none"
             raise InvalidRequest(
                 f"store {name!r} is not connected to processor {self.name!r} (connected: {known}): declare it in the "
                 "application's stores, and name it in the processor's `stores` or where the processor is added"
             )
-        return self._task.store(name)
+        return self._task.store(cast("str", store))
 
     def forward(self, record: Record, to: str | None = None) -> None:
         """Give a record to every child, or to the one of that name. InvalidRequest for anything but a sound Record."""

@@ -120,6 +120,7 @@ LIBRARY_HOMES = {
     "sortedcontainers": ("store/buffer.py", "store/memory.py"),
     "msgpack": ("store/serde.py",),
     "xxhash": ("restore/digest.py",),
+    "typing_extensions": ("store/specs.py",),  # for type checkers only, which bring it
 }
 
 CLOCK_FILE = "store/clock.py"
