@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import standfast as sf
 from standfast.ops.observe.metrics import SessionMetrics
-from standfast.ops.observe.metrics_list import METRICS, Metric, table_rows
+from standfast.ops.observe.metrics_list import METRICS, TABLE, Metric
 from standfast.replication.offsets import TaskId
 from standfast.stream.session.groups import TaskGroup
 
@@ -282,5 +282,7 @@ def test_name_follows_the_rules_of_promtool(metric: Metric) -> None:
 def test_names_are_unique_and_the_table_has_a_row_for_each() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
-    rows = list(table_rows())
+    rows = [line for line in TABLE.splitlines() if line.startswith("|")]
     assert [row.split("`")[1] for row in rows[2:]] == names
+    assert {metric.kind for metric in METRICS} == {"counter", "gauge", "histogram"}
+    assert all((metric.kind == "counter") == metric.name.endswith("_total") for metric in METRICS)
