@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.bench.log import KAFKA, RUNS_DEFAULT, SQLITE, BenchLog, add_log, bench_log, kind_of
 from standfast.ops.bench.step import BATCH, KEY_BYTES, VALUE_BYTES, VERSIONS
-from standfast.ops.cli.arguments import add_json, add_wide, printing
+from standfast.ops.cli.arguments import prints
 
 if TYPE_CHECKING:
     from standfast.ops.bench.step import Step
@@ -78,9 +78,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             add("--restore-memory", metavar="SIZE", help="what they may hold of rows, as 512MiB (a session's)")
         add("--memory", default="256MiB", metavar="SIZE", help="memory setting of the session (256MiB)")
         add("--dir", type=Path, metavar="D", help="work below this folder (default: the system's temporary one)")
-        add_json(command)
-        add_wide(command)
-        command.set_defaults(handler=printing(run_bench))
+        prints(command, run_bench, "json", "wide")
 
 
 def run_bench(args: argparse.Namespace, out: Output) -> int:

@@ -23,8 +23,45 @@ if TYPE_CHECKING:
 TIMEOUT_DEFAULT_S = 10.0
 
 
-def printing(run: Callable[[argparse.Namespace, Output], int]) -> Callable[[argparse.Namespace], int]:
-    """A handler of a command that prints through Output."""
+# Flags that several commands share, beside `instance` and `times`, which are several each.
+FLAGS: dict[str, dict[str, Any]] = {
+    "json": {"action": "store_true", "help": "one JSON document instead of a table"},
+    # of a command whose table has more columns than a narrow terminal
+    "wide": {"action": "store_true", "help": "all columns, each row on one line however long it is"},
+    "config": {"type": Path, "metavar": "FILE", "help": "settings in TOML; flags win over it"},
+    "offline": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "read files: a state directory, an application's, or a task's",
+    },
+    "set": {
+        "action": "append",
+        "default": [],
+        "metavar": "SECTION.KEY=VALUE",
+        "help": "one setting; wins over the file and the environment; may be given again",
+    },
+}
+
+
+def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add shared flags, in order: those of FLAGS, `times`, or `instance`."""
+    for name in names:
+        if name == "instance":
+            _add_instance(parser)
+        elif name == "times":
+            style = parser.add_mutually_exclusive_group()
+            style.add_argument("--utc", action="store_true", help="times in UTC (default: local time)")
+            style.add_argument(
+                "--ms", action="store_true", help="times in milliseconds since the epoch, as --json has them"
+            )
+        else:
+            parser.add_argument(f"--{name}", **FLAGS[name])
+
+
+def prints(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace, Output], int], *flags: str, **defaults: Any
+) -> None:
+    """Let a command run `run`, which prints through Output; `flags` are the shared ones that it has beside its own."""
 
     def handle(args: argparse.Namespace) -> int:
         from standfast.ops.shared.output import Output
@@ -32,29 +69,13 @@ def printing(run: Callable[[argparse.Namespace, Output], int]) -> Callable[[argp
         times: TimeStyle = "utc" if getattr(args, "utc", False) else "ms" if getattr(args, "ms", False) else "local"
         return run(args, Output(as_json=args.json, wide=getattr(args, "wide", False), times=times))
 
-    return handle
+    add_flags(parser, *flags)
+    parser.set_defaults(handler=handle, **defaults)
 
 
 def is_url(state: Any) -> bool:
     """Whether `--state-dir` is an address, as s3://bucket/path, and no folder of this machine."""
     return isinstance(state, str) and "://" in state
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """`--json`."""
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
-
-
-def add_wide(parser: argparse.ArgumentParser) -> None:
-    """`--wide`, of a command whose table has more columns than a narrow terminal."""
-    parser.add_argument("--wide", action="store_true", help="all columns, each row on one line however long it is")
-
-
-def add_times(parser: argparse.ArgumentParser) -> None:
-    """`--utc` and `--ms`, of a command whose table has points in time."""
-    style = parser.add_mutually_exclusive_group()
-    style.add_argument("--utc", action="store_true", help="times in UTC (default: local time)")
-    style.add_argument("--ms", action="store_true", help="times in milliseconds since the epoch, as --json has them")
 
 
 def time_of(text: str) -> int:
@@ -69,12 +90,7 @@ def time_of(text: str) -> int:
         ) from None
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """`--config F`."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML; flags win over it")
-
-
-def add_instance(parser: argparse.ArgumentParser) -> None:
+def _add_instance(parser: argparse.ArgumentParser) -> None:
     """How to find a running instance."""
     where = parser.add_argument_group("which instance")
     where.add_argument("--state-dir", type=Path, metavar="DIR", help="its state directory, on this machine")
@@ -82,32 +98,13 @@ def add_instance(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--run-dir", type=Path, metavar="DIR", help="a sidecar's run directory, instead of --state-dir")
     where.add_argument("--url", metavar="URL", help="its HTTP door, http(s)://host:port, instead of a directory")
     where.add_argument("--timeout", type=float, default=TIMEOUT_DEFAULT_S, metavar="S", help="seconds to wait for it")
-    add_config(where)  # type: ignore[arg-type]
+    where.add_argument("--config", **FLAGS["config"])
     who = parser.add_argument_group("who asks, where the door wants to know")
     who.add_argument("--token-file", type=Path, metavar="FILE", help="file of mode 0600 that holds the token")
     who.add_argument("--ca", type=Path, metavar="FILE", help="authorities of its certificate, PEM; else the machine's")
     who.add_argument("--cert", type=Path, metavar="FILE", help="our certificate, PEM, for mutual TLS")
     who.add_argument("--cert-key", type=Path, metavar="FILE", help="the private key of --cert, PEM")
     who.add_argument("--tls-name", metavar="NAME", help="the name in its certificate, if not the host of its address")
-
-
-def add_offline(parser: argparse.ArgumentParser) -> None:
-    """`--offline DIR`."""
-    parser.add_argument(
-        "--offline", type=Path, metavar="DIR", help="read files: a state directory, an application's, or a task's"
-    )
-
-
-def add_set(parser: argparse.ArgumentParser) -> None:
-    """`--set SECTION.KEY=VALUE`, for any setting."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="set",
-        metavar="SECTION.KEY=VALUE",
-        help="one setting; wins over the file and the environment; may be given again",
-    )
 
 
 def config_of(args: argparse.Namespace) -> Loaded:

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from standfast.ops.cli.arguments import add_json, printing
+from standfast.ops.cli.arguments import prints
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import InvalidRequest
 
@@ -48,8 +48,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         )
         if name == "up":
             command.add_argument("--port", type=int, default=0, metavar="P", help="its port (default: a free one)")
-        add_json(command)
-        command.set_defaults(handler=printing(run))
+        prints(command, run, "json")
 
 
 def run_up(args: argparse.Namespace, out: Output) -> int:

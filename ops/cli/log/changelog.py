@@ -7,11 +7,12 @@ they are printable UTF-8, else in hex: a topic does not say which serdes wrote i
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.cli.arguments import add_config, add_json, add_times, add_wide, log_of, printing, settings_of
+from standfast.ops.cli.arguments import log_of, prints, settings_of
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -55,31 +56,22 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             command.add_argument(
                 "--key-format", choices=("utf8", "hex"), default="utf8", help="bytes as text where printable, or hex"
             )
-        add_json(command)
-        add_times(command)
-        if name == "stats":
-            add_wide(command)
-        add_config(command)
-        command.set_defaults(handler=printing(handler), found_topic=None)
+        wide = ("wide",) if name == "stats" else ()
+        prints(command, handler, "json", "times", *wide, "config", found_topic=None)
     topics = subparsers.add_parser("topics", help="the topics of a log", description="List the topics of a log.")
     topics.add_argument("--log", metavar="ADDRESS", help="the log, as sqlite:///./log or kafka://host:9092")
-    add_json(topics)
-    add_config(topics)
-    topics.set_defaults(handler=printing(run_topics))
+    prints(topics, run_topics, "json", "config")
 
 
 def run_head(args: argparse.Namespace, out: Output) -> int:
     """changelog head."""
     from standfast.ops.cli.topic_records import read_records
 
-    log = log_of(args)
-    try:
+    with closing(log_of(args)) as log:
         records: list[tuple[TopicPartition, Record]] = []
         reader = log.reader()
         for partition, bounds in _partitions(args, log, reader).items():
             records += [(partition, record) for record in read_records(reader, partition, bounds, _limit(args))]
-    finally:
-        log.close()
     _show_records(args, out, records)
     return 0
 
@@ -88,22 +80,18 @@ def run_tail(args: argparse.Namespace, out: Output) -> int:
     """changelog tail."""
     from standfast.ops.cli.topic_records import newest_records
 
-    log = log_of(args)
-    try:
+    with closing(log_of(args)) as log:
         records: list[tuple[TopicPartition, Record]] = []
         reader = log.reader()
         for partition, bounds in _partitions(args, log, reader).items():
             records += [(partition, record) for record in newest_records(reader, partition, bounds, _limit(args))]
-    finally:
-        log.close()
     _show_records(args, out, records)
     return 0
 
 
 def run_stats(args: argparse.Namespace, out: Output) -> int:
     """changelog stats."""
-    log = log_of(args)
-    try:
+    with closing(log_of(args)) as log:
         reader = log.reader()
         partitions = _partitions(args, log, reader)
         total = sum(bounds.end - bounds.begin for bounds in partitions.values())
@@ -113,8 +101,6 @@ def run_stats(args: argparse.Namespace, out: Output) -> int:
                 found.append(_count(reader, partition, bounds, bar))
         topic = _topic(args)
         info = log.admin.describe_topic(topic)
-    finally:
-        log.close()
     assert info is not None, topic
     out.document({"schema": STATS_SCHEMA, **_topic_document(info), "counted": found})
     out.line(f"{topic}: {_policy(info)}")
@@ -134,8 +120,7 @@ def run_topics(args: argparse.Namespace, out: Output) -> int:
     """topics."""
     from standfast.replication.offsets import TopicPartition
 
-    log = log_of(args)
-    try:
+    with closing(log_of(args)) as log:
         infos = log.admin.topics()
         wanted = {info.name: [TopicPartition(info.name, part) for part in range(info.partitions)] for info in infos}
         bounds = log.reader().bounds(chain.from_iterable(wanted.values()))  # asked once, however many there are
@@ -144,8 +129,6 @@ def run_topics(args: argparse.Namespace, out: Output) -> int:
             span = sum(bounds[partition].end - bounds[partition].begin for partition in wanted[info.name])
             topics.append({**_topic_document(info), "span": span})
         policies = [_policy(info) for info in infos]
-    finally:
-        log.close()
     out.document({"schema": TOPICS_SCHEMA, "topics": topics})
     rows = [
         (topic["topic"], topic["partitions"], topic["span"], policy)

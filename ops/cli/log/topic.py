@@ -11,10 +11,11 @@ Rules of this file: arguments and words; it works alike on both logs. Settings h
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standfast.ops.cli.arguments import add_config, add_json, log_address_of, log_of, printing
+from standfast.ops.cli.arguments import log_address_of, log_of, prints
 from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         command.add_argument(
             "--set", action="append", default=[], metavar="SETTING=VALUE", help="as cleanup.policy=compact,delete"
         )
-        add_json(command)
-        add_config(command)
-        command.set_defaults(handler=printing(handler))
+        prints(command, handler, "json", "config")
 
 
 def run_create(args: argparse.Namespace, out: Output) -> int:
@@ -53,13 +52,10 @@ def run_create(args: argparse.Namespace, out: Output) -> int:
     if args.partitions is None:
         raise InvalidRequest("how many partitions? give --partitions N")
     policy = changed(TopicPolicy(), _settings(args))
-    log = _new_log(args, policy, out) or log_of(args)
-    try:
+    with closing(_new_log(args, policy, out) or log_of(args)) as log:
         if log.admin.describe_topic(args.topic) is not None:
             raise InvalidRequest(f"topic {args.topic!r} is there already: change it with standfast topic alter")
         _tell(out, log.admin.create_topic(args.topic, args.partitions, policy))
-    finally:
-        log.close()
     return 0
 
 
@@ -68,15 +64,12 @@ def run_alter(args: argparse.Namespace, out: Output) -> int:
     settings = _settings(args)
     if args.partitions is None and not settings:
         raise InvalidRequest("nothing to change: give --partitions N or --set SETTING=VALUE")
-    log = log_of(args)
-    try:
+    with closing(log_of(args)) as log:
         # Settings first: what is refused there must change nothing, and a topic that has grown cannot shrink again.
         info = log.admin.change_topic(args.topic, settings)
         if args.partitions is not None:
             info = log.admin.add_partitions(args.topic, args.partitions)
         _tell(out, info)
-    finally:
-        log.close()
     return 0
 
 

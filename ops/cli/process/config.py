@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standfast.ops.cli.arguments import add_json, add_set, config_of, printing
+from standfast.ops.cli.arguments import add_flags, config_of, prints
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -23,7 +23,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     show = commands.add_parser("show", help=text, description=f"{text.capitalize()}.")
     _add_file(show, needed=False)
     show.add_argument("--origin", action="store_true", help="where each value came from")
-    show.set_defaults(handler=printing(run_show))
+    prints(show, run_show)
     text = "the JSON Schema of a settings file"
     schema = commands.add_parser("schema", help=text, description=f"{text.capitalize()}, for editors.")
     schema.set_defaults(handler=run_schema)
@@ -32,13 +32,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "validate", aliases=["check"], help=text, description=f"{text.capitalize()} (exit code 78: problems)."
     )
     _add_file(validate, needed=True)
-    validate.set_defaults(handler=printing(run_show), origin=False)
+    prints(validate, run_show, origin=False)
 
 
 def _add_file(parser: argparse.ArgumentParser, *, needed: bool) -> None:
     parser.add_argument("config", type=Path, metavar="FILE", nargs=None if needed else "?")
-    add_set(parser)
-    add_json(parser)
+    add_flags(parser, "set", "json")
 
 
 def run_show(args: argparse.Namespace, out: Output) -> int:

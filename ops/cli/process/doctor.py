@@ -9,10 +9,11 @@ application.
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.cli.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.ops.cli.arguments import log_of, prints, settings_of
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import Corruption, InvalidRequest, Unavailable
 
@@ -53,9 +54,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--source", action="append", default=[], metavar="TOPIC", help="a source topic, beside those it committed"
     )
-    add_json(parser)
-    add_config(parser)
-    parser.set_defaults(handler=printing(run_doctor))
+    prints(parser, run_doctor, "json", "config")
 
 
 def run_doctor(args: argparse.Namespace, out: Output) -> int:
@@ -83,15 +82,12 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
         raise InvalidRequest(f"{args.state_dir} holds nothing of application {app!r}: name its own, or leave it out")
     looked = None
     try:
-        log = log_of(args)
-        try:
+        with closing(log_of(args)) as log:
             found += log_findings(log)
             most = settings.value_max_bytes
             looked = look(log, app, stores=stores, sources=sources, known=known, value_max_bytes=most)
             found += findings(looked.application, looked.survey, Fixes(log.address))
             found += state_findings(log, app, known.kept, SystemClock().wall_ms())
-        finally:
-            log.close()
     except (Corruption, Unavailable) as error:
         # A log that is locked or damaged is what is looked for; that it does not answer at all is told as ever.
         if isinstance(error, Unavailable) and not error.unwritten:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.cli.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.ops.cli.arguments import log_of, prints, settings_of
 from standfast.ops.shared.exit_codes import NEGATIVE, OK
 from standfast.store.errors import InvalidRequest, StandfastError
 
@@ -60,9 +61,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="only print what would be done")
     how.add_argument("--yes", action="store_true", help="do it without asking")
-    add_json(parser)
-    add_config(parser)
-    parser.set_defaults(handler=printing(run_reset))
+    prints(parser, run_reset, "json", "config")
 
 
 def run_reset(args: argparse.Namespace, out: Output) -> int:
@@ -82,8 +81,7 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
     known = [changelog_topic(app, text.partition(":")[0]) for text in args.store]
     if not (args.dry_run or args.yes or sys.stdin.isatty()):
         raise InvalidRequest("nobody is there to confirm it: give --yes to do it, or --dry-run to see what it does")
-    log = log_of(args)
-    try:
+    with closing(log_of(args)) as log:
         plan = look(
             log,
             app,
@@ -117,8 +115,6 @@ def run_reset(args: argparse.Namespace, out: Output) -> int:
                     "again before the application starts"
                 )
             raise
-    finally:
-        log.close()
     out.document(_document(plan, dry_run=False, done=True))
     out.line(f"{app}: reset, {steps} steps done")
     if plan.local is None:

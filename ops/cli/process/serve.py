@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from standfast.ops.cli.arguments import add_config, add_instance, add_set
+from standfast.ops.cli.arguments import add_flags
 
 if TYPE_CHECKING:
     from standfast.ops.config.types import Config
@@ -24,14 +24,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Run the sidecar: data over the Redis wire protocol on a Unix socket, control over HTTP on "
         "loopback. Its info file (STATE_DIR/APP/run/INFO.json) says where both are.",
     )
-    add_config(parser)
-    add_set(parser)
+    add_flags(parser, "config", "set")
     parser.add_argument("--check", action="store_true", help="check the settings and whether the log answers, then end")
     parser.set_defaults(handler=run_serve)
     text = "have a sidecar take no more work and close its tasks; it goes on answering until it is told to end"
     drain = subparsers.add_parser("drain", help=text, description=f"{text.capitalize()}.")
     drain.add_argument("--wait", default="20s", metavar="TIME", help="how long writers may take to commit, as 20s")
-    add_instance(drain)
+    add_flags(drain, "instance")
     drain.set_defaults(handler=run_drain)
 
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.cli.arguments import add_config, add_json, add_wide, log_of, printing, settings_of
+from standfast.ops.cli.arguments import log_of, prints, settings_of
 from standfast.ops.cli.spark.verify import EXIT_CODES, state_dir_argument
 from standfast.ops.cli.spark_arguments import (
     PartBar,
@@ -87,10 +87,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_splitting(parser)
     add_at_once(parser)
     add_spark(parser)
-    add_json(parser)
-    add_wide(parser)
-    add_config(parser)
-    parser.set_defaults(handler=printing(run_pipeline_command))
+    prints(parser, run_pipeline_command, "json", "wide", "config")
 
 
 def run_pipeline_command(args: argparse.Namespace, out: Output, open_session: OpenSession = session_for) -> int:
@@ -105,16 +102,13 @@ def run_pipeline_command(args: argparse.Namespace, out: Output, open_session: Op
     for check in (file_bytes, split_bytes, stores_at_once):
         check(args)  # what is wrong is said before anything is opened
     looked_at = _looked_at(args)
-    log = log_of(args)
-    try:
+    with closing(log_of(args)) as log:
         jobs = _jobs(args, log, looked_at)
         for line in opened_notes({job.name: job.stored for job in jobs}):
             out.note(line)
         if args.plan:
             return _show_plan(jobs, out)
         done, summary = _run(args, out, log, jobs, looked_at, open_session)
-    finally:
-        log.close()
     out.document(summary)
     _show(done, summary, out)
     return EXIT_CODES[done.verdict]

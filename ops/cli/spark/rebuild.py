@@ -10,9 +10,10 @@ before Spark is started.
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from standfast.ops.cli.arguments import add_config, add_json, add_wide, log_of, printing, settings_of
+from standfast.ops.cli.arguments import log_of, prints, settings_of
 from standfast.ops.cli.spark_arguments import add_rebuilding, add_spark, add_splitting, file_bytes, split_bytes
 
 if TYPE_CHECKING:
@@ -51,10 +52,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_rebuilding(parser)
     add_splitting(parser)
     add_spark(parser)
-    add_json(parser)
-    add_wide(parser)
-    add_config(parser)
-    parser.set_defaults(handler=printing(run_rebuild))
+    prints(parser, run_rebuild, "json", "wide", "config")
 
     gc = subparsers.add_parser(
         "gc",
@@ -65,8 +63,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     gc.add_argument("--delete", action="store_true", help="delete them")
     gc.add_argument("--dry-run", action="store_true", help="only list them, which is the default")
     gc.add_argument("--older-than", default="3d", metavar="TIME", help="delete only what is as old (3d)")
-    add_json(gc)
-    gc.set_defaults(handler=printing(run_gc))
+    prints(gc, run_gc, "json")
 
 
 def run_rebuild(args: argparse.Namespace, out: Output) -> int:
@@ -81,8 +78,7 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
         raise InvalidRequest("where to? name an empty folder with --out FOLDER")
     size, bound = file_bytes(args), split_bytes(args)
     until = dict(_until(text) for text in args.until)
-    log = log_of(args)
-    try:
+    with closing(log_of(args)) as log:
         app, spec = _store(args, log)
         what = preflight(log, app, spec, partitions=args.partition, until=until, allow_truncated=args.allow_truncated)
         if args.plan:
@@ -109,8 +105,6 @@ def run_rebuild(args: argparse.Namespace, out: Output) -> int:
                 split_bytes=bound,
                 on_tasks=bar,
             )
-    finally:
-        log.close()
     return _show(done, out)
 
 

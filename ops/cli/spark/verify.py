@@ -12,10 +12,11 @@ files were opened that is verified. In one process, one store after the other, e
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.cli.arguments import add_config, add_json, add_times, add_wide, is_url, log_of, printing, settings_of
+from standfast.ops.cli.arguments import is_url, log_of, prints, settings_of
 from standfast.ops.cli.spark_arguments import add_at_once, add_spark, add_splitting
 
 if TYPE_CHECKING:
@@ -57,11 +58,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--limit", type=int, default=LIMIT_DEFAULT, metavar="N", help="differing rows shown of each store (20)"
     )
     add_on_spark(parser)
-    add_json(parser)
-    add_wide(parser)
-    add_times(parser)
-    add_config(parser)
-    parser.set_defaults(handler=printing(run_verify))
+    prints(parser, run_verify, "json", "wide", "times", "config")
 
 
 def state_dir_argument(text: str) -> Path | str:
@@ -124,14 +121,10 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
         return run_verify_spark(args, out)
     tasks = _tasks(args)
     app, owner = tasks[0].app, tasks[0].owner_pid
-    log = log_of(args)
-    try:
-        with open_tasks(tasks) as opened:
-            if owner is not None:
-                out.note(f"pid {owner} owns these files and is running: verified is their state when they were opened")
-            verdicts, left_out = _verify(opened, args, log, out)
-    finally:
-        log.close()
+    with closing(log_of(args)) as log, open_tasks(tasks) as opened:
+        if owner is not None:
+            out.note(f"pid {owner} owns these files and is running: verified is their state when they were opened")
+        verdicts, left_out = _verify(opened, args, log, out)
     verdict = overall(verdicts)
     out.document(_document(args, app, owner, verdict, verdicts, left_out))
     show(verdicts, out)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.cli.arguments import is_url, log_of, settings_of
@@ -62,14 +62,11 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
     stored = stored_stores(_chosen(places, args), args.store)
     for line in opened_notes(stored):
         out.note(line)
-    log = log_of(args)
-    try:
+    with closing(log_of(args)) as log:
         plans = [plan_verify(log, places[0].app, name, at) for name, at in sorted(stored.items())]
         if args.plan:
             return _show_plan(plans, out)
         done = _verify(args, out, log, plans, clock.wall_ms(), open_session)
-    finally:
-        log.close()
     verdicts = [verdict for one in done for verdict in one.verdicts]
     verdict = overall(verdicts)
     summary: dict[str, Any] = {

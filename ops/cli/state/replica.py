@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standfast.ops.cli.arguments import add_config, add_json, log_of, printing, settings_of
+from standfast.ops.cli.arguments import log_of, prints, settings_of
 from standfast.store.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -56,9 +56,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--accept-empty-log", action="store_true", help="let local rows go if their changelog was emptied"
     )
-    add_json(parser)
-    add_config(parser)
-    parser.set_defaults(handler=printing(run_replica))
+    prints(parser, run_replica, "json", "config")
 
 
 def run_replica(args: argparse.Namespace, out: Output) -> int:

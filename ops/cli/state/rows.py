@@ -9,16 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.cli.arguments import (
-    add_instance,
-    add_json,
-    add_offline,
-    add_times,
-    client_of,
-    owned,
-    printing,
-    time_of,
-)
+from standfast.ops.cli.arguments import client_of, owned, prints, time_of
 
 if TYPE_CHECKING:
     from standfast.ops.observe.reads import ReadRequest
@@ -58,11 +49,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         parser.add_argument(
             "--key-format", choices=("utf8", "hex"), default="utf8", help="keys as text, or as raw bytes in hex"
         )
-        add_json(parser)
-        add_times(parser)
-        add_instance(parser)
-        add_offline(parser)
-        parser.set_defaults(handler=printing(run_read))
+        prints(parser, run_read, "json", "times", "instance", "offline")
 
 
 def run_read(args: argparse.Namespace, out: Output) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from standfast.ops.cli.arguments import add_instance, add_json, client_of, printing
+from standfast.ops.cli.arguments import client_of, prints
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -31,9 +31,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     create.add_argument("name", metavar="NAME")
     listed = verbs.add_parser("list", help="those there are", description="List the snapshots, the newest first.")
     for one, run in ((create, run_create), (listed, run_list)):
-        add_json(one)
-        add_instance(one)
-        one.set_defaults(handler=printing(run))
+        prints(one, run, "json", "instance")
 
 
 def run_create(args: argparse.Namespace, out: Output) -> int:

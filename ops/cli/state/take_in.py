@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standfast.ops.cli.arguments import add_config, add_json, add_wide, log_of, printing, settings_of
+from standfast.ops.cli.arguments import log_of, prints, settings_of
 
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
@@ -44,10 +44,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--group", type=int, default=0, metavar="G", help="the tasks' group: 0 unless there are several"
     )
-    add_json(parser)
-    add_wide(parser)
-    add_config(parser)
-    parser.set_defaults(handler=printing(run_restore))
+    prints(parser, run_restore, "json", "wide", "config")
 
 
 def run_restore(args: argparse.Namespace, out: Output) -> int:

@@ -10,16 +10,7 @@ import argparse
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.cli.arguments import (
-    add_instance,
-    add_json,
-    add_offline,
-    add_wide,
-    client_of,
-    owned,
-    printing,
-    state_path_of,
-)
+from standfast.ops.cli.arguments import client_of, owned, prints, state_path_of
 
 if TYPE_CHECKING:
     from standfast.ops.observe.offline import OfflineTask
@@ -38,13 +29,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("lag", "how far each store is from the end of its changelog", show_lag),
     ):
         parser = subparsers.add_parser(name, help=text, description=f"Show {text}.")
-        add_json(parser)
-        add_wide(parser)
-        add_instance(parser)
-        if name != "lag":
-            add_offline(parser)
+        offline = () if name == "lag" else ("offline",)
+        prints(parser, run_status, "json", "wide", "instance", *offline, show=show, document=name)
         parser.add_argument("--watch", type=float, metavar="S", help="show it again every S seconds, until interrupted")
-        parser.set_defaults(handler=printing(run_status), show=show, document=name)
     _register_health(subparsers)
 
 
@@ -54,9 +41,7 @@ def _register_health(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--ready", action="store_true", help="ask for readiness")
     which.add_argument("--startup", action="store_true", help="of a sidecar: ask whether it may be called")
-    add_json(parser)
-    add_instance(parser)
-    parser.set_defaults(handler=printing(run_health))
+    prints(parser, run_health, "json", "instance")
 
 
 def run_status(args: argparse.Namespace, out: Output) -> int:
