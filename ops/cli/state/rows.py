@@ -10,13 +10,13 @@ import argparse
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.cli.arguments import client_of, owned, prints, time_of
+from standfast.ops.shared.exit_codes import NEGATIVE
 
 if TYPE_CHECKING:
     from standfast.ops.observe.reads import ReadRequest
     from standfast.ops.shared.output import Output
 
 Json: TypeAlias = dict[str, Any]
-NEGATIVE = 1
 HOW = "milliseconds since the epoch, or ISO as 2013-01-01T08:00:00Z"
 # Why a door refuses rows, by its reason or else its error: those that --stale or --partition reads, and those not here.
 BEHIND = frozenset({"NOT_ACTIVE", "RESTORING", "NotActive", "NotReady"})

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from standfast.ops.cli.arguments import client_of, owned, prints, state_path_of
+from standfast.ops.shared.exit_codes import NEGATIVE
 
 if TYPE_CHECKING:
     from standfast.ops.observe.offline import OfflineTask
     from standfast.ops.shared.output import Output
 
 Json: TypeAlias = dict[str, Any]
-NEGATIVE = 1
 OLD_MS = 2_000  # figures of the log that are not of now any more
 
 

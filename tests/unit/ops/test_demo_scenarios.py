@@ -7,6 +7,7 @@ are written down here a second time.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from support.groups import dear
 pytestmark = pytest.mark.slow
 
 STEPS_MIN = {"punctuator": 28, "windows": 32, "watermarks": 36, "timers": 17, "chaining": 15}
+STEPS_MIN |= {"handover": 29, "credits": 50, "standby": 29}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def test_every_step_is_as_expected(documents: dict[str, dict[str, Any]], name: s
     wrong = [step for part in document["parts"] for step in part["steps"] if not step["ok"]]
     assert wrong == []
     assert document["ok"] is True
-    assert document["steps"] >= STEPS_MIN.get(name, 1)
+    assert document["steps"] >= STEPS_MIN[name]
     assert all(step["in"] for part in document["parts"] for step in part["steps"])
 
 
@@ -131,6 +133,60 @@ def test_topology_is_shown_as_text_and_as_mermaid(documents: dict[str, dict[str,
 
 def test_direct_call_hands_on_the_same_object_and_a_topic_does_not(seen: Callable[..., list[Any]]) -> None:
     assert [one["same_object"] for one in seen("chaining", "One record")] == [False, True, False]
+
+
+# --- the replication
+
+
+@pytest.mark.parametrize("name", ["handover", "credits", "standby"])
+def test_scenario_is_the_same_every_time(documents: dict[str, dict[str, Any]], name: str) -> None:
+    assert play(name).to_json() == documents[name]
+
+
+def test_hand_over_leaves_no_thread_behind() -> None:
+    play("handover")
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("handover-")] == []
+
+
+def test_woken_batch_is_offered_again_and_comes_once(seen: Callable[..., list[Any]]) -> None:
+    steps = seen("handover", "Wake-up")
+    told = [answer for step in steps for answer in step]
+    assert told.count("produce B: WakeUp") == 1
+    assert [answer for answer in told if answer.startswith("poll")] == ["poll: A", "poll: B"]
+
+
+def test_batch_in_the_slot_comes_before_the_error(seen: Callable[..., list[Any]]) -> None:
+    told = [answer for step in seen("handover", "Error") for answer in step]
+    assert [answer for answer in told if answer.startswith("poll")] == ["poll: A", *["poll: raises E"] * 3]
+
+
+def test_slow_partition_is_paused_and_the_other_is_not(seen: Callable[..., list[Any]]) -> None:
+    steps = seen("credits", "Nobody applies a")
+    assert [step["pause"] for step in steps if "pause" in step] == [["a"]]
+    sent = [batch.rstrip("~") for step in steps for batch in step.get("sent", ())]
+    assert [batch for batch in sent if batch[0] == "b"] == ["b1", "b2", "b3", "b4", "b5", "b6"]
+    assert [batch for batch in sent if batch[0] == "a"] == ["a1", "a2", "a3", "a4"]
+
+
+def test_pool_goes_to_the_largest_backlog(seen: Callable[..., list[Any]]) -> None:
+    steps = seen("credits", "The pool is one credit")
+    assert [step["sent"] for step in steps[-4:]] == [["c2~"], ["c3~"], ["b2~"], ["c4~"]]
+
+
+def test_batch_wholly_beyond_the_limit_leaves_the_position(seen: Callable[..., list[Any]]) -> None:
+    steps = seen("standby", "Limit 5")
+    assert steps[1] == {"applied": [], "position": 5, "kept": 2, "pause": True}
+    assert [step["position"] for step in steps] == [5, 5, 6, 7]
+
+
+def test_limit_never_moves_back(seen: Callable[..., list[Any]]) -> None:
+    assert seen("standby", "A limit never")[2] == {"limit": 2, "refused": True}
+
+
+def test_standby_has_nothing_before_the_active_tasks_are_restored(seen: Callable[..., list[Any]]) -> None:
+    steps = seen("standby", "On a real log")
+    assert steps[:2] == [{"rows": 0, "position": -1}, {"rows": 10, "position": 10}]
+    assert steps[3] == "truncated"
 
 
 # --- a wrong number
