@@ -10,31 +10,72 @@
                              on_lost=session.on_lost)       # the callbacks of session.blocking
 
 Rules of this file: no logic; what may block (opening, assigning, waiting, committing, closing) runs in a worker
-thread, one call at a time per task, everything else is the session's own.
+thread, one call at a time per task, everything else is the session's own. Arguments and help come from there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from standfast.replication.offsets import TaskId
 from standfast.store.errors import InvalidRequest
-from standfast.stream.session.own_loop import Given
 from standfast.stream.session.session import Session as BlockingSession
-from standfast.stream.session.session_tasks import ReadView, source_partitions
-from standfast.stream.session.statistics import SessionStatistics
-from standfast.stream.session.task import Task
+from standfast.stream.session.session_tasks import source_partitions
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _in_thread(
+    method: Callable[Concatenate[BlockingSession, P], T],
+) -> Callable[Concatenate[Session, P], Coroutine[Any, Any, T]]:
+    """A method of the session underneath, to be awaited: it runs in a worker thread."""
+
+    @wraps(method)
+    async def call(self: Session, /, *given: P.args, **named: P.kwargs) -> T:
+        return await asyncio.to_thread(method, self.blocking, *given, **named)
+
+    return call
+
+
+def _kept(
+    opens: Callable[Concatenate[BlockingSession, P], None],
+) -> Callable[[Callable[[Session, Callable[[], BlockingSession]], None]], Callable[Concatenate[Session, P], None]]:
+    """Decorator of an __init__ that is given what opens the session underneath, with the arguments of that one."""
+
+    def decorate(init: Callable[[Session, Callable[[], BlockingSession]], None]) -> Any:
+        @wraps(opens)
+        def with_arguments(self: Session, /, *given: Any, **named: Any) -> None:
+            init(self, partial(BlockingSession, *given, **named))
+
+        return with_arguments
+
+    return decorate
+
+
+class _Same(Generic[T]):
+    """What the session underneath has by the same name, and its help."""
+
+    def __init__(self, get: Callable[[BlockingSession], T]) -> None:
+        self._get = get
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, one: Session | None, owner: type | None = None) -> T:
+        described: Any = getattr(BlockingSession, self._name, self)
+        return described if one is None else self._get(one.blocking)
 
 
 class Session:
-    """An asyncio face of `standfast.Session`, with the same arguments and errors."""
+    """An asyncio face of `standfast.Session`, with the same arguments and errors; opened by `async with`."""
 
-    def __init__(self, app: str, **settings: Any) -> None:
-        self._app = app
-        self._settings = settings
+    @_kept(BlockingSession.__init__)
+    def __init__(self, open_session: Callable[[], BlockingSession]) -> None:
+        self._open = open_session
         self._session: BlockingSession | None = None
         self._commits = asyncio.Lock()
 
@@ -46,61 +87,69 @@ class Session:
         return self._session
 
     async def __aenter__(self) -> Session:
-        self._session = await asyncio.to_thread(BlockingSession, self._app, **self._settings)
+        self._session = await asyncio.to_thread(self._open)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self.blocking.close)
+        await self.close()
 
-    async def assign(self, active: Iterable[int] = (), standby: Iterable[int] = ()) -> None:
-        """See Session.assign."""
-        await asyncio.to_thread(self.blocking.assign, active, standby)
+    assign = _in_thread(BlockingSession.assign)
+    grow = _in_thread(BlockingSession.grow)
+    wait_ready = _in_thread(BlockingSession.wait_ready)
+    on_revoke = _in_thread(BlockingSession.on_revoke)
+    on_lost = _in_thread(BlockingSession.on_lost)
+    reopen = _in_thread(BlockingSession.reopen)
+    poll_once = _in_thread(BlockingSession.poll_once)
+    statistics = _in_thread(BlockingSession.statistics)
+    look_at_group = _in_thread(BlockingSession.look_at_group)
+    close = _in_thread(BlockingSession.close)
 
-    async def wait_ready(self, timeout_s: float | None = None) -> None:
-        """See Session.wait_ready."""
-        await asyncio.to_thread(self.blocking.wait_ready, timeout_s)
+    app = _Same(lambda session: session.app)
+    clock = _Same(lambda session: session.clock)
+    consumer_settings = _Same(lambda session: session.consumer_settings)
+    counters = _Same(lambda session: session.counters)
+    disk = _Same(lambda session: session.disk)
+    instance_id = _Same(lambda session: session.instance_id)
+    listeners = _Same(lambda session: session.listeners)
+    log = _Same(lambda session: session.log)
+    look = _Same(lambda session: session.look)
+    missing = _Same(lambda session: session.missing)
+    own_loop = _Same(lambda session: session.own_loop)
+    progress = _Same(lambda session: session.progress)
+    read = _Same(lambda session: session.read)
+    read_only = _Same(lambda session: session.read_only)
+    reader = _Same(lambda session: session.reader)
+    ready = _Same(lambda session: session.ready)
+    restores = _Same(lambda session: session.restores)
+    specs = _Same(lambda session: session.specs)
+    state_path = _Same(lambda session: session.state_path)
+    task = _Same(lambda session: session.task)
+    tasks = _Same(lambda session: session.tasks)
+    all_tasks = _Same(lambda session: session.all_tasks)
+    open_tasks = _Same(lambda session: session.open_tasks)
 
     async def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
         """See Session.on_assign; the consumer is an asyncio one."""
         from standfast.replication.kafka.consumer import drive_async
 
         given = source_partitions("on_assign", partitions)
-        self.blocking.own_loop.of_asyncio = True
-        await drive_async(consumer, self.blocking.own_loop.assigned(consumer, given))
-
-    async def on_revoke(self, consumer: Any, partitions: Iterable[Any]) -> None:
-        """See Session.on_revoke."""
-        await asyncio.to_thread(self.blocking.on_revoke, consumer, partitions)
-
-    on_lost = on_revoke
-
-    def consumer_settings(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """See Session.consumer_settings."""
-        return self.blocking.consumer_settings(given)
+        self.own_loop.of_asyncio = True
+        await drive_async(consumer, self.own_loop.assigned(consumer, given))
 
     async def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
         """See Session.commit. Neither write to the stores nor poll the consumer until it returns."""
         async with self._commits:
-            loop = self.blocking.own_loop
+            loop = self.own_loop
             if loop.of_asyncio:
                 from standfast.replication.kafka.consumer import drive_async
 
-                tasks = self.blocking.all_tasks()
+                tasks = self.all_tasks()
                 source_offsets = await drive_async(loop.consumer, loop.committing(source_offsets))
                 await asyncio.to_thread(self.blocking.commit_tasks, tasks, source_offsets)
             else:
                 await asyncio.to_thread(self.blocking.commit, source_offsets)
 
-    async def statistics(self) -> SessionStatistics:
-        """See Session.statistics."""
-        return await asyncio.to_thread(self.blocking.statistics)
 
-    def task(self, partition: int | TaskId | Given) -> Task:
-        """See Session.task."""
-        return self.blocking.task(partition)
-
-    def read(self, store: str, partition: int, *, allow_stale: bool = False) -> ReadView:
-        """See Session.read."""
-        return self.blocking.read(store, partition, allow_stale=allow_stale)
+Session.__doc__ = f"{Session.__doc__}\n\n{BlockingSession.__doc__}"

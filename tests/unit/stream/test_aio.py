@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import pytest
 
@@ -32,4 +33,47 @@ def test_async_session_opens_commits_and_closes(bench: Bench) -> None:
 
 def test_async_session_is_opened_by_its_block() -> None:
     with pytest.raises(sf.InvalidRequest, match="async with"):
-        sf.aio.Session("app").task(0)
+        sf.aio.Session("app", log="sqlite:///./log", state_dir="./state").task(0)
+
+
+# Names of a session that an asyncio session lacks, with the reason.
+LACKS = {"commit_tasks": "its `commit` calls it, since that is where the consumer is asked"}
+
+
+def test_async_session_has_all_that_a_session_has(bench: Bench) -> None:
+    def public(one: object) -> set[str]:
+        return {name for name in dir(one) if not name.startswith("_")}
+
+    blocking = bench.session(stores=STORES)
+    assert public(blocking) - public(sf.aio.Session) == set(LACKS)
+
+
+def test_async_session_takes_and_describes_the_same_arguments() -> None:
+    assert inspect.signature(sf.aio.Session) == inspect.signature(sf.Session)
+    described = inspect.getdoc(sf.Session)
+    assert described is not None
+    assert (inspect.getdoc(sf.aio.Session) or "").endswith(described)
+
+
+def test_methods_of_an_async_session_have_the_signatures_and_help_of_the_session() -> None:
+    for name, own in inspect.getmembers(sf.aio.Session, inspect.isroutine):
+        if not name.startswith("_") and hasattr(sf.Session, name):  # the others are made by its __init__
+            of_session = getattr(sf.Session, name)
+            assert inspect.signature(own).parameters == inspect.signature(of_session).parameters, name
+            assert inspect.getdoc(own), name
+
+
+def test_async_session_gives_the_values_of_the_session_underneath(bench: Bench) -> None:
+    async def run() -> None:
+        async with sf.aio.Session("app", log=bench.address, state_dir=bench.root / "a", stores=STORES) as session:
+            assert not session.missing()
+            assert (session.app, session.ready, session.specs) == ("app", True, tuple(session.blocking.specs))
+            assert session.instance_id == session.blocking.instance_id
+            await session.assign(active=[0])
+            await session.wait_ready(timeout_s=30)
+            assert list(session.tasks()) == [0]
+            await session.close()
+            with pytest.raises(sf.Closed):
+                session.tasks()
+
+    asyncio.run(run())

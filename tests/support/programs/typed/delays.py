@@ -12,6 +12,7 @@ from datetime import timedelta
 import standfast as sf
 from standfast import serde
 
+LOG = "sqlite:///./log"
 DAY_MS = 86_400_000
 MINUTE = timedelta(minutes=1)
 COUNTS = sf.KeyValueStore("counts", serde.string, serde.int64)
@@ -47,7 +48,7 @@ class Board(sf.Processor):
 
 
 def own_loop() -> None:
-    with sf.Session("own", log="sqlite:///./log", state_dir="./state", stores=declared(), lease_ms=3_000) as session:
+    with sf.Session("own", log=LOG, state_dir="./state", stores=declared(), lease_ms=3_000) as session:
         session.assign(active=[0])
         session.wait_ready(30)
         task = session.task(0)
@@ -68,12 +69,11 @@ def own_loop() -> None:
 
 
 def shared(minutes: int) -> sf.Session:
-    address = "sqlite:///./log"
-    return sf.Session("own", log=address, state_dir="./state", lease_ms=minutes * 60_000)  # mistake: minutes -> MINUTE
+    return sf.Session("own", log=LOG, state_dir="./state", lease_ms=minutes * 60_000)  # mistake: minutes -> MINUTE
 
 
 async def own_loop_async() -> None:
-    session = sf.aio.Session("own", log="sqlite:///./log", state_dir="./state", standby_replicas=1)
+    session = sf.aio.Session("own", log=LOG, state_dir=".", take_over=True)  # mistake: take_over -> takeover
     async with session:
         await session.wait_ready(30)
         session.task(0).store(COUNTS).put("ada", 1)
@@ -83,7 +83,7 @@ async def own_loop_async() -> None:
 def test_board() -> None:
     with sf.testing.Driver(app, now_ms=0) as driver:
         driver.pipe("flights", "JFK", 2.5, 1_000)
-        assert driver.store(COUNTS).get("JFK") == 1  # mistake: "JFK" -> b"JFK"
+        assert driver.store(COUNTS).get("JFK") == 1
         print(driver.store(DELAYS, partition=0).fetch("JFK", 60_000))
 
 
