@@ -39,6 +39,7 @@ from standfast.stream.runtime.runner import RunnerSettings
 from standfast.stream.runtime.source_discovery import SourceDiscovery
 from standfast.stream.session.session import Session
 from standfast.stream.session.settings import DISCOVERY_DEFAULT_MS, SessionOptions, SessionSettings
+from standfast.stream.signatures import spelled_out
 from standfast.stream.stream_time import Policy
 from standfast.stream.topology.assembly import Assembled, assemble
 from standfast.stream.topology.drops import Drops
@@ -53,18 +54,27 @@ P = TypeVar("P", bound=type[Processor])
 POLL_MS = 50
 
 
+@spelled_out({SessionOptions: SessionSettings, SourceOptions: SourceSettings, TableOptions: SourceSettings})
 class App:
     """A stream application. Its tasks, one per sub-topology and partition, are shared out among live instances.
 
+    name                   of the application: part of its topics' names, and the id of its consumer group
+    log                    address of the log: `sqlite:///path`, or `kafka://host:port,host:port?option=value`
+    state_dir              folder of all state; it and `log` may be left out for the test driver only
+    stores                 definitions of its stores, such as `KeyValueStore("counts", serde.string, serde.int64)`
     stream_time            "min": the smallest over a task's inputs of the largest timestamp; "max": the largest of all
-    commit_interval_ms     how long what was processed may stay uncommitted
-    linger_ms, batch_bytes at least once: output records are written once the oldest is so old, or they are so many;
-                           exactly once they are written with the commit
-    restart                what becomes of a task that fails; a strategy of `standfast.restart`
-    watermark_interval_ms  how often periodic assigners are asked; 0: after every record
-    default_key_serde      of streams that name none (default_value_serde likewise)
+    commit_interval_ms     milliseconds that what was processed may stay uncommitted
+    linger_ms              at least once, output records are written once the oldest waits so many milliseconds, or
+                           they are `batch_bytes`; exactly once they are written with the commit
+    batch_bytes            see `linger_ms`; bytes of keys and values that wait
+    restart                what becomes of a task that fails, such as `FixedDelay(3, 1_000)`; None: `ExponentialDelay()`
+    watermark_interval_ms  milliseconds after which periodic assigners are asked again; 0: after every record
+    default_key_serde      of keys, in streams that name none
+    default_value_serde    of values, in streams that name none
+    clock                  where times come from; None: the system's
+    listeners              told of restores, standbys and commits from the start
 
-    Further settings are those of SessionSettings. `log` and `state_dir` may be left out for the test driver only.
+    The options that follow are those of its session; `placement` is always "shared".
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from standfast.store.arguments import check_functions, refuse
 from standfast.store.errors import BadConfig
 from standfast.store.names import check_name
 from standfast.store.serde import Serde, serde_problems
+from standfast.stream.signatures import spelled_out
 from standfast.stream.topology.nodes import Partitioner, Serdes
 from standfast.stream.topology.policy import ErrorPolicy, OnErrorOptions, StepOptions, step_policy
 from standfast.stream.topology.processor import Processor, has_timers, processor_problem
@@ -43,6 +44,19 @@ if TYPE_CHECKING:
 
 SerdeOrNone = Serde[Any] | None
 
+# Steps of streams that a table cannot be taken through, and why.
+_LOST = "a key whose value passed before, and does not any more, would stay downstream"
+_CHANGED = "the old value of a changed key would stay downstream"
+_ALONE = "the old value of an update does not go through a topic"
+_ADDED = "each update would be added without taking its old value away"
+TABLE_REFUSES = {
+    **dict.fromkeys(("filter", "filter_not"), _LOST),
+    **dict.fromkeys(("map", "flat_map", "select_key"), _CHANGED),
+    **dict.fromkeys(("repartition", "broadcast"), _ALONE),
+    **dict.fromkeys(("group_by_key", "group_by"), _ADDED),
+    "merge": "the keys of two tables would overwrite each other",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
@@ -52,6 +66,7 @@ class Defaults:
     value: Serde[Any]
 
 
+@spelled_out({})
 @dataclass(frozen=True, slots=True)
 class Stream:
     """A stream of records. `key` and `value` are its serdes; None after a step that may have changed the type."""
@@ -65,12 +80,12 @@ class Stream:
 
     def filter(self, predicate: Callable[[Any, Any], bool], **step: Unpack[StepOptions]) -> Stream:
         """Records for which `predicate(key, value)` is true."""
-        _check("filter", predicate=predicate)
+        self._check("filter", predicate=predicate)
         return self._step("filter", partial(Filter, predicate), step)
 
     def filter_not(self, predicate: Callable[[Any, Any], bool], **step: Unpack[StepOptions]) -> Stream:
         """Records for which `predicate(key, value)` is false."""
-        _check("filter_not", predicate=predicate)
+        self._check("filter_not", predicate=predicate)
         return self._step("filter-not", partial(Filter, predicate, False), step)
 
     def map(
@@ -82,14 +97,14 @@ class Stream:
         **step: Unpack[StepOptions],
     ) -> Stream:
         """`mapper(key, value)` gives the new (key, value)."""
-        _check("map", key, value, mapper=mapper)
+        self._check("map", key, value, mapper=mapper)
         return replace(self._step("map", partial(Map, mapper), step), key=key, value=value, rekeyed=True)
 
     def map_values(
         self, mapper: Callable[[Any], Any], *, value: SerdeOrNone = None, **step: Unpack[StepOptions]
     ) -> Stream:
         """`mapper(value)` gives the new value; the key stays."""
-        _check("map_values", value, mapper=mapper)
+        self._check("map_values", value, mapper=mapper)
         return replace(self._step("map-values", partial(MapValues, mapper), step), value=value)
 
     def flat_map(
@@ -101,23 +116,24 @@ class Stream:
         **step: Unpack[StepOptions],
     ) -> Stream:
         """`mapper(key, value)` gives any number of (key, value)."""
-        _check("flat_map", key, value, mapper=mapper)
+        self._check("flat_map", key, value, mapper=mapper)
         return replace(self._step("flat-map", partial(FlatMap, mapper), step), key=key, value=value, rekeyed=True)
 
     def select_key(
         self, mapper: Callable[[Any, Any], Any], *, key: SerdeOrNone = None, **step: Unpack[StepOptions]
     ) -> Stream:
         """`mapper(key, value)` gives the new key."""
-        _check("select_key", key, mapper=mapper)
+        self._check("select_key", key, mapper=mapper)
         return replace(self._step("select-key", partial(SelectKey, mapper), step), key=key, rekeyed=True)
 
     def peek(self, action: Callable[[Any, Any], Any], **step: Unpack[StepOptions]) -> Stream:
         """Call `action(key, value)` for each record, which goes on as it is."""
-        _check("peek", action=action)
+        self._check("peek", action=action)
         return self._step("peek", partial(Peek, action), step)
 
     def merge(self, other: Stream, **step: Unpack[StepOptions]) -> Stream:
         """Records of both, in the order in which the task meets them."""
+        self._check("merge")
         if not isinstance(other, Stream):
             raise BadConfig([f"merge: it takes another stream, not {other!r:.100}"])
         if isinstance(other, Table):
@@ -150,7 +166,7 @@ class Stream:
         if problem:
             functions = "for a function of key and value there are map, map_values, flat_map, filter and peek"
             raise BadConfig([f"process: {problem}; {functions}"])
-        _check("process", key, value)
+        self._check("process", key, value)
         unnamed = [one for one in stores if not isinstance(one, str)]
         if unnamed:
             raise BadConfig([f"process: stores are named by text, not by {unnamed[0]!r:.100}: give its name"])
@@ -184,9 +200,9 @@ class Stream:
         **step: Unpack[StepOptions],
     ) -> None:
         """Write to a topic; `partitioner(key, value, partitions)` chooses, by default the hash of the key."""
-        _check("to", key, value)
+        self._check("to", key, value)
         if partitioner is not None:
-            _check("to", partitioner=partitioner)
+            self._check("to", partitioner=partitioner)
         name, policy = named_step(self.builder, f"{topic}-sink", step)
         self.builder.add_sink(
             name, topic, [self.node], key or self._key(), value or self._value(), partitioner, policy=policy
@@ -202,6 +218,7 @@ class Stream:
         **on_error: Unpack[OnErrorOptions],
     ) -> Stream:
         """Through `<app>-<name>-repartition`: records of one key come together again, in a task of their own."""
+        self._check("repartition")
         policy = step_policy(name, **on_error)
         return self._through(name, "repartition", partitions, key or self._key(), value or self._value(), policy)
 
@@ -215,6 +232,7 @@ class Stream:
         **on_error: Unpack[OnErrorOptions],
     ) -> Stream:
         """Through `<app>-<name>-broadcast`: every record to every task behind it."""
+        self._check("broadcast")
         policy = step_policy(name, **on_error)
         return self._through(name, "broadcast", partitions, key or self._key(), value or self._value(), policy)
 
@@ -223,7 +241,7 @@ class Stream:
         from standfast.stream.dsl.grouped import GroupedStream  # here, because the two name each other
 
         # Any, because type checkers know this class by two paths once the other file names it.
-        _check("group_by_key", key, value)
+        self._check("group_by_key", key, value)
         own: Any = replace(self, key=key or self.key, value=value or self.value)
         return GroupedStream(own)
 
@@ -236,7 +254,7 @@ class Stream:
         **step: Unpack[StepOptions],
     ) -> GroupedStream:
         """Records together by `mapper(key, value)`, which goes through a repartition topic."""
-        _check("group_by", key, value, mapper=mapper)
+        self._check("group_by", key, value, mapper=mapper)
         return self.select_key(mapper, key=key, **step).group_by_key(value=value)
 
     def join(
@@ -275,7 +293,7 @@ class Stream:
                     "one has none, or was filtered or mapped"
                 ]
             )
-        _check("left_join" if left else "join", value, joiner=joiner)
+        self._check("left_join" if left else "join", value, joiner=joiner)
         name = step.get("name")
         policy = named_step(self.builder, "join", {**step, "name": name or f"{table.store}-join"})[1]
         own = self.keyed(self._join_topic(table.store, name), policy)
@@ -312,6 +330,11 @@ class Stream:
         """Of its keys and values, as far as they are known."""
         return self._key(), self._value()
 
+    def _check(self, step: str, *serdes: SerdeOrNone, **functions: object) -> None:
+        """Refuse arguments of a step before it is declared: what is no serde, and what is no function."""
+        refuse([f"{step}: {problem}" for one in serdes if one is not None for problem in serde_problems(serde=one)])
+        check_functions(step, **functions)
+
     def _step(self, kind: str, make: Callable[[], Processor], step: StepOptions, *others: str) -> Stream:
         name, policy = named_step(self.builder, kind, step)
         node = self.builder.add_processor(name, make, [self.node, *others], policy=policy, given=self.serdes())
@@ -338,6 +361,7 @@ class Stream:
         return self.value or self.defaults.value
 
 
+@spelled_out({})
 @dataclass(frozen=True, slots=True)
 class Table(Stream):
     """A stream of updates: the latest value of each key; `record.old_value` is the one before, None value a delete.
@@ -357,45 +381,18 @@ class Table(Stream):
         self, mapper: Callable[[Any], Any], *, value: SerdeOrNone = None, **step: Unpack[StepOptions]
     ) -> Table:
         """`mapper(value)` gives the new value, of the old one too; it is not called for a delete, which stays one."""
-        _check("map_values", value, mapper=mapper)
+        self._check("map_values", value, mapper=mapper)
         return self._updates("map-values", partial(MapTableValues, mapper), step, value)
 
     def peek(self, action: Callable[[Any, Any], Any], **step: Unpack[StepOptions]) -> Table:
         """Call `action(key, value)` for each update, with value None for a delete; the update goes on as it is."""
-        _check("peek", action=action)
+        self._check("peek", action=action)
         return self._updates("peek", partial(Peek, action), step, self.value)
 
-    def filter(self, predicate: Callable[[Any, Any], bool], **step: Unpack[StepOptions]) -> Stream:
-        raise self._refused("filter", "a key whose value passed before, and does not any more, would stay downstream")
-
-    def filter_not(self, predicate: Callable[[Any, Any], bool], **step: Unpack[StepOptions]) -> Stream:
-        raise self._refused(
-            "filter_not", "a key whose value passed before, and does not any more, would stay downstream"
-        )
-
-    def map(self, *given: Any, **settings: Any) -> Stream:
-        raise self._refused("map", "the old value of a changed key would stay downstream")
-
-    def flat_map(self, *given: Any, **settings: Any) -> Stream:
-        raise self._refused("flat_map", "the old value of a changed key would stay downstream")
-
-    def select_key(self, *given: Any, **settings: Any) -> Stream:
-        raise self._refused("select_key", "the old value of a changed key would stay downstream")
-
-    def merge(self, other: Stream, **step: Unpack[StepOptions]) -> Stream:
-        raise self._refused("merge", "the keys of two tables would overwrite each other")
-
-    def repartition(self, name: str, **settings: Any) -> Stream:
-        raise self._refused("repartition", "the old value of an update does not go through a topic")
-
-    def broadcast(self, name: str, **settings: Any) -> Stream:
-        raise self._refused("broadcast", "the old value of an update does not go through a topic")
-
-    def group_by_key(self, **settings: Any) -> GroupedStream:
-        raise self._refused("group_by_key", "each update would be added without taking its old value away")
-
-    def group_by(self, mapper: Callable[[Any, Any], Any], **settings: Any) -> GroupedStream:
-        raise self._refused("group_by", "each update would be added without taking its old value away")
+    def _check(self, step: str, *serdes: SerdeOrNone, **functions: object) -> None:
+        if step in TABLE_REFUSES:
+            raise self._refused(step, TABLE_REFUSES[step])
+        Stream._check(self, step, *serdes, **functions)
 
     def _join(
         self, table: Table, joiner: Callable[[Any, Any], Any], left: bool, value: SerdeOrNone, step: StepOptions
@@ -417,12 +414,6 @@ class Table(Stream):
                 "state in .process(...)"
             ]
         )
-
-
-def _check(what: str, *serdes: SerdeOrNone, **functions: object) -> None:
-    """Refuse arguments of a step before it is declared: what is no serde, and what is no function."""
-    refuse([f"{what}: {problem}" for one in serdes if one is not None for problem in serde_problems(serde=one)])
-    check_functions(what, **functions)
 
 
 def named_step(builder: TopologyBuilder, kind: str, step: StepOptions) -> tuple[str, ErrorPolicy | None]:

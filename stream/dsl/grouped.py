@@ -29,6 +29,7 @@ from standfast.stream.dsl.sliding_aggregate import SlidingAggregate
 from standfast.stream.dsl.windowed_aggregate import ClosingAggregation, WindowedAggregate
 from standfast.stream.dsl.windowed_serde import session_windowed, windowed
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE, EmitStrategy
+from standfast.stream.signatures import spelled_out
 from standfast.stream.topology.nodes import ProcessorNode, Serdes
 from standfast.stream.topology.policy import StepOptions
 from standfast.stream.topology.stateless import ToTable
@@ -37,6 +38,7 @@ from standfast.stream.windows import AnyWindows, SessionWindows, SlidingWindows,
 Reduce = Callable[[Any, Any], Any]
 
 
+@spelled_out({})
 @dataclass(frozen=True, slots=True)
 class GroupedStream:
     """A stream with equal keys together."""
@@ -80,6 +82,7 @@ class GroupedStream:
         return Table(stream.builder, node, stream.defaults, spec.key, spec.value, False, store)
 
 
+@spelled_out({})
 @dataclass(frozen=True, slots=True)
 class WindowedStream:
     """A stream with equal keys together, by windows. Keys of results are `Windowed(key, start, end)`."""

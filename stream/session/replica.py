@@ -33,6 +33,7 @@ from standfast.stream.session.session import Session
 from standfast.stream.session.session_tasks import ReadView
 from standfast.stream.session.settings import SessionSettings
 from standfast.stream.session.task import GONE
+from standfast.stream.signatures import spelled_out
 
 LOOK_AGAIN_S = 1.0
 LOOK_AGAIN_S_MAX = 60.0
@@ -46,6 +47,7 @@ class ReplicaOptions(TypedDict, total=False):
     accept_missing_history: bool
 
 
+@spelled_out({ReplicaOptions: SessionSettings})
 class Replica(Session):
     """Follows the changelogs of application `app`, whose id is that in their names.
 

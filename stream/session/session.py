@@ -71,6 +71,7 @@ from standfast.stream.session.snapshot import LogFigures, restores_of, session_s
 from standfast.stream.session.source_gate import OpenTask
 from standfast.stream.session.statistics import RestoreStatistics, SessionCounters, SessionStatistics
 from standfast.stream.session.task import Task, TaskState
+from standfast.stream.signatures import spelled_out
 
 IDLE_WAIT_S = 0.01
 RETRY_WAIT_S = 0.2
@@ -86,12 +87,22 @@ def disk_guard(state_path: Path, log: str | None, floor_bytes: int) -> DiskGuard
     return DiskGuard(places, floor_bytes)
 
 
+@spelled_out({SessionOptions: SessionSettings})
 class Session:
     """Stores of one application on one instance, logged, restored and stood by for.
 
-    `log` is an address (`sqlite:///path`); a `StateDir` becomes the session's to close; the rest is `SessionSettings`.
-    `groups` is for sub-topologies: stores, partitions and source topics of each, by its number, instead of `stores` and
-    `partitions` (group 0). Raises BadConfig with every problem, Held if another process has the state directory.
+    app         name of the application: part of its topics' names, and the id of its consumer group
+    log         address of the log: `sqlite:///path`, or `kafka://host:port,host:port?option=value`
+    state_dir   folder of all state; a `StateDir` becomes the session's to close
+    stores      definitions of its stores, such as `KeyValueStore("counts", serde.string, serde.int64)`
+    groups      for sub-topologies: stores, partitions and source topics of each, by its number, instead of `stores` and
+                `partitions` (group 0)
+    clock       where times come from; None: the system's
+    background  whether restores, standbys and the lease go on in threads of the session; False: in `poll_once` alone
+    listeners   told of restores, standbys and commits from the start
+
+    Raises BadConfig with every problem, Held if another process has the state directory, Unavailable if the log does
+    not answer.
     """
 
     read_only = False  # True: it follows changelogs of another application, and reads its standbys as they are

@@ -66,34 +66,34 @@ class SessionOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """What a session may be told.
+    """Options of a session and of an application, each with its default.
 
     guarantee               "exactly_once" or "at_least_once"
-    standby_replicas        standbys per task, where placement is shared or group
+    standby_replicas        number of standbys per task, where placement is shared or group
     partitions              number of tasks; None: one above the largest assigned, or what the changelogs have
     placement               "static": the caller assigns; "shared": live instances share all tasks out by take-over;
                             "group": the application's own consumer group decides the actives, standbys follow
     gate                    "all": nothing is processed before every active store is restored; "task": each on its own
-    memory_bytes            block cache and write buffers of all stores together
-    cache_max_bytes         record caches of all tasks together; 0: every put is logged
-    value_max_bytes         largest value a store accepts
-    lease_ms                how long a member may be silent before others take its tasks
-    max_stall_ms            how long the background work or the application's loop may make no progress before the lease
-                            is not renewed any more: longer than one record, one callback or one commit ever takes
+    memory_bytes            bytes of block cache and write buffers of all stores together
+    cache_max_bytes         bytes of the record caches of all tasks together; 0: every put is logged
+    value_max_bytes         largest value a store accepts, in bytes
+    lease_ms                milliseconds that a member may be silent before others take its tasks
+    max_stall_ms            milliseconds that the background work or the application's loop may make no progress before
+                            the lease is not renewed any more: longer than one record, callback or commit ever takes
     take_over               whether a standby takes its task when the owner is gone
     accept_empty_log        an operator's word that local rows beside an empty log may go
     accept_missing_history  an operator's word that a log without its head is enough
     accept_unreadable_rows  an operator's word that damaged rows of a store without a changelog may go; those that can
                             be read stay
-    discovery_interval_ms   an application looks so often whether its source topics got partitions, which get tasks, and
-                            their changelogs partitions, without a restart; None: never, and a changelog with fewer
-                            partitions than its source is an error
-    restore_workers         processes that build the files of a bulk restore; 0: batches only, in this process; None: as
-                            many as there are cores, at most 4
-    restore_memory_bytes    what these processes may hold of rows, all together
-    bulk_restore_records    from how many records on a cold store is restored in bulk; three times as many for one that
-                            holds rows
-    disk_floor_bytes        with less free space on the volume of `state_dir`, or of an embedded log, nothing new is
+    discovery_interval_ms   milliseconds after which an application looks again whether its source topics got
+                            partitions, which get tasks, and their changelogs partitions, without a restart; None:
+                            never, and a changelog with fewer partitions than its source is an error
+    restore_workers         number of processes that build the files of a bulk restore; 0: batches only, in this
+                            process; None: as many as there are cores, at most 4
+    restore_memory_bytes    bytes of rows that these processes may hold, all together
+    bulk_restore_records    number of records from which on a cold store is restored in bulk; three times as many for
+                            one that holds rows
+    disk_floor_bytes        with fewer free bytes on the volume of `state_dir`, or of an embedded log, nothing new is
                             written: a put is DiskFull, an application pauses its sources, restores and standbys wait;
                             reads, deletes and commits go on. 0: nothing is watched
     """

@@ -29,14 +29,23 @@ _STRICTNESS = ("fail", "dead_letter", "skip")
 
 
 class OnErrorOptions(TypedDict, total=False):
-    """The keyword arguments that say what becomes of what fails in a step. `on_error` None: as the step before."""
+    """Keyword arguments that say what becomes of what fails in a step:
+
+    on_error     "fail", "skip" (counted) or "dead_letter"; None: as the step before
+    dead_letter  topic for what fails, as it was read, with headers that say why
+    """
 
     on_error: OnError | None
     dead_letter: str | None
 
 
 class StepOptions(OnErrorOptions, total=False):
-    """The keyword arguments of every step; what it skips is counted under its name."""
+    """Keyword arguments of every step:
+
+    name         of the step; what it skips is counted under it. None: numbered by kind
+    on_error     "fail", "skip" (counted) or "dead_letter"; None: as the step before
+    dead_letter  topic for what fails, as it was read, with headers that say why
+    """
 
     name: str | None
 

@@ -60,7 +60,7 @@ class SourceSettings:
     dead_letter        topic for those, as they were read, with headers that say why
     watermarks         assigner, or function that makes one; every partition gets its own
     late               topic for records at or before the watermark; without it they are dropped and counted
-    idle_after_ms      a partition without records for longer holds back neither stream time nor watermark
+    idle_after_ms      a partition without records for so many milliseconds holds back neither stream time nor watermark
 
     A record that fails in a processor leaves no trace in stores and outputs if it is skipped or set aside. `on_error`
     covers everything that the source's records cause, as `standfast.stream.topology.policy` says.
