@@ -42,7 +42,7 @@ def run_spark(
     from standfast.restore.spark.session import check_libraries
 
     try:
-        check_libraries()
+        check_libraries(report=True)
         java = spark_java(display.event)
     except (BadConfig, Unavailable) as error:
         return None, str(error).partition("\n")[0]

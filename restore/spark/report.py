@@ -19,9 +19,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from standfast.restore.compare import Found
-from standfast.restore.report.page import page
-from standfast.restore.report.parts import key_text
-from standfast.restore.report.pipeline import pipeline_page
+from standfast.restore.report.text import key_text
 from standfast.restore.spark.folder import Folder
 
 SUMMARY, DIFFERENCES, PAGE = "summary.json", "differences.parquet", "report.html"
@@ -50,11 +48,15 @@ MakePage: TypeAlias = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]],
 
 def write_report(folder: Folder, summary: Mapping[str, Any], rows: Rows) -> None:
     """Write all three; files of an earlier report are replaced."""
+    from standfast.restore.report.page import page
+
     _write(folder, summary, rows, page)
 
 
 def write_pipeline_report(folder: Folder, summary: Mapping[str, Any], rows: Rows) -> None:
     """The same three files of a pipeline, over all its stores."""
+    from standfast.restore.report.page import pipeline_page
+
     _write(folder, summary, rows, pipeline_page)
 
 

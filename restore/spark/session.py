@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -126,10 +127,13 @@ def parallelism(spark: SparkSession) -> int:
     return max(int(spark.sparkContext.defaultParallelism), 1)
 
 
-def check_libraries() -> None:
-    """Raise BadConfig, with what repairs it, for a library of the extra that is missing or wrong."""
+def check_libraries(*, report: bool = False) -> None:
+    """Raise BadConfig, with its repair, for a library of the extra that is missing or wrong.
+
+    `report`: a report is written at the end, which needs the templates' library.
+    """
     found: dict[str, str] = {}
-    missing = []
+    missing: list[str] = []
     for name in ("pyspark", "pyarrow", "pandas"):
         try:
             found[name] = str(import_module(name).__version__)
@@ -137,6 +141,8 @@ def check_libraries() -> None:
             if error.name is None or error.name.partition(".")[0] != name:
                 raise
             missing.append(name)
+    if report and find_spec("jinja2") is None:
+        missing.append("jinja2")
     if missing:
         raise BadConfig([f"this runs on Spark and needs {', '.join(missing)}, not installed here: {INSTALL}"])
     problems = library_problems(found)

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.tail.open_log import open_log
-from standfast.restore.report.parts import skipped_text
+from standfast.restore.report.text import skipped_text
 from standfast.restore.spark.batches import with_key
 from standfast.restore.spark.source import absolute, read_range
 from standfast.restore.spark_table.columns import Cells, Shaper, log_columns

@@ -96,7 +96,7 @@ def run_pipeline_command(args: argparse.Namespace, out: Output, open_session: Op
     from standfast.restore.spark.session import check_libraries
     from standfast.store.errors import InvalidRequest
 
-    check_libraries()
+    check_libraries(report=True)
     if not (args.out or args.plan):
         raise InvalidRequest("where to? name a new folder with --out FOLDER")
     for check in (file_bytes, split_bytes, stores_at_once):

@@ -200,7 +200,7 @@ def _show_plan(what: Preflight, out: Output) -> int:
 
 
 def _show(done: Rebuilt, out: Output) -> int:
-    from standfast.restore.report.parts import skipped_text
+    from standfast.restore.report.text import skipped_text
 
     manifest = done.manifest
     partitions: list[dict[str, Any]] = [

@@ -165,7 +165,7 @@ def show(verdicts: list[StoreVerdict], out: Output) -> None:
     for one in verdicts:
         if one.explanation:
             out.line(f"- {one.store}, partition {one.task.partition}: {one.explanation}")
-    from standfast.restore.report.parts import key_text, side_text, skipped_text
+    from standfast.restore.report.text import key_text, side_text, skipped_text
 
     for one in verdicts:
         if one.skipped:
@@ -321,7 +321,7 @@ def store_document(one: StoreVerdict) -> Json:
 
 def _difference(kind: str, row: Found) -> Json:
     from standfast.ops.shared.text import bytes_text, hex_text
-    from standfast.restore.report.parts import key_text
+    from standfast.restore.report.text import key_text
 
     def side(found: RowSide | None) -> Json | None:
         if found is None:

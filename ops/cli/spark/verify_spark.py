@@ -49,7 +49,7 @@ def run_verify_spark(args: argparse.Namespace, out: Output, open_session: OpenSe
     from standfast.store.clock import SystemClock
     from standfast.store.errors import InvalidRequest
 
-    check_libraries()
+    check_libraries(report=args.report is not None)
     if not 0 < args.sample <= 1:
         raise InvalidRequest(f"--sample is {args.sample}: give a share of the keys, above 0 and up to 1")
     for check in (split_bytes, stores_at_once):

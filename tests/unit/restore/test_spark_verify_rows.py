@@ -18,16 +18,12 @@ from standfast.replication.log import Record
 from standfast.restore.compare import FOUND_OVERHEAD_BYTES, Found, Outcome
 from standfast.restore.digest import row_hash
 from standfast.restore.judgement import LogFacts
-from standfast.restore.report.page import partitions
-from standfast.restore.report.parts import COUNTS, SHOWN_BYTES, key_text, shown, side_text
 from standfast.restore.row_side import row_side
-from standfast.restore.spark.folder import Folder
 from standfast.restore.spark.merge import Settings, merge_partition
-from standfast.restore.spark.report import PAGE, differences_table, write_report
+from standfast.restore.spark.report import differences_table
 from standfast.restore.spark.rows import partitions_of
 from standfast.restore.spark.verify_rows import OUT, found_batch, load_found, load_summary, summary_batch
 from standfast.restore.verify.at_rest import view
-from standfast.store import session_key, window_key
 from standfast.store.engine import Engine
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks.engine import RocksEngine, RocksShared
@@ -147,61 +143,8 @@ def test_summary_comes_back_as_it_was() -> None:
     assert (back.log_digest, back.store_digest) == (outcome.log_digest, outcome.store_digest)
 
 
-def test_side_is_shown_without_its_value_unless_it_was_kept_and_cut() -> None:
-    assert side_text(None) == "(absent)"
-    assert side_text(row_side((b"k", 5, VALUE), 0)) == f"6,000 B #{row_hash(b'k', 5, VALUE):016x} @5"
-    whole = side_text(row_side((b"k", 5, VALUE), None))
-    assert whole.startswith("secretsecret") and whole.endswith("… (6,000 B) @5") and len(whole) < SHOWN_BYTES + 30
-    assert side_text(row_side((b"k", -1, b"v"), None)) == "v"
-
-
-def test_text_that_is_cut_within_a_character_is_shown_as_text() -> None:
-    assert shown(b"a" * (SHOWN_BYTES - 1) + "é".encode()) == "a" * (SHOWN_BYTES - 1) + "…"
-    assert shown(b"\xff" * 200).startswith("0xffff")
-
-
 def test_first_differences_are_the_first_keys() -> None:
     assert merged(many(2)).found == [
         Found("missing", b"k000", row_side((b"k000", -1, VALUE), 0), None, 0),
         Found("missing", b"k001", row_side((b"k001", -1, VALUE), 0), None, 1),
     ]
-
-
-def test_keys_of_windows_and_sessions_are_shown_with_their_times_and_damaged_ones_as_they_are() -> None:
-    at_ms = 1_700_000_000_123
-    text = "2023-11-14T22:13:20.123Z"
-    assert key_text("window", window_key.pack(b"k3", at_ms)) == f"k3 [{text}]"
-    assert key_text("window", window_key.pack(b"k3", at_ms, 7)) == f"k3 [{text}] #7"
-    assert key_text("session", session_key.pack(b"k3", at_ms, at_ms)) == f"k3 [{text} - {text}]"
-    assert key_text("window", window_key.pack(b"k3", 2**63 - 1)) == f"k3 [{2**63 - 1}]"
-    assert key_text("keyvalue", b"k3") == "k3"
-    assert key_text("window", b"\xff") == key_text("session", b"\xff") == "0xff"
-
-
-def test_page_has_digests_in_a_table_of_their_own() -> None:
-    counts = dict.fromkeys(("position", "end", "records", *COUNTS), 1)
-    row = {"store": "kv", "kind": "keyvalue", "verdict": "equal", "partition": 0, **counts}
-    text = partitions([row | {"log_digest": "1-00ff-2", "store_digest": "1-00fe-2"}])
-    first, second = text.split("</table>")[:2]
-    assert "digest" not in first and "1-00ff-2" in second and "1-00fe-2" in second
-
-
-def test_page_shows_keys_with_their_times_and_no_values(tmp_path: Path) -> None:
-    counts = dict.fromkeys(("position", "end", "records", *COUNTS), 1)
-    row = {
-        "store": "win",
-        "kind": "window",
-        "verdict": "different",
-        "partition": 0,
-        "explanation": "",
-        "skipped": 0,
-        **counts,
-    }
-    row |= {"log_digest": "1-00-1", "store_digest": "1-01-1", "skipped": 0}
-    about = {"app": "a", "verdict": "different", "elapsed_ms": 1, "log": "l", "source": "native", "sample": 1}
-    key = window_key.pack(b"<b>", 1_000)
-    found = Found("extra", key, None, row_side((key, 5, VALUE), 0), -1)
-    write_report(Folder(str(tmp_path)), about | {"stores": [row]}, [("win", 0, found)])
-    page = (tmp_path / PAGE).read_text()
-    assert "&lt;b&gt; [1970-01-01T00:00:01.000Z]" in page and "6,000 B #" in page
-    assert "secret" not in page and "<b>" not in page

@@ -1,0 +1,86 @@
+"""Words of the reports, for pages and for terminals: bytes, keys, times, sizes, one side of a row.
+
+Rules of this file: pure; plain text out, which the page escapes. Bytes are shown as text where they are text, else in
+hex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from standfast.restore.row_side import RowSide
+from standfast.store import session_key, window_key
+from standfast.store.errors import Corruption
+
+SHOWN_BYTES = 120
+
+
+def skipped_text(whose: str, count: int) -> str:
+    """That records were left out."""
+    return f"{whose}: {count} records are left out, which have no key, or which the store cannot hold"
+
+
+def shown(raw: bytes) -> str:
+    """Bytes for people: text where they are text, else hex; long ones are cut."""
+    cut = raw[:SHOWN_BYTES]
+    try:
+        text = cut.decode("utf-8")
+    except UnicodeDecodeError as error:
+        # Where the cut goes through a character, the rest is text all the same.
+        halved = len(raw) > SHOWN_BYTES and error.reason == "unexpected end of data"
+        text = cut[: error.start].decode("utf-8") if halved else ""
+    if not text.isprintable() or (raw and not text):
+        text = "0x" + cut.hex()
+    return text + ("…" if len(raw) > SHOWN_BYTES else "")
+
+
+def key_text(kind: str, raw: bytes) -> str:
+    """A row's key for people: of windows and sessions the key and its times, not the bytes of both."""
+    try:
+        if kind == "window":
+            key, start, sequence = window_key.unpack(raw)
+            return f"{shown(key)} [{time_text(start)}]" + (f" #{sequence}" if sequence else "")
+        if kind == "session":
+            key, start, end = session_key.unpack(raw)
+            return f"{shown(key)} [{time_text(start)} - {time_text(end)}]"
+    except Corruption:
+        pass  # bytes that are no such key are what the report is about: they are shown as they are
+    return shown(raw)
+
+
+def time_text(at_ms: int) -> str:
+    """A time in UTC, to the millisecond; the number itself where the calendar does not reach."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
+
+
+def size_text(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1_000:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1_000
+    return f"{count:,.1f} TB"
+
+
+def side_text(side: RowSide | None, time_of: Callable[[int], str | None] = str) -> str:
+    """One side of a row for people: its value if it was kept, else how large it is and a hash."""
+    if side is None:
+        return "(absent)"
+    text = f"{side.value_bytes:,} B #{side.hash_hex}"
+    if side.value is not None:
+        text = shown(side.value) + (f" ({side.value_bytes:,} B)" if side.value_bytes > SHOWN_BYTES else "")
+    return text + (f" @{time_of(side.timestamp)}" if side.timestamp >= 0 else "")
+
+
+def moment_text(at_ms: int | None) -> str:
+    """A time in UTC, to the second; nothing for none."""
+    if at_ms is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)  # a time that an application made up
