@@ -21,6 +21,7 @@ from unit.restore.test_spark_fold_faults import expected, plant
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
+from standfast.restore.compare import Found
 from standfast.restore.judgement import LogFacts, deletes_expired
 from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.rows import partitions_of
@@ -143,9 +144,9 @@ class Case:
         self.log.close()
 
 
-def shown(verdict: StoreVerdict) -> tuple[StoreVerdict, list[tuple[object, ...]]]:
-    """A verdict with its differences in one order: only a task of Spark knows the offsets of their records."""
-    rows = sorted((one[:4] for one in verdict.differences), key=lambda one: (one[1], str(one)))
+def shown(verdict: StoreVerdict) -> tuple[StoreVerdict, list[Found]]:
+    """A verdict with its differences in one order."""
+    rows = sorted(verdict.differences, key=lambda one: (one.key, str(one)))
     return replace(verdict, differences=()), rows
 
 
