@@ -1,7 +1,7 @@
 """Store definitions: what a user declares, and what is kept beside the data to recognise a change.
 
 Rules of this file: plain frozen data, checked on construction, so an invalid definition cannot exist. A new
-store type is one class here, one module with its codec, one line in `standfast.store.types.kinds`.
+store type is one class here, one module with its codec, one line each in `standfast.store.types.kinds` and `.handles`.
 Source of the limits: Kafka Streams' Stores and WindowBytesStoreSupplier checks.
 """
 
