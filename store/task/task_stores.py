@@ -30,7 +30,7 @@ from standfast.store.memory import MemoryEngine
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.wal import refuse_damaged_wal
 from standfast.store.rows import RowLimits, StoreRows
-from standfast.store.specs import StoreSpec, definition_changes, store_name
+from standfast.store.specs import StoreSpec, definition_changes
 from standfast.store.task import definitions_file
 from standfast.store.task.cut import (
     CUT_KEY,
@@ -128,22 +128,23 @@ class TaskStores:
 
     def store(self, asked: str | StoreSpec) -> Any:
         """A store by its name or its definition; InvalidRequest for a definition that differs from the declared one."""
-        name = store_name(asked)
+        if isinstance(asked, StoreSpec):
+            found = self.store(asked.name)
+            if asked is not found.spec:  # such as one that only lacks its source topic
+                given, declared = asked.definition(), found.spec.definition()
+                changes = definition_changes(given, {setting: declared.get(setting) for setting in given})
+                if changes:
+                    raise InvalidRequest(
+                        f"task {self.task}: store {asked.name!r} is declared otherwise ({'; '.join(changes)}): ask "
+                        "with the definition that it was declared with, or by its name"
+                    )
+            return found
         try:
-            found = self.stores[name]
+            return self.stores[asked]
         except (KeyError, TypeError):  # of another type than text, it may have no hash
             raise UnknownStore(
-                f"task {self.task} has no store {name!r:.100}: it declares {', '.join(sorted(self.stores)) or 'none'}"
+                f"task {self.task} has no store {asked!r:.100}: it declares {', '.join(sorted(self.stores)) or 'none'}"
             ) from None
-        if isinstance(asked, StoreSpec) and asked is not found.spec:  # such as one that only lacks its source topic
-            given, declared = asked.definition(), found.spec.definition()
-            changes = definition_changes(given, {setting: declared.get(setting) for setting in given})
-            if changes:
-                raise InvalidRequest(
-                    f"task {self.task}: store {name!r} is declared otherwise ({'; '.join(changes)}): ask with the "
-                    "definition that it was declared with, or by its name"
-                )
-        return found
 
     def bind_clock(self, now_ms: Callable[[], int]) -> None:
         """Take default timestamps from here on from `now_ms` (the record in hand)."""

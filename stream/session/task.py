@@ -179,7 +179,7 @@ class Task:
         """A store of this task, asked for by its definition (with its types) or by its name (of type Any).
 
         It is a KeyValueState, WindowState, SessionState or VersionedState. Raises UnknownStore, InvalidRequest for a
-        definition that differs from the declared one, NotReady until the task runs. Costs less than a microsecond.
+        definition that differs from the declared one, NotReady until the task runs. Costs a look-up by name.
         """
         self._check_running()
         return self.stores.store(store)
