@@ -27,9 +27,9 @@ from typing import NamedTuple, Protocol
 
 from standfast.replication.log import Record
 from standfast.restore.digest import LogicalRow
-from standfast.store import session_key, window_key
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.results import VALID_TO_UNDEFINED
+from standfast.store.specs import SPECS, TRAITS
 
 NO_TIMESTAMP = -1  # a store that keeps no timestamps (plain stores, sessions)
 NOTHING_OBSERVED = -1
@@ -158,18 +158,19 @@ class VersionsFold:
 
 
 def fold_for(kind: str, *, timestamped: bool = True, retention_ms: int | None = None) -> Fold:
-    """The fold of a store kind ("keyvalue", "window", "session", "versioned"); all but the first need a retention."""
-    if kind == "keyvalue":
-        return LatestFold(timestamped=timestamped)
-    if kind not in ("window", "session", "versioned"):
-        raise InvalidRequest(f'store kind {kind!r} is unknown: use "keyvalue", "window", "session" or "versioned"')
+    """The fold of a store kind, by its traits; one whose rows are kept for a time needs its retention."""
+    traits = TRAITS.get(kind)
+    if traits is None:
+        raise InvalidRequest(f"store kind {kind!r} is unknown: use one of {', '.join(TRAITS)}")
+    stamped = timestamped if traits.plain else SPECS[kind].timestamped
+    if not traits.retention:
+        return LatestFold(timestamped=stamped)
     if retention_ms is None:
         raise InvalidRequest(f"the fold of a {kind} store needs its retention_ms: rows past it are hidden")
-    if kind == "window":
-        return LatestFold(timestamped=timestamped, retention_ms=retention_ms, time_of=window_start)
-    if kind == "session":
-        return LatestFold(timestamped=False, retention_ms=retention_ms, time_of=session_end)
-    return VersionsFold(retention_ms)
+    if traits.versions:
+        return VersionsFold(retention_ms)
+    time_of = None if traits.times is None else traits.times.time_of
+    return LatestFold(timestamped=stamped, retention_ms=retention_ms, time_of=time_of)
 
 
 def fold_latest(records: Sequence[Record]) -> dict[bytes, Record]:
@@ -190,16 +191,6 @@ def versions_of(puts: Iterable[tuple[int, bytes | None]], kept_after: int) -> li
     for timestamp, value in puts:
         _put_version(entries, timestamp, value)
     return _kept(entries, kept_after)
-
-
-def window_start(row_key: bytes) -> int:
-    """Window start of a window store's changelog key, milliseconds."""
-    return window_key.start_of(row_key)
-
-
-def session_end(row_key: bytes) -> int:
-    """Session end of a session store's changelog key, milliseconds."""
-    return session_key.end_of(row_key)
 
 
 def _kept(entries: Sequence[tuple[int, bytes | None]], kept_after: int) -> list[Version]:

@@ -1,7 +1,8 @@
 """Store definitions: what a user declares, and what is kept beside the data to recognise a change.
 
 Rules of this file: plain frozen data, checked on construction, so an invalid definition cannot exist. A new
-store type is one class here, one module with its codec, one line each in `standfast.store.types.kinds` and `.handles`.
+store type is one class here with its traits, one module with its codec, one line each in `standfast.store.types.kinds`
+and `.handles`, and one row in `standfast.ops.shared.kinds` with its verbs.
 Source of the limits: Kafka Streams' Stores and WindowBytesStoreSupplier checks.
 """
 
@@ -16,6 +17,7 @@ from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import changelog_topic, check_name, check_topic
 from standfast.store.serde import Serde
+from standfast.store.traits import SESSION_TIMES, WINDOW_TIMES, Setting, Traits
 from standfast.store.window_key import TIME_MAX
 
 # Types of a store's keys and values: those of its serdes. A definition or store without them, as in an annotation
@@ -41,6 +43,7 @@ class StoreSpec(Generic[K, V]):
     """What every store declares. `changelog` overrides settings of its topic by the log's own names."""
 
     kind: ClassVar[str]
+    traits: ClassVar[Traits]
 
     name: str
     key: Serde[K]
@@ -88,18 +91,31 @@ class StoreSpec(Generic[K, V]):
         """Whether a source topic serves as the changelog: the store's own puts are in it already."""
         return False
 
+    @property
+    def numbered(self) -> bool:
+        """Whether several rows of one key and time are kept, told apart by a sequence number."""
+        return False
+
+    @property
+    def kept_ms(self) -> int:
+        """How long rows are kept, by observed stream time; the largest time there is for those kept for ever."""
+        return getattr(self, self.traits.retention) if self.traits.retention else TIME_MAX
+
     def changelog_of(self, app: str) -> str:
         """Name of the topic that a logged store of this application is restored from."""
         return changelog_topic(app, self.name)
 
     def definition(self) -> dict[str, Any]:
         """What is kept beside the data: every setting that the stored bytes depend on, as JSON values."""
+        own = {one.name: getattr(self, one.name) for one in self.traits.settings}
         return {
             "kind": self.kind,
             "key": self.key.name,
             "value": self.value.name,
             "timestamped": self.timestamped,
             "logging": self.logging,
+            # None is left out, so that definitions kept by earlier versions stay equal.
+            **{name: value for name, value in own.items() if value is not None},
         }
 
 
@@ -112,6 +128,10 @@ class KeyValueStore(StoreSpec[K, V]):
     """
 
     kind: ClassVar[str] = "keyvalue"
+    traits: ClassVar[Traits] = Traits(
+        settings=(Setting("source_topic", "source", "text", needed=False, local=True),),
+        plain=True,
+    )
 
     source_topic: str | None = field(default=None, kw_only=True)
 
@@ -123,10 +143,6 @@ class KeyValueStore(StoreSpec[K, V]):
     def changelog_of(self, app: str) -> str:
         """The source topic, or the store's own changelog."""
         return super().changelog_of(app) if self.source_topic is None else self.source_topic
-
-    def definition(self) -> dict[str, Any]:
-        # Left out where there is none, so that definitions kept by earlier versions stay equal.
-        return super().definition() | ({} if self.source_topic is None else {"source_topic": self.source_topic})
 
     def _problems(self) -> list[str]:
         problems = super()._problems()
@@ -148,10 +164,27 @@ class WindowStore(StoreSpec[K, V]):
     """(key, window start) to value, kept for `retention_ms` of observed stream time."""
 
     kind: ClassVar[str] = "window"
+    traits: ClassVar[Traits] = Traits(
+        settings=(
+            Setting("window_size_ms", "size"),
+            Setting("retention_ms", "retention"),
+            Setting("retain_duplicates", "duplicates", "flag", needed=False),
+        ),
+        plain=True,
+        retention="retention_ms",
+        cleanup=frozenset({"compact", "delete"}),
+        kept_by="retention.ms",
+        times=WINDOW_TIMES,
+    )
 
     window_size_ms: int = field(kw_only=True)
     retention_ms: int = field(kw_only=True)
     retain_duplicates: bool = field(default=False, kw_only=True)
+
+    @property
+    def numbered(self) -> bool:
+        """Whether duplicates are retained."""
+        return self.retain_duplicates
 
     def _problems(self) -> list[str]:
         problems = super()._problems() + self._times("window_size_ms", "retention_ms")
@@ -163,19 +196,19 @@ class WindowStore(StoreSpec[K, V]):
             )
         return problems
 
-    def definition(self) -> dict[str, Any]:
-        return super().definition() | {
-            "window_size_ms": self.window_size_ms,
-            "retention_ms": self.retention_ms,
-            "retain_duplicates": self.retain_duplicates,
-        }
-
 
 @dataclass(frozen=True)
 class SessionStore(StoreSpec[K, V]):
     """(key, session start, session end) to value. Session values carry no timestamp of their own."""
 
     kind: ClassVar[str] = "session"
+    traits: ClassVar[Traits] = Traits(
+        settings=(Setting("retention_ms", "retention"),),
+        retention="retention_ms",
+        cleanup=frozenset({"compact", "delete"}),
+        kept_by="retention.ms",
+        times=SESSION_TIMES,
+    )
 
     timestamped: bool = field(default=False, kw_only=True)
     retention_ms: int = field(kw_only=True)
@@ -186,9 +219,6 @@ class SessionStore(StoreSpec[K, V]):
             problems.append("a session store keeps no timestamps: its key holds start and end; leave timestamped out")
         return problems
 
-    def definition(self) -> dict[str, Any]:
-        return super().definition() | {"retention_ms": self.retention_ms}
-
 
 @dataclass(frozen=True)
 class VersionedStore(StoreSpec[K, V]):
@@ -198,6 +228,12 @@ class VersionedStore(StoreSpec[K, V]):
     """
 
     kind: ClassVar[str] = "versioned"
+    traits: ClassVar[Traits] = Traits(
+        settings=(Setting("history_retention_ms", "history", least=0),),
+        retention="history_retention_ms",
+        kept_by="min.compaction.lag.ms",
+        versions=True,
+    )
 
     # Each version must reach the changelog, so a versioned store is never cached (as in Kafka Streams).
     caching: bool = field(default=False, kw_only=True)
@@ -211,8 +247,11 @@ class VersionedStore(StoreSpec[K, V]):
             problems.append("a versioned store always keeps timestamps; leave timestamped out")
         return problems
 
-    def definition(self) -> dict[str, Any]:
-        return super().definition() | {"history_retention_ms": self.history_retention_ms}
+
+SPECS: Mapping[str, type[StoreSpec]] = {
+    spec.kind: spec for spec in (KeyValueStore, WindowStore, SessionStore, VersionedStore)
+}
+TRAITS: Mapping[str, Traits] = {kind: spec.traits for kind, spec in SPECS.items()}
 
 
 def store_name(store: str | StoreSpec) -> str:

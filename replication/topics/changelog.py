@@ -22,9 +22,9 @@ from typing import Literal
 from standfast.replication.log import LogAdmin, LogSurvey, TopicInfo, TopicPolicy
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.rules import Changelog, policy_findings, replication, timestamps
-from standfast.replication.topics.settings import CLEANUP, OWN_TIMESTAMPS, changed, listed
+from standfast.replication.topics.settings import CLEANUP, MIN_LAG, OWN_TIMESTAMPS, RETENTION, changed, listed
 from standfast.store.errors import BadConfig
-from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import StoreSpec
 
 TIME_MAX_MS = 2**63 - 1
 # Which other number of partitions than that of the tasks is no problem: "more", because another instance saw the source
@@ -36,21 +36,16 @@ SLACK_MS = 24 * 3_600_000  # windowstore.changelog.additional.retention.ms of Ka
 
 def changelog_policy(spec: StoreSpec) -> TopicPolicy:
     """The policy a store's changelog is created with, its own overrides applied."""
-    if isinstance(spec, WindowStore):
-        cleanup = {"delete"} if spec.retain_duplicates else {"compact", "delete"}
-        policy = TopicPolicy(frozenset(cleanup), retention_ms=_with_slack(spec.retention_ms))
-    elif isinstance(spec, SessionStore):
-        policy = TopicPolicy(frozenset({"compact", "delete"}), retention_ms=_with_slack(spec.retention_ms))
-    elif isinstance(spec, VersionedStore):
-        policy = TopicPolicy(frozenset({"compact"}), min_compaction_lag_ms=spec.history_retention_ms + SLACK_MS)
-    else:
-        policy = TopicPolicy(frozenset({"compact"}))
-    return _with_overrides(replace(policy, extra=OWN_TIMESTAMPS), spec)
-
-
-def _with_slack(retention_ms: int) -> int:
+    traits = spec.traits
+    # Rows that a sequence number tells apart are never superseded.
+    policy = TopicPolicy(frozenset({"delete"}) if spec.numbered else traits.cleanup, extra=OWN_TIMESTAMPS)
     # The store of an unlimited window keeps its rows for ever: its retention is the largest time there is.
-    return min(retention_ms + SLACK_MS, TIME_MAX_MS)
+    kept_ms = min(spec.kept_ms + SLACK_MS, TIME_MAX_MS)
+    if traits.kept_by == RETENTION:
+        policy = replace(policy, retention_ms=kept_ms)
+    elif traits.kept_by == MIN_LAG:
+        policy = replace(policy, min_compaction_lag_ms=kept_ms)
+    return _with_overrides(policy, spec)
 
 
 def changelog_need(app: str, spec: StoreSpec, group: int | None = None) -> Changelog:

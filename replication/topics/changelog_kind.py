@@ -15,49 +15,44 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from standfast.replication.log import Record, TopicInfo
-from standfast.store import session_key, window_key
 from standfast.store.errors import Corruption
+from standfast.store.specs import TRAITS
+from standfast.store.traits import KeyTimes
 
 LOOK_RECORDS = 100
 AHEAD_MS = 10 * 366 * 24 * 3_600_000  # no window or session lies further ahead of its record
-_WORDS = {"window": "a window store", "session": "a session store"}
-_PLAIN = "a keyvalue or versioned store"
+_TIMES = {kind: traits.times for kind, traits in TRAITS.items() if traits.times is not None}
+_TIMED = f"a {' or '.join(_TIMES)} store"
+_PLAIN = f"a {' or '.join(kind for kind in TRAITS if kind not in _TIMES)} store"
 
 
 def kind_problem(name: str, kind: str, info: TopicInfo, newest: Iterable[Record]) -> str | None:
     """Why store `name` cannot be of this kind (`keyvalue`, `window`, ...); None if nothing speaks against it."""
     records = [record for record in newest if record.key is not None]
     deletes = "delete" in info.policy.cleanup
-    timed = [shape for shape, possible in _POSSIBLE.items() if records and all(map(possible, records))]
-    if kind in _POSSIBLE:
-        if any(map(_POSSIBLE[kind], records)) or (not records and deletes):
+    timed = [name for name, times in _TIMES.items() if records and all(_possible(times, one) for one in records)]
+    found = f"a {timed[0]} store" if timed else ""
+    times = _TIMES.get(kind)
+    if times is not None:
+        if any(_possible(times, one) for one in records) or (not records and deletes):
             return None
-        found = _WORDS[timed[0]] if timed else _PLAIN
+        found = found or _PLAIN
     else:
         if not deletes or (records and not timed):
             return None  # no window or session store has a changelog without delete, whatever the keys look like
-        found = _WORDS[timed[0]] if timed else "a window or session store"
+        found = found or _TIMED
     why = f"its records are those of {found}" if records else f"cleanup.policy={_cleanup(info)} is that of {found}"
     return f"store {name!r} is declared as {kind}, but {info.name} is a changelog of another kind, {why}: declare it so"
 
 
-def _could_be_window(record: Record) -> bool:
+def _possible(times: KeyTimes, record: Record) -> bool:
+    """Whether the record's key may be one of this layout."""
+    key = record.key or b""
     try:
-        start = window_key.unpack(record.key or b"")[1]
+        times.unpack(key)
     except Corruption:  # too short, or no time
         return False
-    return start <= record.timestamp + AHEAD_MS
-
-
-def _could_be_session(record: Record) -> bool:
-    try:
-        end = session_key.unpack(record.key or b"")[2]
-    except Corruption:
-        return False
-    return end <= record.timestamp + AHEAD_MS
-
-
-_POSSIBLE = {"window": _could_be_window, "session": _could_be_session}
+    return times.time_of(key) <= record.timestamp + AHEAD_MS
 
 
 def _cleanup(info: TopicInfo) -> str:

@@ -26,6 +26,7 @@ from standfast.replication.topics.settings import (
     ahead_max_ms,
     listed,
 )
+from standfast.store.specs import TRAITS
 
 Severity = Literal["error", "warning"]
 
@@ -186,7 +187,7 @@ def policy_findings(need: Changelog, info: TopicInfo, fixes: Fixes) -> Iterator[
             f"set {RETENTION}={wanted.retention_ms} on the topic",
             fixes.change(info.name, {RETENTION: str(wanted.retention_ms)}),
         )
-    elif need.kind == "versioned" and found.min_compaction_lag_ms < wanted.min_compaction_lag_ms:
+    elif TRAITS[need.kind].kept_by == MIN_LAG and found.min_compaction_lag_ms < wanted.min_compaction_lag_ms:
         yield Finding(
             "compaction-lag",
             "error",

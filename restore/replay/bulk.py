@@ -201,7 +201,7 @@ class BulkLoader:
             steps += self._advance(load)
         # A survey is short: who builds what it finds starts meanwhile, which takes as long. Of windows it may find that
         # most have expired.
-        surveys = sum(one.surveying is not None and one.spec.kind != "window" for one in self._loads.values())
+        surveys = sum(one.surveying is not None and not one.spec.traits.lead for one in self._loads.values())
         for died in self._pool.hand_out(surveys * (self._parts - 1)):
             steps += self._take(died)
         return steps
@@ -224,7 +224,7 @@ class BulkLoader:
             except OSError as error:
                 steps.append(self._end(load, given_back=f"there is no room for its files: {error}"))
                 continue
-            if self._parts == 1 and load.spec.kind == "keyvalue":
+            if self._parts == 1 and load.spec.traits.times is None:
                 self._split(load, [(load.start, load.end)])
             else:
                 load.surveying = _Range(load.start, load.end, load.start, load.start)
@@ -349,7 +349,7 @@ class BulkLoader:
         nowhere before: it takes all runs at once.
         """
         assert load.ranges is not None
-        at_once = load.spec.kind != "keyvalue"
+        at_once = load.spec.traits.times is not None
         if at_once and any(one.built < one.end for one in load.ranges):
             return
         ready: list[ManifestPartition] = []

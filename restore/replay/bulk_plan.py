@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from standfast.store.errors import InternalError
+from standfast.store.specs import TRAITS
 from standfast.store.types.segments import segment_id, segment_interval_ms, segment_start_ms
 
 # Workers, survey and taking in cost the better part of a second, however many changelogs share it. Measured on two
@@ -46,7 +47,7 @@ LEVEL0_FILES_MAX = 3  # RocksDB compacts from four on by itself; with fewer, the
 # Why a store is never loaded in bulk.
 BATCHES = {
     "memory": "a store in memory takes no files in",
-    "versioned": "a version is put among those before it, at the stream time of its moment, so that records cannot be "
+    "versions": "a version is put among those before it, at the stream time of its moment, so that records cannot be "
     "folded apart from what came before",
     "source-topic": "records of a source topic go through the application's own serdes",
 }
@@ -90,7 +91,7 @@ def choose(
     kind: str, *, in_memory: bool, from_source: bool, cold: bool, records: int, settings: BulkSettings
 ) -> Choice:
     """The rule of the header. `records` is end - position."""
-    never = "memory" if in_memory else "source-topic" if from_source else kind if kind == "versioned" else None
+    never = "memory" if in_memory else "source-topic" if from_source else "versions" if TRAITS[kind].versions else None
     if never is not None:
         return Choice(False, BATCHES[never])
     if settings.workers < 1:

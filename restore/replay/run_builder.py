@@ -24,7 +24,7 @@ from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks.sst import write_sorted
 from standfast.store.rows import StoreRows
-from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import StoreSpec
 from standfast.store.types.kinds import open_store
 from standfast.store.types.typed import FamilyRows, TypedStore
 
@@ -63,11 +63,11 @@ class RunBuilder:
     _counts: _Counts = field(init=False, default_factory=_Counts)
 
     def __post_init__(self) -> None:
-        if isinstance(self.spec, VersionedStore):
+        if self.spec.traits.versions:
             raise InvalidRequest(f"store {self.spec.name!r} is versioned: restore it by batches, in offset order")
         rows = StoreRows(self.spec.name, MemoryEngine("a run"), WriteBuffer(0), _no_clock, observed_ms=self.observed_ms)
         self._store = open_store(self.spec, rows)
-        self._segmented = isinstance(self.spec, WindowStore | SessionStore)
+        self._segmented = self.spec.traits.times is not None
 
     def add(self, records: Sequence[Record], payload_bytes: int) -> None:
         """Fold records, which follow those before. Raises Corruption for a key that no store can have written."""

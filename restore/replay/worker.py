@@ -34,7 +34,6 @@ from standfast.replication.log import Log, LogReader, Record
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import narrow_address, open_log
 from standfast.restore.files.manifest import Made, Manifest, ManifestPartition
-from standfast.restore.fold import session_end, window_start
 from standfast.restore.replay.bulk_plan import (
     TAIL_RECORDS,
     Tail,
@@ -60,7 +59,7 @@ from standfast.store.errors import StateLost, Unavailable
 from standfast.store.failpoint import reach
 from standfast.store.log import logger
 from standfast.store.rocks.sst import COMPRESSION
-from standfast.store.specs import SessionStore, StoreSpec, WindowStore
+from standfast.store.specs import StoreSpec
 from standfast.store.types.kinds import definition_spec
 
 FETCH_WAIT_MS = 200
@@ -189,8 +188,8 @@ def survey(job: Job, log: Log, reader: LogReader, clock: SystemClock) -> Surveye
     """Where to begin, and into which ranges the rest falls."""
     spec, source, start = definition_spec(job.store, job.definition), _source(job), job.start
     tail = read_tail(spec, reader, source, start, job.end, clock)
-    if isinstance(spec, WindowStore):
-        before_ms = skip_before_ms(tail, retention_ms=spec.retention_ms, lead_ms=spec.window_size_ms)
+    if spec.traits.lead:
+        before_ms = skip_before_ms(tail, retention_ms=spec.kept_ms, lead_ms=getattr(spec, spec.traits.lead))
         if before_ms is not None:
             start = min(max(log.admin.first_offsets({source: before_ms})[source], start), job.end)
     samples = [(start, 1.0)] if job.parts == 1 else list(sample(reader, source, start, job.end, clock))
@@ -202,15 +201,15 @@ def read_tail(
     spec: StoreSpec, reader: LogReader, source: TopicPartition, start: int, end: int, clock: SystemClock
 ) -> Tail | None:
     """What the last records tell of times; None for a store without any, and where they cannot be read as its rows."""
-    if not isinstance(spec, WindowStore | SessionStore):
+    times = spec.traits.times
+    if times is None:
         return None
-    time_of = window_start if isinstance(spec, WindowStore) else session_end
     observed_ms, lead_ms = -1, 0
     for records, _ in read_range(reader, source, max(start, end - TAIL_RECORDS), end, clock, TAIL_RECORDS):
         for record in records:
             if record.key is None:
                 continue  # no store wrote it; whoever restores it counts it
-            time_ms = time_of(record.key)
+            time_ms = times.time_of(record.key)
             observed_ms = max(observed_ms, time_ms)
             lead_ms = max(lead_ms, time_ms - record.timestamp)
     return Tail(observed_ms, lead_ms)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from standfast.restore.row_side import RowSide
-from standfast.store import session_key, window_key
 from standfast.store.errors import Corruption
+from standfast.store.specs import TRAITS
 
 SHOWN_BYTES = 120
 
@@ -38,12 +38,12 @@ def shown(raw: bytes) -> str:
 def key_text(kind: str, raw: bytes) -> str:
     """A row's key for people: of windows and sessions the key and its times, not the bytes of both."""
     try:
-        if kind == "window":
-            key, start, sequence = window_key.unpack(raw)
-            return f"{shown(key)} [{time_text(start)}]" + (f" #{sequence}" if sequence else "")
-        if kind == "session":
-            key, start, end = session_key.unpack(raw)
-            return f"{shown(key)} [{time_text(start)} - {time_text(end)}]"
+        times = TRAITS[kind].times
+        if times is not None:
+            key, start, second = times.unpack(raw)
+            if times.second == "end":
+                return f"{shown(key)} [{time_text(start)} - {time_text(second)}]"
+            return f"{shown(key)} [{time_text(start)}]" + (f" #{second}" if second else "")
     except Corruption:
         pass  # bytes that are no such key are what the report is about: they are shown as they are
     return shown(raw)

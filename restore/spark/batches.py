@@ -31,7 +31,7 @@ from standfast.replication.log import Record
 from standfast.replication.source_records import as_logged
 from standfast.restore.spark.split_plan import Split
 from standfast.store.errors import Corruption, InternalError
-from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import TRAITS, StoreSpec
 from standfast.store.types.kinds import definition_spec
 
 LOG = pa.schema(
@@ -49,7 +49,6 @@ _DDL = {pa.int32(): "int", pa.int64(): "bigint", pa.binary(): "binary", pa.strin
 FACTS_OFFSET = -1
 NOTHING_OBSERVED = -1
 # Bytes at the end of a row key: start 8, sequence 4; end 8, start 8.
-WINDOW_SUFFIX, SESSION_SUFFIX = 12, 16
 
 
 def ddl(schema: pa.Schema) -> str:
@@ -77,7 +76,7 @@ class StoreShape:
     @property
     def schema(self) -> pa.Schema:
         """What `prepare` gives."""
-        plain = PREPARED_VERSIONED if self.definition["kind"] == "versioned" else LOG
+        plain = PREPARED_VERSIONED if TRAITS[self.definition["kind"]].versions else LOG
         return plain.append(pa.field(TICKET, pa.int32())) if self.splits else plain
 
 
@@ -248,10 +247,11 @@ class _Watcher:
             below = int(np.searchsorted(numbers(batch, "offset"), self._limit))
             facts.skipped += read - below
             self._whole.skipped += came - batch.num_rows
-        if isinstance(self._spec, VersionedStore):
-            batch = self._observed(batch, below, self._spec.history_retention_ms)
-        elif isinstance(self._spec, WindowStore | SessionStore):
-            self._windowed(batch, below)
+        times = self._spec.traits.times
+        if self._spec.traits.versions:
+            batch = self._observed(batch, below, self._spec.kept_ms)
+        elif times is not None:
+            self._windowed(batch, below, times.suffix_bytes)
         return batch if self._split is None else self._with_tickets(batch, self._split)
 
     def _with_tickets(self, batch: pa.RecordBatch, split: Split) -> pa.RecordBatch:
@@ -265,9 +265,8 @@ class _Watcher:
         records = as_logged(self._spec, [Record(*one) for one in cells])
         return record_batch(self.facts.partition, records)
 
-    def _windowed(self, batch: pa.RecordBatch, below: int) -> None:
+    def _windowed(self, batch: pa.RecordBatch, below: int, suffix: int) -> None:
         facts, keys = self.facts, batch.column("key")
-        suffix = WINDOW_SUFFIX if isinstance(self._spec, WindowStore) else SESSION_SUFFIX
         times = key_times(keys, suffix)
         bad = np.flatnonzero(times < 0)
         if len(bad):
@@ -277,9 +276,7 @@ class _Watcher:
                 f"{keys[at].as_py().hex()}, which no {self._spec.kind} store writes: find out who else writes to this "
                 "topic"
             )
-        sequences = None
-        if isinstance(self._spec, WindowStore) and self._spec.retain_duplicates:
-            sequences = _key_sequences(keys)
+        sequences = _key_sequences(keys) if self._spec.numbered else None
         for seen, count in ((facts, below), (self._whole, len(times))):
             if count:
                 seen.observed_ms = max(seen.observed_ms, int(times[:count].max()))

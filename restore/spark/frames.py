@@ -27,6 +27,7 @@ from standfast.restore.verify.preflight import Preflight
 from standfast.restore.verify.store_rows import SAMPLE_BITS
 from standfast.store import errors
 from standfast.store.errors import BadConfig, StandfastError, StateLost, Unavailable
+from standfast.store.specs import TRAITS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -111,7 +112,7 @@ def _finished(frame: DataFrame, reading: Reading, shape: StoreShape, mapper: Map
         buckets = sum(split.buckets for split in shape.splits.values())
         frame = frame.repartition(buckets, TICKET).drop(TICKET)
     definition = shape.definition
-    versioned = definition["kind"] == "versioned"
+    versioned = TRAITS[definition["kind"]].versions
     # The key first: see `spark_rows.partitions_of`.
     order = [F.col("key"), F.col("offset") if versioned else F.col("offset").desc()]
     return hashed(frame.sortWithinPartitions(*order), bool(definition["timestamped"])).mapInArrow(mapper, result)

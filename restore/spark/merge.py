@@ -37,7 +37,7 @@ from standfast.restore.verify.store_rows import (
     plain_row,
     versions_by_key,
 )
-from standfast.store.specs import StoreSpec, VersionedStore
+from standfast.store.specs import StoreSpec
 from standfast.store.task.task_stores import AnyStore
 
 # Of the store's rows that are looked at together: somewhat more than a batch of the log has, which then goes in one.
@@ -72,13 +72,13 @@ def merge_partition(
     observed_ms = max(facts.observed_ms, store.rows.observed_ms)
     tally = Tally(
         log,
-        versioned=isinstance(store.spec, VersionedStore),
+        versioned=store.spec.traits.versions,
         last=settings.last,
         differences_max=settings.differences_max,
         found_bytes=settings.found_bytes,
         value_max=settings.value_max,
     )
-    if isinstance(store.spec, VersionedStore):
+    if store.spec.traits.versions:
         _merge_versions(batches, store, store.spec, observed_ms, tally, settings)
     else:
         _Merge(store, observed_ms, tally, settings).run(batches)
@@ -227,13 +227,13 @@ def _first_of_key(keys: pa.Array) -> Any:
 def _merge_versions(
     batches: Iterable[pa.RecordBatch],
     store: AnyStore,
-    spec: VersionedStore,
+    spec: StoreSpec,
     observed_ms: int,
     tally: Tally,
     settings: Settings,
 ) -> None:
     """Versioned stores, key by key; a row is one version."""
-    log = _log_versions(batches, observed_ms - spec.history_retention_ms, settings.limit)
+    log = _log_versions(batches, observed_ms - spec.kept_ms, settings.limit)
     stored = ((key, (rows, False, False)) for key, rows in versions_by_key(store, spec, settings))
     for _, ours, theirs in merged(log, stored):
         rows, below, later = ours or ([], False, False)

@@ -48,7 +48,6 @@ from standfast.store.errors import InternalError, InvalidRequest, StateLost
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.sst import COMPRESSION
 from standfast.store.rocks.sst_stream import SstWriter, rocksdict_version
-from standfast.store.specs import VersionedStore
 from standfast.store.task.cut import StoreTimes
 
 if TYPE_CHECKING:
@@ -241,9 +240,7 @@ class PartitionWriter:
         self._files = _Files(job, facts.partition, attempt)
         spec = job.shape.spec
         # Above the position of a store that is compared, records that were refused are signs of their key all the same.
-        self._retention_ms = (
-            spec.history_retention_ms if isinstance(spec, VersionedStore) and facts.whole is not None else None
-        )
+        self._retention_ms = spec.kept_ms if spec.traits.versions and facts.whole is not None else None
 
     def __enter__(self) -> PartitionWriter:
         self._files.__enter__()

@@ -23,8 +23,6 @@ from pyarrow.compute import call_function as _call
 
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.spark.batches import (
-    SESSION_SUFFIX,
-    WINDOW_SUFFIX,
     Facts,
     Pieces,
     StoreShape,
@@ -34,7 +32,7 @@ from standfast.restore.spark.batches import (
     numbers,
 )
 from standfast.store.errors import InternalError
-from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import StoreSpec
 from standfast.store.types.segments import earliest_visible_ms, family_name, segment_interval_ms
 from standfast.store.types.versioned import replay_key, versions_in
 
@@ -70,14 +68,13 @@ class LatestRows:
         self._spec = spec
         self._counts = counts
         self._last: bytes | None = None
-        self._retention_ms = 0
         self._suffix = 0
-        if isinstance(spec, WindowStore | SessionStore):
-            self._suffix = WINDOW_SUFFIX if isinstance(spec, WindowStore) else SESSION_SUFFIX
-            self._retention_ms = spec.retention_ms
-            self._interval_ms = segment_interval_ms(spec.retention_ms)
-            self._live_from = (facts.observed_ms - spec.retention_ms) // self._interval_ms
-            self._visible_from = earliest_visible_ms(facts.observed_ms, spec.retention_ms)
+        if spec.traits.times is not None:
+            retention_ms = spec.kept_ms
+            self._suffix = spec.traits.times.suffix_bytes
+            self._interval_ms = segment_interval_ms(retention_ms)
+            self._live_from = (facts.observed_ms - retention_ms) // self._interval_ms
+            self._visible_from = earliest_visible_ms(facts.observed_ms, retention_ms)
 
     def fold(self, batch: pa.RecordBatch) -> Iterator[Folded]:
         """Rows that a batch gives."""
@@ -132,11 +129,11 @@ class LatestRows:
 class VersionRows:
     """Versioned stores: every record of a key counts, in order."""
 
-    def __init__(self, spec: VersionedStore, facts: Facts, counts: Counts) -> None:
+    def __init__(self, spec: StoreSpec, facts: Facts, counts: Counts) -> None:
         self._spec = spec
         self._counts = counts
         self._observed_ms = facts.observed_ms
-        self._kept_after = facts.observed_ms - spec.history_retention_ms
+        self._kept_after = facts.observed_ms - spec.kept_ms
         self._held: list[tuple[Any, ...]] = []  # records of the last key, which may go on in the next batch
 
     def fold(self, batch: pa.RecordBatch) -> Iterator[Folded]:
@@ -155,7 +152,7 @@ class VersionRows:
 
     def _replay(self, records: list[tuple[Any, ...]]) -> Iterator[Folded]:
         by_segment: dict[bytes, dict[bytes, bytes]] = {}
-        counts, retention_ms = self._counts, self._spec.history_retention_ms
+        counts, retention_ms = self._counts, self._spec.kept_ms
         for key, own in groupby(records, itemgetter(0)):
             counts.keys += 1
             puts = [(timestamp, value, observed) for _, timestamp, value, observed in own]
@@ -173,7 +170,7 @@ class VersionRows:
 def fold_rows(shape: StoreShape, facts: Facts, counts: Counts) -> LatestRows | VersionRows:
     """The fold of a store, for one partition."""
     spec = shape.spec
-    return VersionRows(spec, facts, counts) if isinstance(spec, VersionedStore) else LatestRows(spec, facts, counts)
+    return VersionRows(spec, facts, counts) if spec.traits.versions else LatestRows(spec, facts, counts)
 
 
 def joined(first: pa.Array, second: pa.Array) -> pa.Array:
@@ -218,8 +215,8 @@ def partitions_of(
     told, rest = _told(first, filled, shape)
     facts = merged(told)
     spec, pieces = None if shape is None else shape.spec, None
-    if shape is not None and isinstance(spec, VersionedStore) and len(told) > 1:
-        pieces = Pieces(told, spec.history_retention_ms, shape.limits.get(facts.partition, 2**63 - 1))
+    if shape is not None and spec is not None and spec.traits.versions and len(told) > 1:
+        pieces = Pieces(told, spec.kept_ms, shape.limits.get(facts.partition, 2**63 - 1))
     if facts.bucket:
         facts.refused = 0  # the first bucket tells of those that were left out before there were buckets
 

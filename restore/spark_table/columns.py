@@ -46,7 +46,7 @@ from pyspark.sql.types import (
 from standfast.restore.spark_table.options import Given
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest
 from standfast.store.serde import Serde
-from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import StoreSpec
 
 Cells = Mapping[str, Any]  # sequences or arrays
 
@@ -60,19 +60,16 @@ _SIMPLE = re.compile(r"(struct|array|map)\s*<.*>|\w+(\(.*\))?", re.IGNORECASE | 
 
 def key_columns(spec: StoreSpec) -> dict[str, str]:
     """Columns that say whose value it is, beside the key, with their types."""
-    if isinstance(spec, WindowStore):
-        found = {"window_start": TIME, "window_end": TIME}
-        return found | ({"sequence": "int"} if spec.retain_duplicates else {})
-    if isinstance(spec, SessionStore):
-        return {"session_start": TIME, "session_end": TIME}
-    return {}
+    times = spec.traits.times
+    found = {} if times is None else {f"{times.unit}_start": TIME, f"{times.unit}_end": TIME}
+    return found | ({"sequence": "int"} if spec.numbered else {})
 
 
 def store_columns(spec: StoreSpec, given: Given) -> dict[str, str]:
     """Columns of a store's rows by name, with their types."""
     key, value = (column_type(part, spec, given) for part in ("key", "value"))
     found = {"partition": PARTITION, "key": key, **key_columns(spec)}
-    if isinstance(spec, VersionedStore):
+    if spec.traits.versions:
         return found | {"valid_from": TIME, "valid_to": TIME, "value": value}
     return found | {"value": value} | ({"timestamp": TIME} if spec.timestamped else {})
 

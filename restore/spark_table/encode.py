@@ -19,11 +19,10 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
 from standfast.restore.spark_table.columns import WHOLE, fits, key_columns, listed, shown, wanted
-from standfast.store import session_key, window_key
 from standfast.store.errors import InvalidRequest
 from standfast.store.rows import KEY_MAX_BYTES, VALUE_MAX_BYTES
 from standfast.store.serde import Serde
-from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import StoreSpec
 from standfast.store.types.typed import NO_TIMESTAMP
 
 DERIVED = ("window_end",)  # a read gives it, and it says nothing new
@@ -81,12 +80,11 @@ class Encoder:
         stamps = cells["timestamp"] if spec.timestamped and "timestamp" in cells else [NO_TIMESTAMP] * count
         row_keys = keys
         ends: Sequence[int | None] = [None] * count
-        if isinstance(spec, WindowStore):
-            sequences = cells.get("sequence", [0] * count)
-            row_keys = list(map(window_key.pack, keys, cells["window_start"], sequences))
-        elif isinstance(spec, SessionStore):
-            row_keys = list(map(session_key.pack, keys, cells["session_start"], cells["session_end"]))
-        elif isinstance(spec, VersionedStore):
+        times = spec.traits.times
+        if times is not None:
+            start, second = times.needed
+            row_keys = list(map(times.pack, keys, cells[start], cells.get(second, [0] * count)))
+        elif spec.traits.versions:
             stamps, ends = cells["valid_from"], cells.get("valid_to", ends)
         if spec.timestamped and min(stamps) < 0:
             raise InvalidRequest(f"store {spec.name!r}: a row has the time {min(stamps)}: times are from 0 on")
@@ -125,11 +123,11 @@ class Encoder:
 
 def _problems(types: dict[str, DataType], spec: StoreSpec) -> list[str]:
     times = [name for name, kind in key_columns(spec).items() if kind == "bigint" and name not in DERIVED]
-    if isinstance(spec, VersionedStore):
+    if spec.traits.versions:
         times = ["valid_from"]
     elif spec.timestamped:
         times.append("timestamp")
-    optional = {"partition", *DERIVED, *(("valid_to",) if isinstance(spec, VersionedStore) else ())}
+    optional = {"partition", *DERIVED, *(("valid_to",) if spec.traits.versions else ())}
     needed = ["key", "value", *times, *(["sequence"] if "sequence" in key_columns(spec) else [])]
     problems = [f"it lacks the column {name!r}" for name in needed if name not in types]
     allowed = {*needed, *optional}

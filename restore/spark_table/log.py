@@ -32,10 +32,9 @@ from standfast.restore.spark.batches import with_key
 from standfast.restore.spark.source import absolute, read_range
 from standfast.restore.spark_table.columns import Cells, Shaper, log_columns
 from standfast.restore.spark_table.options import Given, described_store
-from standfast.store import session_key, window_key
 from standfast.store.errors import BadConfig, Corruption, InternalError, InvalidRequest, UnknownStore
 from standfast.store.log import logger
-from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import StoreSpec
 
 Identity: TypeAlias = "bytes | tuple[bytes, int]"
 # (timestamp, value) of what a key holds; an empty value where old ones are not asked for.
@@ -140,7 +139,7 @@ class Changes:
         self._at = TopicPartition(source.topic, part.partition)
         self._part = part
         self._values = values
-        self._versioned = isinstance(source.spec, VersionedStore)
+        self._versioned = source.spec.traits.versions
 
     def batches(self) -> Iterator[tuple[pa.RecordBatch, list[str], list[Held | None]]]:
         """Records that changed something, what they did, and what was there before."""
@@ -206,27 +205,15 @@ def read_keyed(address: str, at: TopicPartition, span: Bounds) -> Iterator[pa.Re
         logger.warning("%s", skipped_text(f"{at} from offset {span.begin} to {span.end}", skipped))
 
 
-def split_keys(spec: StoreSpec, keys: pa.Array, topic: str) -> dict[str, Sequence[Any]]:
+def split_keys(spec: StoreSpec, keys: pa.Array, topic: str) -> dict[str, Any]:
     """Keys of records as columns. Raises Corruption for one that no such store writes."""
-    if not isinstance(spec, WindowStore | SessionStore):
+    times = spec.traits.times
+    if times is None:
         return {"key": keys}
-    codec = window_key if isinstance(spec, WindowStore) else session_key
     try:
-        split = [codec.unpack(key) for key in keys.to_pylist()]
+        return times.columns(spec, list(map(times.unpack, keys.to_pylist())))
     except Corruption as error:
         raise Corruption(f"{topic}: {error}; or it is no {spec.kind} store's: correct storeKind") from error
-    if isinstance(spec, SessionStore):
-        return {
-            "key": [key for key, _, _ in split],
-            "session_start": [start for _, start, _ in split],
-            "session_end": [end for _, _, end in split],
-        }
-    return {
-        "key": [key for key, _, _ in split],
-        "window_start": [start for _, start, _ in split],
-        "window_end": [window_key.end_of(start, spec.window_size_ms) for _, start, _ in split],
-        "sequence": [sequence for _, _, sequence in split],
-    }
 
 
 def spans(source: Source, given: Given, start: Any, end: Any) -> Iterator[LogPart]:

@@ -19,14 +19,15 @@ from typing import Any
 from standfast.store import serde as serdes
 from standfast.store.errors import BadConfig, InvalidRequest, StandfastError
 from standfast.store.serde import Serde
-from standfast.store.specs import StoreSpec
-from standfast.store.types.kinds import KINDS, definition_spec
+from standfast.store.specs import SPECS, TRAITS, StoreSpec
+from standfast.store.types.kinds import definition_spec
 
 PLACE = ("path", "state", "app", "storeName", "partitions")
 TARGET = ("path", "state", "app", "storeName", "partitionCount")
 COLUMNS = ("keySerde", "valueSerde", "keySchema", "valueSchema", "decode", "limit")
 FILTERS = ("keyFrom", "keyTo", "keyPrefix", "timeFrom", "timeTo", "asOf")
-STORE = ("definition", "storeKind", "timestamped", "windowSizeMs", "retentionMs", "historyRetentionMs", "duplicates")
+_SETTINGS = {one.option: one for traits in TRAITS.values() for one in traits.settings if not one.local}
+STORE = ("definition", "storeKind", "timestamped", *_SETTINGS)
 LOG = ("log", "topic", "app", "storeName", "partitions", "startOffsets", "endOffsets")
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "store": ("kind", *PLACE, *COLUMNS, *FILTERS),
@@ -35,8 +36,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "metadata": ("kind", "path", "state", "app"),
     "write": (*TARGET, "log", "keySerde", "valueSerde", "memoryMb", *STORE),
 }
-FLAGS = ("decode", "timestamped", "duplicates", "oldValues")
-TIMES = ("timeFrom", "timeTo", "asOf", "windowSizeMs", "retentionMs", "historyRetentionMs")
+FLAGS = ("decode", "timestamped", "oldValues", *(name for name, one in _SETTINGS.items() if one.what == "flag"))
+TIMES = ("timeFrom", "timeTo", "asOf", *(name for name, one in _SETTINGS.items() if one.what == "time"))
 NUMBERS = (*TIMES, "limit", "memoryMb", "partitionCount")
 SERDES = ("bytes", "string", "int64", "float64", "json", "msgpack")
 # A reader of a changelog has no use for a retention, and a definition must have one.
@@ -179,27 +180,20 @@ def kept_definition(given: Given, spec: StoreSpec) -> dict[str, Any]:
 def _definition(given: Given) -> dict[str, Any]:
     kind = given.text("storeKind") or "keyvalue"
     reading = given.kind != "write"
-    wanted = {
-        "keyvalue": {"timestamped": "timestamped"},
-        "window": {
-            "timestamped": "timestamped",
-            "windowSizeMs": "window_size_ms",
-            "retentionMs": "retention_ms",
-            "duplicates": "retain_duplicates",
-        },
-        "session": {"retentionMs": "retention_ms"},
-        "versioned": {"historyRetentionMs": "history_retention_ms"},
-    }[kind]
-    problems = [f"a {kind} store has no {one}" for one in STORE[2:] if one in given.values and one not in wanted]
-    kept: dict[str, Any] = {"kind": kind, "key": "bytes", "value": "bytes", "timestamped": kind != "session"}
+    traits = TRAITS[kind]
+    wanted = {one.option: one for one in traits.settings if not one.local}
+    allowed = {*wanted, *(("timestamped",) if traits.plain else ())}
+    problems = [f"a {kind} store has no {one}" for one in STORE[2:] if one in given.values and one not in allowed]
+    stamped = given.flag("timestamped", SPECS[kind].timestamped)
+    kept: dict[str, Any] = {"kind": kind, "key": "bytes", "value": "bytes", "timestamped": stamped}
     for option, setting in wanted.items():
         found = given.values.get(option)
-        if found is None and setting.endswith("_ms"):
+        if found is None and setting.needed:
             if not reading:
                 problems.append(f"a {kind} store needs {option}, in milliseconds")
-            found = 1 if setting == "window_size_ms" else RETENTION_UNKNOWN_MS
+            found = RETENTION_UNKNOWN_MS if setting.name == traits.retention else setting.least
         if found is not None:
-            kept[setting] = found
+            kept[setting.name] = found
     if problems:
         raise BadConfig(problems)
     return kept
@@ -218,10 +212,8 @@ def _value(name: str, text: str) -> Any:
         raise ValueError("give numbers with commas in between, as 0,3")
     if name in ("keySerde", "valueSerde") and text not in SERDES:
         raise ValueError(f"there are {', '.join(SERDES)}; the application's own serdes are not known here: take bytes")
-    if name == "storeKind":
-        kinds = [spec.kind for spec in KINDS]
-        if text not in kinds:
-            raise ValueError(f"there are {', '.join(kinds)}")
+    if name == "storeKind" and text not in TRAITS:
+        raise ValueError(f"there are {', '.join(TRAITS)}")
     if name in ("startOffsets", "endOffsets"):
         _check_offsets(text)
     if name == "definition":

@@ -29,11 +29,10 @@ from standfast.restore.spark_table.columns import shown
 from standfast.restore.spark_table.encode import Encoded
 from standfast.restore.verify.at_rest import MEMORY_BYTES, view
 from standfast.restore.verify.take_in import link_files
-from standfast.store import session_key, window_key
 from standfast.store.errors import InvalidRequest
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.sst import write_sorted
-from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import StoreSpec
 from standfast.store.task.cut import StoreTimes
 from standfast.store.types.versioned import replay_key
 
@@ -98,7 +97,7 @@ class PartBuilder:
 class VersionsBuilder:
     """Files of one partition of a versioned store in one task, all in memory: versions of a key belong together."""
 
-    def __init__(self, spec: VersionedStore, folder: Path, partition: int, budget_bytes: int) -> None:
+    def __init__(self, spec: StoreSpec, folder: Path, partition: int, budget_bytes: int) -> None:
         self._spec = spec
         self._folder = folder
         self._partition = partition
@@ -123,7 +122,7 @@ class VersionsBuilder:
         rows: dict[bytes, bytes | None] = {}
         for key, own in groupby(self._rows, itemgetter(1)):
             puts = [(at, value, at) for at, value in _puts(self._spec, key, list(own))]
-            rows |= replay_key(self._spec.history_retention_ms, key, puts, observed)
+            rows |= replay_key(self._spec.kept_ms, key, puts, observed)
         files = []
         if rows:
             written = write_sorted(self._folder / f"{self._partition}-0-0.sst", rows)
@@ -142,7 +141,7 @@ class VersionsBuilder:
         return settle(self._spec, self._folder, part)
 
 
-def _puts(spec: VersionedStore, key: bytes, versions: Sequence[Encoded]) -> Iterator[tuple[int, bytes | None]]:
+def _puts(spec: StoreSpec, key: bytes, versions: Sequence[Encoded]) -> Iterator[tuple[int, bytes | None]]:
     """Puts, oldest first, that make these versions: where one ends before the next begins, a delete."""
     for version, following in zip(versions, [*versions[1:], None], strict=True):
         ends, begins = version.ends, None if following is None else following.timestamp
@@ -169,8 +168,7 @@ def settle(spec: StoreSpec, folder: Path, part: Part) -> Part:
         store = view(engine, spec, part.times)
         _refuse_twice(spec, folder, part.files, engine)
         kept = tuple(file for file in part.files if store.takes_family(file.family))
-        versioned = isinstance(spec, VersionedStore)
-        expired = 0 if versioned else part.records - sum(file.entries for file in kept)
+        expired = 0 if spec.traits.versions else part.records - sum(file.entries for file in kept)
         digest = digest_rows(store.logical_rows()) if kept else Digest()
         return Part(part.partition, kept, part.times, part.records, expired, digest)
 
@@ -240,13 +238,11 @@ def _first_twice(folder: Path, files: Sequence[ManifestFile]) -> bytes:
 
 def _two_rows(spec: StoreSpec, row_key: bytes, when: str = "") -> InvalidRequest:
     key = row_key
-    if isinstance(spec, WindowStore):
-        key, start, _ = window_key.unpack(row_key)
-        when = f"window start {start}"
-    elif isinstance(spec, SessionStore):
-        key, start, end = session_key.unpack(row_key)
-        when = f"session {start} to {end}"
-    elif isinstance(spec, VersionedStore) and not when:
+    times = spec.traits.times
+    if times is not None:
+        key, start, second = times.unpack(row_key)
+        when = f"{times.unit} {start} to {second}" if times.second == "end" else f"{times.unit} start {start}"
+    elif spec.traits.versions and not when:
         key = row_key[8:]
         return InvalidRequest(
             f"store {spec.name!r}: versions of key {shown(key)} are in several tasks: bring them together with "
@@ -263,8 +259,7 @@ Builder = PartBuilder | VersionsBuilder
 
 def builder_of(spec: StoreSpec, folder: Path, partition: int, budget_bytes: int) -> Builder:
     """What builds the files of one partition."""
-    kind = VersionsBuilder if isinstance(spec, VersionedStore) else PartBuilder
-    return kind(spec, folder, partition, budget_bytes)  # type: ignore[arg-type]
+    return (VersionsBuilder if spec.traits.versions else PartBuilder)(spec, folder, partition, budget_bytes)
 
 
 def by_partition(rows: Sequence[Encoded]) -> Mapping[int, list[Encoded]]:

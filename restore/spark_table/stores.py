@@ -25,11 +25,11 @@ from standfast.restore.spark_table.columns import Cells, Shaper, filter_key, spl
 from standfast.restore.spark_table.options import Filters, Given
 from standfast.restore.spark_table.places import Stored, chosen, find_store
 from standfast.restore.verify.at_rest import StoreAtRest
-from standfast.store import session_key, window_key
 from standfast.store.engine import DEFAULT_FAMILY, Row
 from standfast.store.errors import BadConfig, InternalError, NotReady
-from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import StoreSpec
 from standfast.store.task.cut import INGESTING_KEY, decode_ingesting
+from standfast.store.traits import KeyTimes
 from standfast.store.types.keyvalue import after_prefix
 from standfast.store.types.kinds import definition_spec
 from standfast.store.value_timestamp import TIMESTAMP
@@ -104,10 +104,10 @@ class StoreReader(DataSourceReader):
 def filters_of(given: Given, spec: StoreSpec) -> Filters:
     """Bounds of a read. Raises BadConfig for those that the kind of store has not."""
     problems = []
-    if given.number("asOf") is not None and not isinstance(spec, VersionedStore):
+    if given.number("asOf") is not None and not spec.traits.versions:
         problems.append(f"asOf goes with a versioned store, and {spec.name!r} is {spec.kind}")
     times = [name for name in ("timeFrom", "timeTo") if given.number(name) is not None]
-    if times and spec.kind == "keyvalue" and not spec.timestamped:
+    if times and spec.traits.by_key and not spec.timestamped:
         problems.append(f"{' and '.join(times)}: store {spec.name!r} keeps no timestamps")
     if given.text("keyPrefix") is not None and (given.text("keyFrom") or given.text("keyTo")):
         problems.append("keyPrefix does not go with keyFrom or keyTo")
@@ -134,11 +134,9 @@ def read_rows(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
     present = store.rows.engine.families()
     if not any(family in present for family in store.families()) or filters.limit == 0:
         return
-    if isinstance(spec, WindowStore):
-        yield from _windows(at_rest, spec, filters)
-    elif isinstance(spec, SessionStore):
-        yield from _sessions(at_rest, spec, filters)
-    elif isinstance(spec, VersionedStore):
+    if spec.traits.times is not None:
+        yield from _timed(at_rest, spec, spec.traits.times, filters)
+    elif spec.traits.versions:
         yield from _versions(at_rest, spec, filters)
     else:
         yield from _plain(at_rest, spec, filters)
@@ -163,55 +161,33 @@ def _plain(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
         yield len(keys), cells
 
 
-def _windows(at_rest: StoreAtRest, spec: WindowStore, filters: Filters) -> Found:
+def _timed(at_rest: StoreAtRest, spec: StoreSpec, times: KeyTimes, filters: Filters) -> Found:
     first, last = _times(filters)
     segments = at_rest.store.segments  # type: ignore[attr-defined]
     first = max(first, segments.visible_from(), 0)
     low, high = _bounds(filters)
     if filters.key_to is not None:
-        low, high = window_key.range_bounds(filters.key_from, filters.key_to, 0, TIME_MAX)
-    skip = 8 if spec.timestamped else 0
-    for rows in _scan(at_rest, segments.families(first, last) if first <= last else [], low, high):
+        low, high = times.range_bounds(filters.key_from, filters.key_to, 0, TIME_MAX)
+    ends = times.second == "end"  # then a row's segment is that of its end, which may be behind the last start
+    for rows in _scan(at_rest, segments.families(first, None if ends else last), low, high):
         found = [
-            (*taken, row)
+            (taken, row)
             for row_key, row in rows
-            if first <= (taken := window_key.unpack(row_key))[1] <= last and filters.takes(taken[0])
+            if (taken := times.unpack(row_key))[2 if ends else 1] >= first
+            and taken[1] <= last
+            and filters.takes(taken[0])
         ]
         if not found:
             continue
-        keys, starts, sequences, raws = turned(found)
-        cells: dict[str, Sequence[Any]] = {
-            "key": keys,
-            "window_start": starts,
-            "window_end": [window_key.end_of(start, spec.window_size_ms) for start in starts],
-            "sequence": sequences,
-            "value": raws,
-        }
-        if skip:
+        taken_keys, raws = turned(found)
+        cells: dict[str, Sequence[Any]] = {**times.columns(spec, taken_keys), "value": raws}
+        if spec.timestamped:
             cells["timestamp"], cells["value"] = split_times(pa.array(raws, pa.binary()), spec.name)
-        yield len(keys), cells
+        yield len(raws), cells
 
 
-def _sessions(at_rest: StoreAtRest, spec: SessionStore, filters: Filters) -> Found:
-    first, last = _times(filters)
-    segments = at_rest.store.segments  # type: ignore[attr-defined]
-    first = max(first, segments.visible_from(), 0)
-    low, high = _bounds(filters)
-    if filters.key_to is not None:
-        low, high = session_key.range_bounds(filters.key_from, filters.key_to, 0, TIME_MAX)
-    for rows in _scan(at_rest, segments.families(first), low, high):
-        found = [
-            (*taken, row)
-            for row_key, row in rows
-            if (taken := session_key.unpack(row_key))[2] >= first and taken[1] <= last and filters.takes(taken[0])
-        ]
-        if found:
-            keys, starts, ends, raws = turned(found)
-            yield len(keys), {"key": keys, "session_start": starts, "session_end": ends, "value": raws}
-
-
-def _versions(at_rest: StoreAtRest, spec: VersionedStore, filters: Filters) -> Found:
-    kept_after = at_rest.times.observed_ms - spec.history_retention_ms
+def _versions(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
+    kept_after = at_rest.times.observed_ms - spec.kept_ms
     first, last = _times(filters)
     if filters.as_of is not None:
         first = last = filters.as_of

@@ -158,7 +158,7 @@ class StoreWriter(DataSourceArrowWriter):
         if len(parts) == 1:
             return parts[0]
         files = tuple(file for part in parts for file in part.files)
-        if self._spec.kind == "keyvalue" and disjoint(files):
+        if self._spec.traits.by_key and disjoint(files):
             digest = sum((part.digest for part in parts), Digest())
             return replace(parts[0], files=files, records=sum(part.records for part in parts), digest=digest)
         folder = Folder(self._target)

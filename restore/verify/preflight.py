@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from standfast.replication.log import Log, LogReader, TopicInfo
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
-from standfast.store.specs import SessionStore, StoreSpec, WindowStore
+from standfast.store.specs import StoreSpec
 
 SAMPLE_RECORDS = 170  # at each of three offsets
 SAMPLE_FIRST = 5  # if these are large already, they are enough
@@ -145,7 +145,7 @@ def _head_missing(spec: StoreSpec, info: TopicInfo, span: Bounds) -> bool:
     policy = info.policy
     if span.begin == 0 or "compact" in policy.cleanup:
         return False
-    return policy.retention_ms < 0 or not isinstance(spec, WindowStore | SessionStore)
+    return policy.retention_ms < 0 or spec.traits.times is None
 
 
 def _truncated(info: TopicInfo, partitions: Collection[int], ranges: Mapping[int, Bounds]) -> StateLost:

@@ -18,9 +18,8 @@ from itertools import groupby
 from operator import itemgetter
 
 from standfast.restore.digest import LogicalRow, key_hash
-from standfast.store import session_key, window_key
 from standfast.store.rows import StoreRows
-from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import StoreSpec
 from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.segments import earliest_visible_ms
 from standfast.store.types.typed import NO_TIMESTAMP
@@ -49,7 +48,7 @@ ALL = Selection()
 
 def rows_in_order(store: AnyStore, selection: Selection = ALL) -> Iterator[LogicalRow]:
     """Rows by key, in a versioned store by key and valid from, as digests are made of them."""
-    if isinstance(store.spec, VersionedStore):
+    if store.spec.traits.versions:
         for _, versions in versions_by_key(store, store.spec, selection):
             yield from versions
         return
@@ -81,20 +80,20 @@ def latest_rows(store: AnyStore, selection: Selection = ALL) -> Iterator[tuple[b
 
 def hiding(spec: StoreSpec, observed_ms: int) -> tuple[int, int]:
     """(where a row key's time begins, counted from its end; the earliest time that shows), (0, 0) if all rows show."""
-    if not isinstance(spec, WindowStore | SessionStore):
+    times = spec.traits.times
+    if times is None:
         return 0, 0
-    layout = window_key if isinstance(spec, WindowStore) else session_key
-    return layout.SUFFIX_BYTES, earliest_visible_ms(observed_ms, spec.retention_ms)
+    return times.suffix_bytes, earliest_visible_ms(observed_ms, spec.kept_ms)
 
 
 def versions_by_key(
-    store: AnyStore, spec: VersionedStore, selection: Selection = ALL
+    store: AnyStore, spec: StoreSpec, selection: Selection = ALL
 ) -> Iterator[tuple[bytes, list[LogicalRow]]]:
     """(key, its versions by valid from), over all segments; a key may have none within retention."""
     rows, name = store.rows, spec.name
     if name not in rows.engine.families():
         return
-    kept_after = rows.observed_ms - spec.history_retention_ms
+    kept_after = rows.observed_ms - spec.kept_ms
     low, high = selection.low or b"", selection.high
     ranges = [*_segments(rows, name), (LATEST_PREFIX, None)]
     scans = [

@@ -26,7 +26,7 @@ from standfast.restore.judgement import REASONS, LogFacts, Verdict, conclude, de
 from standfast.restore.spans import fetch_span
 from standfast.restore.verify.store_rows import rows_in_order
 from standfast.store.errors import StateLost, UnknownStore
-from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import StoreSpec
 from standfast.store.task.cut import Position
 from standfast.store.task.task_stores import AnyStore, TaskStores
 
@@ -286,7 +286,7 @@ def _compare(
     store, spec = target.store, target.store.spec
     assert target.position is not None
     position, observed_ms = target.position.offset, store.rows.observed_ms
-    versioned = isinstance(spec, VersionedStore)
+    versioned = spec.traits.versions
     fold = fold_of(spec)
     records, skipped = _fold(target, reader, Bounds(bounds.begin, position), fold, on_records)
     facts = LogFacts(bounds.begin, compacted=records < position - bounds.begin)
@@ -321,12 +321,7 @@ def _compare(
 
 def fold_of(spec: StoreSpec) -> Fold:
     """The fold that gives the logical rows of a store."""
-    retention_ms: int | None = None
-    if isinstance(spec, WindowStore | SessionStore):
-        retention_ms = spec.retention_ms
-    elif isinstance(spec, VersionedStore):
-        retention_ms = spec.history_retention_ms
-    return fold_for(spec.kind, timestamped=spec.timestamped, retention_ms=retention_ms)
+    return fold_for(spec.kind, timestamped=spec.timestamped, retention_ms=spec.kept_ms)
 
 
 def _fold(

@@ -17,14 +17,14 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from standfast.store import session_key, window_key
+from standfast.store import window_key
 from standfast.store.engine import DEFAULT_FAMILY, Engine, Row
 from standfast.store.errors import Corruption
 from standfast.store.rocks.engine import RocksEngine, RocksShared, repair
 from standfast.store.rocks.files import copy_closed
 from standfast.store.rocks.seal import manifest_fault
 from standfast.store.rocks.wal import cut_off, wal_damage, wal_files
-from standfast.store.specs import SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import StoreSpec
 from standfast.store.task.cut import CUT_KEY, STORES_KEY, Cut, StoreTimes, decode_record
 from standfast.store.task.task_stores import TaskStores, Unwritten
 from standfast.store.types.segments import store_of_family
@@ -116,14 +116,13 @@ def copy_rows(source: RocksEngine, target: Engine, spec: StoreSpec) -> tuple[lis
     """Copy every readable row of a store; returns what could not be read, and the times that the rows tell of."""
     gaps: list[str] = []
     sequence, observed_ms = 0, -1
-    numbered = isinstance(spec, WindowStore) and spec.retain_duplicates
     for family in _families(source, spec.name):
         target.create_family(family)
         batch: dict[bytes, bytes | None] = {}
         for key, row in _readable(source, family, gaps):
             batch[key] = row
             observed_ms = max(observed_ms, _time_of(spec, key, row))
-            if numbered:
+            if spec.numbered:
                 sequence = max(sequence, window_key.sequence_of(key))
             if len(batch) >= BATCH_ROWS:
                 target.write({family: batch})
@@ -134,11 +133,9 @@ def copy_rows(source: RocksEngine, target: Engine, spec: StoreSpec) -> tuple[lis
 
 def _time_of(spec: StoreSpec, key: bytes, row: bytes) -> int:
     """What a row brings to the largest time of its store (-1: nothing)."""
-    if isinstance(spec, WindowStore):
-        return window_key.start_of(key)
-    if isinstance(spec, SessionStore):
-        return session_key.end_of(key)
-    if isinstance(spec, VersionedStore):
+    if spec.traits.times is not None:
+        return spec.traits.times.time_of(key)
+    if spec.traits.versions:
         return max((valid_from for _, valid_from, _ in versions_in(key, row, -1)), default=-1)
     return -1
 

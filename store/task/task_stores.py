@@ -53,7 +53,6 @@ AnyStore = TypedStore[Any, Any, Any]
 
 
 WRITE_STOPPED = "is-write-stopped"  # RocksDB waits for compaction before it takes more
-ONE_FAMILY = ("keyvalue", "versioned")  # kinds of stores without segments
 # As many new families cost less made together in another opening than one by one (measured: 6 ms each, 30 ms for it).
 OPENED_AGAIN_FOR = 8
 
@@ -413,7 +412,7 @@ class TaskStores:
 
     def _create_families(self, app: str, shared: RocksShared) -> None:
         """Give every store whose rows are in one family that family."""
-        wanted = [spec.name for spec in self.specs.values() if spec.kind in ONE_FAMILY]
+        wanted = [spec.name for spec in self.specs.values() if spec.traits.times is None]
         absent = [name for name in wanted if name not in self._engine_of(name).families()]
         durable = [name for name in absent if self._engine_of(name).durable]
         if len(durable) >= OPENED_AGAIN_FOR:  # after `_load`, so that a refusal has changed nothing

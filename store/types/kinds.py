@@ -2,7 +2,7 @@
 
     definition_spec    a kept definition -> the store as it was declared, where the declaration itself is not at hand
 
-Rules of this file: one line per type; nothing else in standfast lists them.
+Rules of this file: one line per type; what else standfast knows of a type are its traits (`standfast.store.traits`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from standfast.store import serde as serdes
 from standfast.store.errors import InvalidRequest
 from standfast.store.rows import StoreRows
-from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import SPECS, KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
 from standfast.store.types.keyvalue import KeyValueState
 from standfast.store.types.session import SessionState
 from standfast.store.types.typed import TypedStore
@@ -39,7 +39,7 @@ def definition_spec(name: str, definition: Mapping[str, Any]) -> StoreSpec:
     Raises InvalidRequest for a definition that no store of this version has.
     """
     try:
-        kind = next(spec for spec in KINDS if spec.kind == definition["kind"])
+        kind = SPECS[definition["kind"]]
         key, value = serdes.by_name(definition["key"]), serdes.by_name(definition["value"])
         settings = {
             setting: given
@@ -47,7 +47,7 @@ def definition_spec(name: str, definition: Mapping[str, Any]) -> StoreSpec:
             if setting not in ("kind", "key", "value", "engine", "logging")
         }
         return kind(name, key or serdes.bytes, value or serdes.bytes, **settings)
-    except (KeyError, StopIteration, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise InvalidRequest(
             f"store {name!r}: its definition {dict(definition)!r} is of no store that this version of standfast knows"
         ) from error

@@ -262,7 +262,7 @@ class TopologyBuilder:
 
     def _check_tables(self) -> None:
         """BadConfig where a row could be taken back, or never put, that a restore from the source topic would put."""
-        held = {spec.source_topic: spec.name for spec in self.specs.values() if isinstance(spec, KeyValueStore)}
+        held = {spec.changelog_of(self.app): spec.name for spec in self.specs.values() if spec.from_source}
         problems = []
         for node in self.nodes.values():
             if not isinstance(node, SourceNode) or node.settings.on_error == "fail" or node.topic not in held:

@@ -26,6 +26,7 @@ PURE = {
     "store/types/segments.py",
     "store/session_key.py",
     "store/timestamps.py",
+    "store/traits.py",
     "store/value_timestamp.py",
     "store/versioned_row.py",
     "store/window_key.py",
@@ -78,7 +79,7 @@ PURE = {
     "stream/windows.py",
 }
 # What pure modules may import of ours beside each other: plain values and the shapes of the ports.
-PLAIN = {"store/errors.py", "store/engine.py", "store/results.py", "replication/log.py"}
+PLAIN = {"store/errors.py", "store/engine.py", "store/results.py", "store/specs.py", "replication/log.py"}
 PURE_LIBRARIES = {"xxhash", "msgpack", "sortedcontainers"}
 PURE_STDLIB = {
     *(
