@@ -8,14 +8,14 @@ where it has not; what is closed raises Closed, as an embedded iterator does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from standfast.ops.client.connect_wire import Argument, Wire
 from standfast.store import serde as serdes
 from standfast.store.errors import Closed, InvalidRequest
 from standfast.store.results import PUT_NOT_VALID, ValueAndTimestamp, VersionedRecord, Windowed
-from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import StoreSpec
 
 T = TypeVar("T")
 PAGE_ROWS = 1_000
@@ -255,15 +255,17 @@ class RemoteVersioned(RemoteStore):
         return None if found is None else VersionedRecord(self._read_value(found[0]), found[1], found[2])
 
 
+REMOTE: Mapping[str, type[RemoteStore]] = {
+    "keyvalue": RemoteKeyValue,
+    "window": RemoteWindow,
+    "session": RemoteSession,
+    "versioned": RemoteVersioned,
+}
+
+
 def remote_store(spec: StoreSpec, wire: Wire) -> Any:
     """The store of a definition."""
-    kinds: tuple[tuple[type[StoreSpec], type[RemoteStore]], ...] = (
-        (KeyValueStore, RemoteKeyValue),
-        (WindowStore, RemoteWindow),
-        (SessionStore, RemoteSession),
-        (VersionedStore, RemoteVersioned),
-    )
-    return next(made for kind, made in kinds if isinstance(spec, kind))(spec, wire)
+    return REMOTE[spec.kind](spec, wire)
 
 
 def _stamp(timestamp: int | None) -> tuple[Argument, ...]:

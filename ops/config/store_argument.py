@@ -21,20 +21,20 @@ from typing import Any
 from standfast.ops.config.config import parse_duration
 from standfast.replication.log import TopicPolicy
 from standfast.replication.topics.changelog import SLACK_MS
+from standfast.replication.topics.settings import RETENTION
 from standfast.store import serde as serdes
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import changelog_topic, check_name
-from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import SPECS, TRAITS, StoreSpec
+from standfast.store.traits import Setting
 
 SERDES = ("bytes", "string", "int64", "float64", "json", "msgpack")
 OPTIONS = {
-    "keyvalue": ("key", "value", "source", "plain"),
-    "window": ("key", "value", "size", "retention", "duplicates", "plain"),
-    "session": ("key", "value", "retention"),
-    "versioned": ("key", "value", "history"),
+    kind: ("key", "value", *(one.word for one in traits.settings), *(("plain",) if traits.plain else ()))
+    for kind, traits in TRAITS.items()
 }
-FLAGS = frozenset({"duplicates", "plain"})
-TIMES = frozenset({"size", "retention", "history"})
+_SETTINGS = {one.word: one for traits in TRAITS.values() for one in traits.settings}
+FLAGS = frozenset({"plain", *(word for word, one in _SETTINGS.items() if one.what == "flag")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,12 @@ class StoreArgument:
     name: str
     kind: str
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def from_topic(self) -> list[Setting]:
+        """Settings that the policy of the changelog tells where they are not given: how long rows are kept."""
+        traits = TRAITS[self.kind]
+        return [one for one in traits.settings if one.name == traits.retention]
 
     def changelog_of(self, app: str) -> str:
         """The topic that the store is restored from."""
@@ -77,45 +83,39 @@ def parse_store(text: str) -> StoreArgument:
                 found[key] = _value(key, value)
             except ValueError as error:
                 problems.append(f"{key}: {error}, got {value!r}")
-    if kind == "window" and "size" not in found and not problems:
-        problems.append("a window store needs its window size, as size=1h")
+    store = StoreArgument(name, kind, found)
+    needed = [one for one in TRAITS[kind].settings if one.needed and one not in store.from_topic]
+    if not problems:
+        problems = [
+            f"a {kind} store needs its {one.name.removesuffix('_ms').replace('_', ' ')}, as {one.word}=1h"
+            for one in needed
+            if one.word not in found
+        ]
     if problems:
         raise _refused(text, problems)
-    return StoreArgument(name, kind, found)
+    return store
 
 
 def store_spec(store: StoreArgument, policy: TopicPolicy) -> StoreSpec:
     """The definition; times that were not given come from the policy of the changelog topic."""
-    options = store.options
+    options, traits = store.options, TRAITS[store.kind]
+    given: dict[str, Any] = {one.name: options[one.word] for one in traits.settings if one.word in options}
+    for one in store.from_topic:
+        if one.name not in given:
+            by_age = traits.kept_by == RETENTION
+            given[one.name] = _from_topic(store, one, policy.retention_ms if by_age else policy.min_compaction_lag_ms)
+    if "plain" in options:
+        given["timestamped"] = False
     key, value = options.get("key", serdes.bytes), options.get("value", serdes.bytes)
-    plain = "plain" not in options
-    if store.kind == "keyvalue":
-        return KeyValueStore(store.name, key, value, timestamped=plain, source_topic=options.get("source"))
-    if store.kind == "versioned":
-        history = options.get("history")
-        if history is None:
-            history = _from_topic(store, "history", policy.min_compaction_lag_ms)
-        return VersionedStore(store.name, key, value, history_retention_ms=history)
-    retention_ms = options.get("retention") or _from_topic(store, "retention", policy.retention_ms)
-    if store.kind == "session":
-        return SessionStore(store.name, key, value, retention_ms=retention_ms)
-    return WindowStore(
-        store.name,
-        key,
-        value,
-        window_size_ms=options["size"],
-        retention_ms=retention_ms,
-        retain_duplicates="duplicates" in options,
-        timestamped=plain,
-    )
+    return SPECS[store.kind](store.name, key, value, **given)
 
 
-def _from_topic(store: StoreArgument, option: str, kept_ms: int) -> int:
-    if kept_ms < SLACK_MS + (option != "history"):
+def _from_topic(store: StoreArgument, setting: Setting, kept_ms: int) -> int:
+    if kept_ms < SLACK_MS + setting.least:
         raise BadConfig(
             [
-                f"store {store.name!r}: the settings of its changelog do not tell its {option}: give it, "
-                f"as {store.name}:{store.kind}:{option}=2d"
+                f"store {store.name!r}: the settings of its changelog do not tell its {setting.word}: give it, "
+                f"as {store.name}:{store.kind}:{setting.word}=2d"
             ]
         )
     return kept_ms - SLACK_MS
@@ -124,9 +124,9 @@ def _from_topic(store: StoreArgument, option: str, kept_ms: int) -> int:
 def _value(key: str, text: str) -> Any:
     if key in FLAGS:
         return True
-    if key in TIMES:
+    if key in _SETTINGS and _SETTINGS[key].what == "time":
         time_ms = parse_duration(text)
-        if time_ms <= 0 and key != "history":
+        if time_ms < _SETTINGS[key].least:
             raise ValueError("expected a time above 0")
         return time_ms
     if key in ("key", "value"):

@@ -36,10 +36,9 @@ from standfast.replication.kafka.address import FILE, KafkaAddress
 from standfast.replication.tail.open_log import parse_address
 from standfast.store import serde
 from standfast.store.errors import BadConfig
-from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import SPECS, TRAITS, StoreSpec
 
 Guarantee = Literal["exactly_once", "at_least_once"]
-StoreKind = Literal["keyvalue", "window", "session", "versioned"]
 SOCKET_NAME = "resp.sock"
 INFO_NAME = "INFO.json"
 
@@ -219,7 +218,7 @@ class LoggingSection:
 class StoreConfig:
     """[stores.NAME]: one store. Which of the times it needs depends on its kind."""
 
-    kind: StoreKind = shown("keyvalue", one_of("keyvalue", "window", "session", "versioned"), "keyvalue, window, ...")
+    kind: str = shown("keyvalue", one_of(*TRAITS), "keyvalue, window, ...")
     timestamped: bool | None = shown(None, SWITCH, "whether each value carries a timestamp; left out: as the kind does")
     engine: Literal["rocksdb", "memory"] = shown("rocksdb", one_of("rocksdb", "memory"), "where the rows are")
     caching: bool | None = shown(None, SWITCH, "whether puts of one key are joined before they are logged")
@@ -233,7 +232,7 @@ class StoreConfig:
 
     def spec(self, name: str) -> StoreSpec:
         """The definition of a store of this name. Raises BadConfig with every problem, InvalidRequest for the name."""
-        kind, own = _KINDS[self.kind]
+        own = {one.name: one.needed for one in TRAITS[self.kind].settings}
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "kind"}
         chosen = {key: value for key, value in given.items() if value is not None}
         problems = [
@@ -245,17 +244,10 @@ class StoreConfig:
         ]
         if problems:
             raise BadConfig(problems)
-        made: StoreSpec = kind(name, serde.bytes, serde.bytes, **chosen)
-        return made
+        return SPECS[self.kind](name, serde.bytes, serde.bytes, **chosen)
 
 
-_KINDS: dict[StoreKind, tuple[Any, dict[str, bool]]] = {  # the class, and its own settings: whether each is needed
-    "keyvalue": (KeyValueStore, {"source_topic": False}),
-    "window": (WindowStore, {"window_size_ms": True, "retention_ms": True, "retain_duplicates": False}),
-    "session": (SessionStore, {"retention_ms": True}),
-    "versioned": (VersionedStore, {"history_retention_ms": True}),
-}
-_OF_SOME_KINDS = {key for _, own in _KINDS.values() for key in own}
+_OF_SOME_KINDS = {one.name for traits in TRAITS.values() for one in traits.settings}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,12 +105,11 @@ def _nearest(app: str, groups: Sequence[str], names: Sequence[str]) -> str:
 
 def need_of(app: str, store: StoreArgument) -> Changelog:
     """What a store of the command line needs of its changelog; times that were not given need nothing."""
-    untold = {"window": "retention", "session": "retention", "versioned": "history"}.get(store.kind)
     given = store.options
-    if untold is not None and untold not in given:
-        given = {**given, untold: max(_UNTOLD_MS, given.get("size", 0))}
+    untold = [one.word for one in store.from_topic if one.word not in given]
+    given = {**given, **dict.fromkeys(untold, max(_UNTOLD_MS, given.get("size", 0)))}
     need = changelog_need(app, store_spec(replace(store, options=given), TopicPolicy()))
-    if untold is None or untold in store.options:
+    if not untold:
         return need
     return replace(need, policy=replace(need.policy, retention_ms=0, min_compaction_lag_ms=0))
 

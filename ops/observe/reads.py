@@ -5,6 +5,8 @@
     fetch   window: starts from..to             session: sessions that touch from..to
             versioned: versions valid in from..to
 
+How a kind answers them is its row of the table in `standfast.ops.shared.kinds`.
+
 Rules of this file: reads a store through raw bytes and decodes afterwards, so that a serde of the application's own
 may be unknown (hex is shown then). Bounded: at most LIMIT_MAX rows and REPLY_BYTES_MAX bytes an answer; a scan that was
 cut short says where it goes on (`after`), in a key-value store behind a key, elsewhere behind so many rows. Nothing is
@@ -15,25 +17,20 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
+from standfast.ops.shared.kinds import OPS, Bounds, KindOps
 from standfast.ops.shared.text import KeyFormat, key_from_raw, key_to_raw, prefix_to_raw, value_from_raw
 from standfast.store import serde as serdes
-from standfast.store import value_timestamp, window_key
+from standfast.store import value_timestamp
 from standfast.store.errors import InvalidRequest, TooLarge
-from standfast.store.results import Windowed
 from standfast.store.rows import StoreRows
 from standfast.store.serde import Serde
 from standfast.store.specs import StoreSpec
-from standfast.store.types.keyvalue import KeyValueState, after_prefix
 from standfast.store.types.kinds import open_store
-from standfast.store.types.session import SessionState
-from standfast.store.types.typed import TypedStore
-from standfast.store.types.versioned import VersionedState
-from standfast.store.types.window import WindowState
 
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 10_000
@@ -43,7 +40,6 @@ SCHEMA = "standfast.rows/1"
 VERBS = ("get", "scan", "fetch")
 
 JsonRow: TypeAlias = dict[str, Any]
-RawStore: TypeAlias = TypedStore[Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +114,7 @@ def read(parts: Iterable[Part], request: ReadRequest, bytes_max: int = REPLY_BYT
                     return Answer(rows, truncated=True, after=_place(*last) if request.verb == "scan" else None)
                 count += 1
                 key = row.pop("_raw")
-                last = part.partition, key if part.spec.kind == "keyvalue" else count
+                last = part.partition, key if part.spec.traits.by_key else count
                 rows.append(row)
         finally:
             part.rows.close()  # a scan that was cut short would pin its files until it is collected
@@ -161,115 +157,44 @@ def _place(partition: int, place: bytes | int) -> str:
 
 def _rows(part: Part, request: ReadRequest, told: bytes | int = 0) -> Iterator[JsonRow]:
     """Rows behind those that were told: up to a key, or so many."""
-    store = _open_raw(part, request)
-    for text in (request.key, request.key_from, request.key_to):
-        _key(part, request, text)
-    if request.prefix is not None:
-        _bounded(part, prefix_to_raw(request.prefix, request.key_format))
+    ops, spec = _checked_ops(part, request), replace(part.spec, key=serdes.bytes, value=serdes.bytes)
+    by_key, stamped = spec.traits.by_key, spec.traits.by_key and spec.timestamped
+    key, low, high = (_key(part, request, text) for text in (request.key, request.key_from, request.key_to))
+    prefix = None if request.prefix is None else _bounded(part, prefix_to_raw(request.prefix, request.key_format))
+    # Where a key has one row, its timestamp is read with it, in front.
+    store = open_store(replace(spec, timestamped=False) if stamped else spec, part.rows)
     if not set(store.families()) <= part.rows.engine.families():
         return  # declared, but nothing was ever written
-    if isinstance(told, bytes) != (part.spec.kind == "keyvalue") and told != 0:
+    if isinstance(told, bytes) != by_key and told != 0:
         raise InvalidRequest("`after` is of another store: begin without it")
-    found = _RAW_READS[request.verb](store, part, request)
-    if isinstance(told, bytes):
-        found = _scan(store, part, request, behind=told)
-    for raw_key, fields, raw_value in islice(found, told if isinstance(told, int) else 0, None):
+    if key is None or isinstance(told, bytes):
+        found = ops.scan(store, Bounds(low, high, prefix, told if isinstance(told, bytes) else None))
+    elif request.verb == "get":
+        assert ops.get is not None
+        found = ops.get(store, key, request.as_of)
+    else:
+        assert ops.fetch is not None
+        found = ops.fetch(store, key, request.time_from or 0, TIME_MAX if request.time_to is None else request.time_to)
+    for raw_key, fields, raw in islice(found, told if isinstance(told, int) else 0, None):
+        timestamp, raw_value = value_timestamp.unpack(raw) if stamped else (-1, raw)
         row: JsonRow = {"partition": part.partition}
         row["key"] = key_from_raw(part.key_serde, raw_key, request.key_format, store=request.store)
-        row.update(fields)
+        row.update({"timestamp": timestamp} if stamped else fields)
         row["value"] = value_from_raw(part.value_serde, raw_value, store=request.store)
         row["_bytes"], row["_raw"] = len(raw_key) + len(raw_value), raw_key
         yield row
 
 
-def _open_raw(part: Part, request: ReadRequest) -> RawStore:
-    """The store over raw bytes; key-value rows keep their timestamp in front."""
+def _checked_ops(part: Part, request: ReadRequest) -> KindOps:
     kind = part.spec.kind
-    if request.verb == "get" and kind not in ("keyvalue", "versioned"):
+    ops = OPS[kind]
+    if request.verb == "get" and ops.get is None:
         raise InvalidRequest(
             f"store {request.store!r} is a {kind} store, whose rows have more than a key: use fetch or scan"
         )
-    if request.verb == "fetch" and kind == "keyvalue":
-        raise InvalidRequest(f"store {request.store!r} is a key-value store, whose rows have no time: use get or scan")
-    spec = replace(part.spec, key=serdes.bytes, value=serdes.bytes)
-    return open_store(replace(spec, timestamped=False) if kind == "keyvalue" else spec, part.rows)
-
-
-RawRow: TypeAlias = tuple[bytes, JsonRow, bytes]
-
-
-def _get(store: RawStore, part: Part, request: ReadRequest) -> Iterator[RawRow]:
-    key = _key(part, request, request.key)
-    assert key is not None
-    if isinstance(store, KeyValueState):
-        row = store.get(key)
-        if row is not None:
-            yield _keyvalue_row(part, key, row)
-    else:
-        assert isinstance(store, VersionedState), store
-        record = store.get(key, request.as_of)
-        if record is not None:
-            yield key, {"valid_from": record.valid_from, "valid_to": record.valid_to}, record.value
-
-
-def _fetch(store: RawStore, part: Part, request: ReadRequest) -> Iterator[RawRow]:
-    key = _key(part, request, request.key)
-    assert key is not None
-    first, last = request.time_from or 0, TIME_MAX if request.time_to is None else request.time_to
-    if isinstance(store, WindowState):
-        size = store.spec.window_size_ms
-        for start, value in store.fetch_range(key, first, last):
-            yield key, {"window_start": start, "window_end": window_key.end_of(start, size)}, value
-    elif isinstance(store, SessionState):
-        for windowed, value in store.find_sessions(key, first, last):
-            yield windowed.key, {"session_start": windowed.start, "session_end": windowed.end}, value
-    else:
-        assert isinstance(store, VersionedState), store
-        for record in store.range(key, first, last, ascending=True):
-            yield key, {"valid_from": record.valid_from, "valid_to": record.valid_to}, record.value
-
-
-def _scan(store: RawStore, part: Part, request: ReadRequest, behind: bytes | None = None) -> Iterator[RawRow]:
-    low, high = _key(part, request, request.key_from), _key(part, request, request.key_to)
-    prefix = None if request.prefix is None else prefix_to_raw(request.prefix, request.key_format)
-    if isinstance(store, KeyValueState):
-        if behind is not None:
-            low = behind + b"\x00"
-        plain = prefix is not None and behind is None
-        for key, row in store.prefix_scan(prefix) if plain else store.range(low, high):
-            if prefix is not None and not key.startswith(prefix):
-                return
-            yield _keyvalue_row(part, key, row)
-    elif isinstance(store, WindowState):
-        rows = store.fetch_key_range(low if prefix is None else prefix, high, 0, TIME_MAX)
-        yield from _windowed_rows(rows, prefix, "window")
-    elif isinstance(store, SessionState):
-        rows = store.fetch_key_range(low if prefix is None else prefix, high)
-        yield from _windowed_rows(rows, prefix, "session")
-    else:
-        for key, valid_from, value in store.logical_rows():
-            if _within(key, low, high, prefix):
-                yield key, {"valid_from": valid_from}, value
-
-
-def _keyvalue_row(part: Part, key: bytes, row: bytes) -> RawRow:
-    if not part.spec.timestamped:
-        return key, {}, row
-    timestamp, value = value_timestamp.unpack(row)
-    return key, {"timestamp": timestamp}, value
-
-
-def _windowed_rows(rows: Iterator[tuple[Windowed[bytes], bytes]], prefix: bytes | None, what: str) -> Iterator[RawRow]:
-    beyond = None if prefix is None else after_prefix(prefix)
-    for windowed, value in rows:
-        if beyond is not None and windowed.key >= beyond:
-            return  # raw key order: no later key begins with the prefix
-        if _within(windowed.key, None, None, prefix):
-            yield windowed.key, {f"{what}_start": windowed.start, f"{what}_end": windowed.end}, value
-
-
-def _within(key: bytes, low: bytes | None, high: bytes | None, prefix: bytes | None) -> bool:
-    return (low is None or key >= low) and (high is None or key <= high) and (prefix is None or key.startswith(prefix))
+    if request.verb == "fetch" and ops.fetch is None:
+        raise InvalidRequest(f"store {request.store!r} is a {kind} store, whose rows have no time: use get or scan")
+    return ops
 
 
 def _key(part: Part, request: ReadRequest, text: str | None) -> bytes | None:
@@ -283,11 +208,3 @@ def _bounded(part: Part, key: bytes) -> bytes:
     if len(key) > limit:
         raise TooLarge(f"a key of {len(key)} bytes is over the limit of {limit}: no row of the store can have it")
     return key
-
-
-_RAW_READS: dict[str, Callable[[RawStore, Part, ReadRequest], Iterator[RawRow]]] = {
-    "get": _get,
-    "scan": _scan,
-    "fetch": _fetch,
-}
-assert tuple(_RAW_READS) == VERBS

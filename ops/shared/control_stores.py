@@ -15,23 +15,9 @@ from typing import Any, NamedTuple
 
 from standfast.store import serde
 from standfast.store.errors import BadConfig, InvalidRequest
-from standfast.store.specs import (
-    KeyValueStore,
-    SessionStore,
-    StoreSpec,
-    VersionedStore,
-    WindowStore,
-    definition_changes,
-)
+from standfast.store.specs import SPECS, TRAITS, StoreSpec, definition_changes
 
 _COMMON = ("timestamped", "caching", "logging", "engine", "changelog")
-_KINDS: Mapping[str, tuple[type[StoreSpec], tuple[str, ...], tuple[str, ...]]] = {
-    # class, fields that it needs, further fields that it may have
-    "keyvalue": (KeyValueStore, (), ()),
-    "window": (WindowStore, ("window_size_ms", "retention_ms"), ("retain_duplicates",)),
-    "session": (SessionStore, ("retention_ms",), ()),
-    "versioned": (VersionedStore, ("history_retention_ms",), ()),
-}
 
 
 class Declared(NamedTuple):
@@ -48,25 +34,23 @@ class Conflict(InvalidRequest):
 def spec_of(shape: Mapping[str, Any]) -> StoreSpec:
     """The definition that a JSON object means; its fields were checked for their types. Raises InvalidRequest."""
     name, kind = shape["name"], shape["kind"]
-    made, needed, further = _KINDS[kind]
-    allowed = {"name", "kind", *_COMMON, *needed, *further}
-    unknown = sorted(shape.keys() - allowed)
-    missing = [field for field in needed if field not in shape]
+    own = [one for one in TRAITS[kind].settings if not one.local]
+    unknown = sorted(shape.keys() - {"name", "kind", *_COMMON, *(one.name for one in own)})
+    missing = [one.name for one in own if one.needed and one.name not in shape]
     if unknown or missing:
         said = f"a {kind} store has no {unknown[0]}" if unknown else f"a {kind} store needs {missing[0]}"
         raise InvalidRequest(f"store {name!r}: {said}")
     settings = {field: value for field, value in shape.items() if field not in ("name", "kind")}
     try:
-        return made(name, serde.bytes, serde.bytes, **settings)
+        return SPECS[kind](name, serde.bytes, serde.bytes, **settings)
     except BadConfig as error:
         raise InvalidRequest(str(error)) from error
 
 
 def shape_of(spec: StoreSpec) -> dict[str, Any]:
     """Inverse of spec_of."""
-    _, needed, further = _KINDS[spec.kind]
     shape: dict[str, Any] = {"name": spec.name, "kind": spec.kind}
-    for field in (*_COMMON, *needed, *further):
+    for field in (*_COMMON, *(one.name for one in spec.traits.settings if not one.local)):
         value = getattr(spec, field)
         shape[field] = dict(value) if isinstance(value, Mapping) else value
     return shape

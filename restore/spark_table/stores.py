@@ -172,10 +172,8 @@ def _timed(at_rest: StoreAtRest, spec: StoreSpec, times: KeyTimes, filters: Filt
     for rows in _scan(at_rest, segments.families(first, None if ends else last), low, high):
         found = [
             (taken, row)
-            for row_key, row in rows
-            if (taken := times.unpack(row_key))[2 if ends else 1] >= first
-            and taken[1] <= last
-            and filters.takes(taken[0])
+            for taken, row in ((times.unpack(row_key), row) for row_key, row in rows)
+            if (taken[2] if ends else taken[1]) >= first and taken[1] <= last and filters.takes(taken[0])
         ]
         if not found:
             continue

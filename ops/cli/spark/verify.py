@@ -322,6 +322,7 @@ def store_document(one: StoreVerdict) -> Json:
 def _difference(kind: str, row: Found) -> Json:
     from standfast.ops.shared.text import bytes_text, hex_text
     from standfast.restore.report.text import key_text
+    from standfast.store.specs import TRAITS
 
     def side(found: RowSide | None) -> Json | None:
         if found is None:
@@ -331,7 +332,7 @@ def _difference(kind: str, row: Found) -> Json:
 
     return {
         "row": row.kind,
-        "key": key_text(kind, row.key) if kind in ("window", "session") else bytes_text(row.key),
+        "key": bytes_text(row.key) if TRAITS[kind].times is None else key_text(kind, row.key),
         "key_hex": hex_text(row.key),
         "log": side(row.log),
         "store": side(row.store),

@@ -23,6 +23,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.takeover import MemberPlan
 from standfast.restore.verify.verify import committed_views, verify_task
 from standfast.store.errors import StandfastError, UnknownStore
+from standfast.store.specs import TRAITS
 from standfast.stream.session.task import Task
 
 Json = dict[str, Any]
@@ -43,7 +44,7 @@ _VERDICT = (
     "indeterminate",
     "skipped",
 )
-FEATURES = ("keyvalue", "window", "session", "versioned", "exactly_once", "standby", "events", "schedule")
+FEATURES = (*TRAITS, "exactly_once", "standby", "events", "schedule")
 
 
 class Answers:

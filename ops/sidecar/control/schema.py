@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from standfast.store.errors import InvalidRequest
+from standfast.store.specs import TRAITS
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -172,7 +173,7 @@ FLAG = {"type": "boolean"}
 STORE = obj(
     {
         "name": NAME,
-        "kind": choice("keyvalue", "window", "session", "versioned"),
+        "kind": choice(*TRAITS),
         "timestamped": FLAG,
         "caching": FLAG,
         "logging": FLAG,

@@ -18,6 +18,7 @@ from standfast.ops.sidecar.resp.arguments import options, whole
 from standfast.ops.sidecar.resp.connection import Answer, Connection
 from standfast.ops.sidecar.resp.replies import OK, array, bulk, integer, replies
 from standfast.ops.sidecar.resp.scans import bounded, collect
+from standfast.ops.sidecar.resp.verbs import of_kind
 from standfast.store.types.keyvalue import KeyValueState, after_prefix
 
 _EXPIRY = {b"EX", b"PX", b"EXAT", b"PXAT", b"KEEPTTL"}
@@ -26,9 +27,7 @@ _SET_NAMES = {b"SET", b"set"}
 
 def keyvalue(store: Any) -> KeyValueState[bytes, bytes]:
     """The store, if it is of this kind."""
-    if not isinstance(store, KeyValueState):
-        raise Refused(BAD_REQUEST, f"store {store.name!r} is a {store.spec.kind} store: use the commands of that kind")
-    return store
+    return of_kind(store, "keyvalue")  # type: ignore[no-any-return]
 
 
 def default_read(c: Connection) -> KeyValueState[bytes, bytes]:
@@ -176,11 +175,6 @@ def sf_get(c: Connection, args: list[bytes]) -> Answer:
 def sf_del(c: Connection, args: list[bytes]) -> Answer:
     """SF.DEL store key ..."""
     return _delete(c, keyvalue(c.writes.get(args[1]) or c.delete(args[1])), args[2:])
-
-
-def sf_count(c: Connection, args: list[bytes]) -> Answer:
-    """SF.COUNT store: an estimate."""
-    return integer(keyvalue(c.scan(args[1])).approximate_num_entries())
 
 
 def sf_range(c: Connection, args: list[bytes]) -> Answer:

@@ -1,20 +1,31 @@
 """The commands of the data door: name, handler, number of arguments; and why others of Redis are not there.
 
-Rules of this file: the only list of commands. A command that is not in it changes nothing and says so.
+Rules of this file: the only list of commands; those of kinds come from `standfast.ops.shared.kinds`. A command that is
+not in it changes nothing and says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from standfast.ops.shared.kinds import MANY, OPS
 from standfast.ops.shared.reasons import BAD_REQUEST, Refused
 from standfast.ops.sidecar.engine.statistics import DoorCounters
-from standfast.ops.sidecar.resp import basics, browse, keyvalue, multi, times
+from standfast.ops.sidecar.resp import basics, browse, keyvalue, multi
 from standfast.ops.sidecar.resp import commit as commits
 from standfast.ops.sidecar.resp.connection import Answer, Command, Connection, Handler, Run
+from standfast.ops.sidecar.resp.verbs import handler_of
 
-MANY = 1 << 20
 NAME_SHOWN_MAX = 32
+
+# Verbs of kinds whose handlers are written out: they run most, or page.
+_OWN: dict[str, Handler] = {
+    "SF.PUT": keyvalue.sf_put,
+    "SF.GET": keyvalue.sf_get,
+    "SF.DEL": keyvalue.sf_del,
+    "SF.RANGE": keyvalue.sf_range,
+    "SF.PREFIX": keyvalue.sf_prefix,
+}
 
 # name, handler, least and most arguments with the name, kind (see Command)
 COMMANDS: tuple[tuple[str, Handler, int, int, str], ...] = (
@@ -50,28 +61,11 @@ COMMANDS: tuple[tuple[str, Handler, int, int, str], ...] = (
     ("KEYS", browse.keys, 2, 2, "read"),
     ("SCAN", browse.scan, 2, 8, "read"),
     ("DBSIZE", keyvalue.dbsize, 1, 1, "read"),
-    ("SF.PUT", keyvalue.sf_put, 4, 8, "write"),
-    ("SF.GET", keyvalue.sf_get, 3, 4, "read"),
-    ("SF.DEL", keyvalue.sf_del, 3, MANY, "write"),
-    ("SF.COUNT", keyvalue.sf_count, 2, 2, "read"),
-    ("SF.RANGE", keyvalue.sf_range, 4, 9, "read"),
-    ("SF.PREFIX", keyvalue.sf_prefix, 3, 8, "read"),
-    ("SF.WPUT", times.wput, 5, 7, "write"),
-    ("SF.WGET", times.wget, 4, 4, "read"),
-    ("SF.WDEL", times.wdel, 4, 4, "write"),
-    ("SF.WFETCH", times.wfetch, 5, 8, "read"),
-    ("SF.WRANGE", times.wrange, 6, 9, "read"),
-    ("SF.WALL", times.wall, 4, 7, "read"),
-    ("SF.SPUT", times.sput, 6, 8, "write"),
-    ("SF.SGET", times.sget, 5, 5, "read"),
-    ("SF.SDEL", times.sdel, 5, 5, "write"),
-    ("SF.SFETCH", times.sfetch, 3, 8, "read"),
-    ("SF.SRANGE", times.srange, 6, 9, "read"),
-    ("SF.SALL", times.sall, 2, 7, "read"),
-    ("SF.VPUT", times.vput, 4, 6, "write"),
-    ("SF.VGET", times.vget, 3, 5, "read"),
-    ("SF.VDEL", times.vdel, 3, 5, "write"),
-    ("SF.VRANGE", times.vrange, 5, 8, "read"),
+    *(
+        (verb.name, _OWN.get(verb.name) or handler_of(kind, verb), verb.least, verb.most, verb.access)
+        for kind, ops in OPS.items()
+        for verb in ops.verbs
+    ),
     ("SF.COMMIT", commits.commit, 1, MANY, "write"),
     ("SF.OFFSETS", commits.offsets, 1, 1, ""),
     ("SF.TIME", commits.time, 1, 2, "write"),
