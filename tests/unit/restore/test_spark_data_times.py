@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.restore.test_spark_fold import applied
+from unit.restore.test_spark_fold import applied, made
 
 from standfast.replication.log import Record
+from standfast.restore.spark_table.columns import key_columns
 from standfast.restore.spark_table.options import Filters
 from standfast.restore.spark_table.stores import CHUNK_BYTES, STEP_ROWS, read_rows
 from standfast.restore.verify.at_rest import StoreAtRest, view
 from standfast.store.memory import MemoryEngine
 from standfast.store.results import VALID_TO_UNDEFINED
 from standfast.store.task.cut import StoreTimes
-from support.stores import keyvalue, versioned
+from support.stores import keyvalue, session, versioned, window
 
 SPEC = versioned()
 SECONDS = 20
@@ -62,6 +63,33 @@ def test_table_of_a_time_has_the_versions_that_the_store_answers_with(tmp_path: 
     for first, last in ((0, 1_500), (0, 5_000), (1_000, 2_000), (3_000, 15_000), (14_000, 30_000), (0, 30_000)):
         answers = {as_told(key, one) for key in keys for one in store.range(key, first, last)}
         assert told(at_rest, Filters(time_from=first, time_to=last)) == answers, (first, last)
+    stores.close()
+
+
+@pytest.mark.parametrize(
+    "spec", [window(), window(retain_duplicates=True), session()], ids=["window", "duplicates", "session"]
+)
+def test_table_of_a_time_has_the_windows_and_sessions_that_the_store_answers_with(tmp_path: Path, spec: Any) -> None:
+    kind = "duplicates" if spec.numbered else spec.kind
+    records = made(kind, [(number % 3, number * 9, number % 7 == 6) for number in range(40)])
+    stores = applied(tmp_path / "live", spec, records)
+    times = StoreTimes(stores.store(spec.name).rows.observed_ms, 0)
+    store: Any = view(stores.engine, spec, times)
+    at_rest = StoreAtRest(store, spec.definition(), None, times)
+    unit = spec.traits.times.unit
+    for first, last in ((0, 400_000), (250_000, 300_000), (300_000, 200_000), (270_000, 270_000)):
+        found = set()
+        for count, cells in read_rows(at_rest, spec, Filters(time_from=first, time_to=last)):
+            assert all(len(column) == count for column in cells.values())
+            assert set(cells) <= set(key_columns(spec)) | {"key", "sequence", "value", "timestamp"}
+            rows = zip(*(cells[name] for name in ("key", f"{unit}_start", f"{unit}_end")), strict=True)
+            found |= {(key.decode(), start, end) for key, start, end in rows}
+        if spec.kind == "window":
+            answers = {one for one, _ in store.fetch_all(first, last)}
+        else:
+            answers = {one for key in ("k0", "k1", "k2") for one, _ in store.find_sessions(key, first, last)}
+        assert found == {tuple(one) for one in answers}, (first, last)
+        assert bool(found) == (first <= last)
     stores.close()
 
 
