@@ -5,7 +5,8 @@
     rows of the store by name ──┘
 
 A row's name is its key; in a versioned store its key and its timestamp (valid from). Counts are whole; of the rows
-that differ only the first are kept, so that a report stays small however wrong a store is.
+that differ only the first are kept, so that a report stays small however wrong a store is; and of a row no more than
+its time, its size and a hash, unless the caller asks for values, which may be confidential.
 
 Rules of this file: pure; rows are (key, timestamp, raw value) as in `standfast.restore.digest`. The verify of one
 process and that of Spark's tasks feed it and read no rows past it; `standfast.restore.judgement` says what a
@@ -18,18 +19,35 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from standfast.restore.digest import Digest, LogicalRow, digest_rows
+from standfast.restore.digest import Digest, LogicalRow, digest_rows, row_hash
 from standfast.restore.judgement import UNSURE, Kind, LogFacts, RowVerdict, is_beyond, judge
-from standfast.restore.row_side import RowSide, row_side
 from standfast.store.errors import InternalError
 
 DIFFERENCES_MAX = 20
 UNBOUNDED = 2**62
 FOUND_OVERHEAD_BYTES = 512  # memory of a kept difference beside its key and values
 DIGEST_ROWS = 4_096
+VALUE_MAX_BYTES = 4_096  # of a value that is kept for a report
 
 Name = TypeVar("Name", bytes, tuple[bytes, int])
 Row = TypeVar("Row")
+
+
+class RowSide(NamedTuple):
+    """One side of a row that is wrong, as it is kept. `value`: its first bytes, None if values were not asked for.
+
+    `value_bytes` is the size of the whole value, `hash` that of the row (`standfast.restore.digest.row_hash`).
+    """
+
+    timestamp: int
+    value: bytes | None
+    value_bytes: int
+    hash: int
+
+    @property
+    def hash_hex(self) -> str:
+        """As reports write it."""
+        return f"{self.hash:016x}"
 
 
 class Found(NamedTuple):
@@ -158,6 +176,15 @@ class Tally:
 def named(rows: Iterable[LogicalRow], versioned: bool) -> Iterator[tuple[Any, LogicalRow]]:
     """Each row with its name."""
     return ((row[:2], row) for row in rows) if versioned else ((row[0], row) for row in rows)
+
+
+def row_side(row: LogicalRow | None, value_max: int | None) -> RowSide | None:
+    """A row as it is kept: `value_max` bytes of the value, 0 for none of it, None for all."""
+    if row is None:
+        return None
+    key, timestamp, value = row
+    kept = value if value_max is None else value[:value_max] if value_max else None
+    return RowSide(timestamp, kept, len(value), row_hash(key, timestamp, value))
 
 
 def _ascending(side: str, rows: Iterable[tuple[Name, Row]]) -> Iterator[tuple[Name, Row]]:

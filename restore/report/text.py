@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from standfast.restore.row_side import RowSide
+from standfast.restore.compare import RowSide
 from standfast.store.errors import Corruption
 from standfast.store.specs import TRAITS
 

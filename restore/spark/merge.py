@@ -44,7 +44,7 @@ from standfast.store.task.task_stores import AnyStore
 CHUNK_BYTES = 32 << 20
 CHUNK_ROWS = 12_000
 STEP_ROWS = 64
-DIFFERENCES_MAX = 10_000
+FOUND_MAX = 10_000  # rows that are kept of each partition, and bytes of all those of a store: they end in the driver
 FOUND_BYTES = 32 << 20
 
 
@@ -58,7 +58,7 @@ class Settings(Selection):
 
     limit: int
     last: bool = False
-    differences_max: int = DIFFERENCES_MAX
+    differences_max: int = FOUND_MAX
     found_bytes: int = FOUND_BYTES
     value_max: int = 0
     chunk_bytes: int = CHUNK_BYTES

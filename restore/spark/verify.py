@@ -20,13 +20,12 @@ import pyarrow as pa
 
 from standfast.replication.log import Log, TopicInfo
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.restore.compare import DIFFERENCES_MAX, Found, Outcome
+from standfast.restore.compare import DIFFERENCES_MAX, VALUE_MAX_BYTES, Found, Outcome
 from standfast.restore.digest import digest_rows
 from standfast.restore.judgement import LogFacts, Verdict, deletes_expired
-from standfast.restore.row_side import VALUE_MAX_BYTES
 from standfast.restore.spark.batches import Facts, StoreShape, numbers
 from standfast.restore.spark.frames import Mapper, OnTasks, Reading, run_partitions
-from standfast.restore.spark.merge import Settings, merge_partition
+from standfast.restore.spark.merge import FOUND_BYTES, FOUND_MAX, Settings, merge_partition
 from standfast.restore.spark.places import Place, open_place, stores_of
 from standfast.restore.spark.rows import Counts, fold_rows, partitions_of
 from standfast.restore.spark.session import parallelism
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
 
 Looked: TypeAlias = dict[int, tuple[Facts, Outcome]]
 
-FOUND_MAX = 10_000  # rows that are kept of each partition, and bytes of all those of a store: they end in the driver
-FOUND_BYTES = 32 << 20
 FOUND_BYTES_MIN = 32 << 10
 
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from standfast.restore.compare import Found, Outcome
+from standfast.restore.compare import Found, Outcome, RowSide
 from standfast.restore.digest import Digest
 from standfast.restore.judgement import RowVerdict
-from standfast.restore.row_side import RowSide
 from standfast.restore.spark.batches import Facts, ddl
 
 FOUND_ROWS = 1_000  # differences in one batch

@@ -20,9 +20,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from standfast.restore.spark.folder import Folder
-from standfast.restore.spark.places import Place, manifest_of, open_database
+from standfast.restore.spark.places import Place, manifest_of, open_database, places_at
 from standfast.restore.spark_table.options import Given
-from standfast.restore.spark_table.places import places_at
 from standfast.restore.spark_table.stores import StorePlace
 from standfast.restore.verify.at_rest import definitions_of
 from standfast.store.engine import DEFAULT_FAMILY

@@ -20,10 +20,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from standfast.restore.spark.places import Place, open_place
+from standfast.restore.spark.places import Place, Stored, chosen, find_store, open_place
 from standfast.restore.spark_table.columns import Cells, Shaper, filter_key, split_times, store_columns, turned
 from standfast.restore.spark_table.options import Filters, Given
-from standfast.restore.spark_table.places import Stored, chosen, find_store
 from standfast.restore.verify.at_rest import StoreAtRest
 from standfast.store.engine import DEFAULT_FAMILY, Row
 from standfast.store.errors import BadConfig, InternalError, NotReady

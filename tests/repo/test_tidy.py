@@ -63,7 +63,6 @@ PURE = {
     "restore/plan.py",
     "restore/progress.py",
     "restore/report/text.py",
-    "restore/row_side.py",
     "restore/spark/split_plan.py",
     "restore/replay/worker_protocol.py",
     "stream/control.py",

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from standfast.ops.observe.offline import OfflineStores, OfflineTask
     from standfast.ops.shared.output import Output
     from standfast.replication.log import Log
-    from standfast.restore.compare import Found
-    from standfast.restore.row_side import RowSide
+    from standfast.restore.compare import Found, RowSide
     from standfast.restore.verify.verify import StoreVerdict
     from standfast.store.task.task_stores import AnyStore
 
@@ -212,7 +211,7 @@ def _tasks(args: argparse.Namespace) -> list[OfflineTask]:
 def _verify(
     opened: list[OfflineStores], args: argparse.Namespace, log: Log, out: Output
 ) -> tuple[list[StoreVerdict], list[str]]:
-    from standfast.restore.row_side import VALUE_MAX_BYTES
+    from standfast.restore.compare import VALUE_MAX_BYTES
     from standfast.restore.verify.verify import verify_task
     from standfast.store.clock import SystemClock
 

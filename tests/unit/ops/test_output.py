@@ -22,7 +22,7 @@ from standfast.ops.cli.state.rows import show_rows
 from standfast.ops.shared.output import Output
 from standfast.ops.shared.table import cell_len, draw, wrap
 from standfast.ops.shared.times import parse_time, time_text
-from standfast.restore.row_side import RowSide
+from standfast.restore.compare import RowSide
 
 BIG = 81_650_123_456  # an offset of a busy topic
 NAME = "hourly-delays-by-airport"

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 from unit.restore.test_spark_verify_rows import VALUE
 
-from standfast.restore.compare import Found
+from standfast.restore.compare import Found, row_side
 from standfast.restore.digest import row_hash
 from standfast.restore.report.page import COUNTS, page, pipeline_page
 from standfast.restore.report.text import SHOWN_BYTES, key_text, shown, side_text
-from standfast.restore.row_side import row_side
 from standfast.restore.spark.folder import Folder
 from standfast.restore.spark.report import PAGE, write_report
 from standfast.store import session_key, window_key

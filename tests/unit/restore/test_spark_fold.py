@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from standfast.replication.log import Record
-from standfast.restore.compare import Outcome
+from standfast.restore.compare import Outcome, RowSide
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.files.manifest import ManifestFile
 from standfast.restore.judgement import LogFacts
-from standfast.restore.row_side import RowSide
 from standfast.restore.spark.batches import StoreShape
 from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.rebuild import RebuildJob, write_partition

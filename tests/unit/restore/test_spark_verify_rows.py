@@ -15,10 +15,9 @@ import pytest
 from unit.restore.test_spark_fold import shape_of
 
 from standfast.replication.log import Record
-from standfast.restore.compare import FOUND_OVERHEAD_BYTES, Found, Outcome
+from standfast.restore.compare import FOUND_OVERHEAD_BYTES, Found, Outcome, row_side
 from standfast.restore.digest import row_hash
 from standfast.restore.judgement import LogFacts
-from standfast.restore.row_side import row_side
 from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.report import differences_table
 from standfast.restore.spark.rows import partitions_of
