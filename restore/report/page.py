@@ -8,7 +8,7 @@ is made: on the driver, never in a task of Spark. Templates mark nothing as safe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -39,12 +39,12 @@ class Column(NamedTuple):
 
 def page(summary: Json, found: Sequence[Json]) -> str:
     """The page of a verify; each difference has store, partition, row, key, log, store_row."""
-    return _templates().get_template("verify.html").render(summary=summary, found=found)
+    return _templates().get_template("verify.html").render(summary=summary, found=found, COUNTS=COUNTS)
 
 
 def pipeline_page(summary: Json, found: Sequence[Json]) -> str:
     """The page of a pipeline over all its stores; differences as for `page`."""
-    return _templates().get_template("pipeline.html").render(summary=summary, found=found)
+    return _templates().get_template("pipeline.html").render(summary=summary, found=found, COUNTS=COUNTS)
 
 
 @cache
@@ -60,8 +60,7 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
         finalize=lambda value: "" if value is None else value,
     )
-    made.globals["COUNTS"] = COUNTS
-    made.filters |= {
+    filters: dict[str, Callable[..., Any]] = {
         "bars": _bars,
         "colour": lambda name: f"var(--{'changed' if name == 'different' else name})",
         "columns": _columns,
@@ -79,6 +78,7 @@ def _templates() -> Environment:
         "skips": lambda rows: [skipped_text(_label(row), row["skipped"]) for row in rows if row["skipped"]],
         "wrong": lambda rows: sum(row[name] for row in rows for name in WRONG),
     }
+    made.filters.update(filters)
     return made
 
 
