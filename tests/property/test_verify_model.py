@@ -26,7 +26,9 @@ from standfast.restore.judgement import LogFacts, deletes_expired
 from standfast.restore.spark.merge import Settings, merge_partition
 from standfast.restore.spark.rows import partitions_of
 from standfast.restore.verify.at_rest import view
+from standfast.restore.verify.store_rows import rows_in_order
 from standfast.restore.verify.verify import StoreVerdict, concluded, verify_task
+from standfast.store import session_key, window_key
 from standfast.store.clock import ManualClock
 from standfast.store.specs import StoreSpec
 from standfast.store.task.cut import Position, StoreTimes
@@ -179,6 +181,26 @@ def agreed(seed: int) -> StoreVerdict:
 @given(st.integers(0, 2**32))
 def test_process_and_spark_come_to_one_verdict_which_is_that_of_the_oracle(seed: int) -> None:
     agreed(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("past_ms", [-1, 0, 1])
+def test_rows_in_order_are_the_logical_rows_up_to_the_edge_of_retention(
+    tmp_path: Path, kind: str, past_ms: int
+) -> None:
+    retention_ms, last_ms = 120_000, 500_000
+    times = [last_ms, last_ms - retention_ms + past_ms, *range(last_ms - 300_000, last_ms, 20_000)]
+    records = []
+    for number, at_ms in enumerate(sorted(times)):
+        for key in (b"k2", b"k1"):
+            raw = {"window": window_key.pack(key, at_ms), "session": session_key.pack(key, at_ms, at_ms)}.get(kind, key)
+            records.append(Record(2 * number + (key == b"k1"), at_ms, raw, b"v%d" % number))
+    stores = applied(tmp_path / "live", SPECS[kind], records)
+    store = view(stores.engine, SPECS[kind], StoreTimes(stores.store(SPECS[kind].name).rows.observed_ms, 0))
+    rows = sorted(store.logical_rows())
+    assert list(rows_in_order(store)) == rows and len(rows) >= 2
+    stores.close()
 
 
 @pytest.mark.slow
