@@ -1,8 +1,8 @@
 """Store definitions: what a user declares, and what is kept beside the data to recognise a change.
 
 Rules of this file: plain frozen data, checked on construction, so an invalid definition cannot exist. A new
-store type is one class here with its traits, one module with its codec, one line each in `standfast.store.types.kinds`
-and `.handles`, and one row in `standfast.ops.shared.kinds` with its verbs.
+store type is one class here with its traits, one module with its codec, one line and one overload in
+`standfast.store.types.kinds`, and one row in `standfast.ops.shared.kinds` with its verbs.
 Source of the limits: Kafka Streams' Stores and WindowBytesStoreSupplier checks.
 """
 

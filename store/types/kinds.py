@@ -1,24 +1,29 @@
-"""The table of store types: definition -> the class that opens it.
+"""The table of store types: definition -> the class that opens it, and the type that a caller gets for it.
 
     definition_spec    a kept definition -> the store as it was declared, where the declaration itself is not at hand
+    gives_stores       task.store(counts) is a KeyValueState[str, int] for
+                       counts = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64); task.store("counts") is Any
 
-Rules of this file: one line per type; what else standfast knows of a type are its traits (`standfast.store.traits`).
+Rules of this file: one line and one overload per type; what else standfast knows of a type are its traits
+(`standfast.store.traits`). `gives_stores` marks the methods that give stores, so that the overloads stand here once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, Protocol, cast, overload
 
 from standfast.store import serde as serdes
 from standfast.store.errors import InvalidRequest
 from standfast.store.rows import StoreRows
-from standfast.store.specs import SPECS, KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
+from standfast.store.specs import SPECS, K, KeyValueStore, SessionStore, StoreSpec, V, VersionedStore, WindowStore
 from standfast.store.types.keyvalue import KeyValueState
 from standfast.store.types.session import SessionState
 from standfast.store.types.typed import TypedStore
 from standfast.store.types.versioned import VersionedState
 from standfast.store.types.window import WindowState
+
+P = ParamSpec("P")  # what a method takes after the store, such as a partition
 
 KINDS: dict[type[StoreSpec], Any] = {
     KeyValueStore: KeyValueState,
@@ -51,3 +56,29 @@ def definition_spec(name: str, definition: Mapping[str, Any]) -> StoreSpec:
         raise InvalidRequest(
             f"store {name!r}: its definition {dict(definition)!r} is of no store that this version of standfast knows"
         ) from error
+
+
+class StoreOf(Protocol[P]):
+    """Gives a store by its definition, or by its name."""
+
+    @overload
+    def __call__(self, store: KeyValueStore[K, V], /, *more: P.args, **named: P.kwargs) -> KeyValueState[K, V]: ...
+    @overload
+    def __call__(self, store: WindowStore[K, V], /, *more: P.args, **named: P.kwargs) -> WindowState[K, V]: ...
+    @overload
+    def __call__(self, store: SessionStore[K, V], /, *more: P.args, **named: P.kwargs) -> SessionState[K, V]: ...
+    @overload
+    def __call__(self, store: VersionedStore[K, V], /, *more: P.args, **named: P.kwargs) -> VersionedState[K, V]: ...
+    @overload
+    def __call__(self, store: str, /, *more: P.args, **named: P.kwargs) -> Any: ...
+
+
+class StoreMethod(Protocol[P]):
+    """A method that is a `StoreOf` once it is bound."""
+
+    def __get__(self, one: object, owner: type | None = None, /) -> StoreOf[P]: ...
+
+
+def gives_stores(method: Callable[Concatenate[Any, str | StoreSpec, P], Any]) -> StoreMethod[P]:
+    """Decorator of a method that takes a definition or a name first: it is returned as it is, with exact types."""
+    return cast("StoreMethod[P]", method)

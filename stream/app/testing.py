@@ -33,7 +33,7 @@ from standfast.store.names import check_topic
 from standfast.store.serde import Serde
 from standfast.store.serde import bytes as raw_bytes
 from standfast.store.specs import StoreSpec, store_name
-from standfast.store.types.handles import gives_stores
+from standfast.store.types.kinds import gives_stores
 from standfast.stream.record import Record
 from standfast.stream.runtime.runner import TaskRunner
 from standfast.stream.session.session import Session

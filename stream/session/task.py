@@ -63,7 +63,7 @@ from standfast.store.task.cut import parse_source_key, source_key
 from standfast.store.task.task_stores import TaskStores
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.tracebacks import let_go
-from standfast.store.types.handles import gives_stores
+from standfast.store.types.kinds import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
 from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, headers_bytes
 from standfast.stream.session.settings import Guarantee

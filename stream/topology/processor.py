@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, cast
 from standfast.replication.log import Headers
 from standfast.store.errors import InvalidRequest
 from standfast.store.specs import StoreSpec, store_name
-from standfast.store.types.handles import gives_stores
+from standfast.store.types.kinds import gives_stores
 from standfast.stream.punctuation import Callback, Cancellable, PunctuationType
 from standfast.stream.record import Record
 from standfast.stream.session.task import Task
