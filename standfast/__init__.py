@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         Windowed,
     )
     from standfast.store.rows import StoreIterator
-    from standfast.store.specs import CounterStore, KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
+    from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
     from standfast.store.types.keyvalue import KeyValueState
     from standfast.store.types.session import SessionState
     from standfast.store.types.versioned import VersionedState
@@ -84,7 +84,6 @@ __all__ = [
     "WindowStore",
     "SessionStore",
     "VersionedStore",
-    "CounterStore",
     "StoreSpec",
     "serde",
     # their state, as a task has it
@@ -163,7 +162,6 @@ _HOMES = {
     "WindowStore": "standfast.store.specs:WindowStore",
     "SessionStore": "standfast.store.specs:SessionStore",
     "VersionedStore": "standfast.store.specs:VersionedStore",
-    "CounterStore": "standfast.store.specs:CounterStore",
     "StoreSpec": "standfast.store.specs:StoreSpec",
     "serde": "standfast.store.serde",
     "KeyValueState": "standfast.store.types.keyvalue:KeyValueState",

@@ -248,22 +248,8 @@ class VersionedStore(StoreSpec[K, V]):
         return problems
 
 
-@dataclass(frozen=True)
-class CounterStore(StoreSpec[K, V]):
-    """Key to the sum of all numbers that were added to it."""
-
-    kind: ClassVar[str] = "counter"
-    traits: ClassVar[Traits] = Traits()
-
-    timestamped: bool = field(default=False, kw_only=True)
-
-    def _problems(self) -> list[str]:
-        stamped = ["a counter store keeps no timestamps; leave timestamped out"] if self.timestamped else []
-        return super()._problems() + stamped
-
-
 SPECS: Mapping[str, type[StoreSpec]] = {
-    spec.kind: spec for spec in (KeyValueStore, WindowStore, SessionStore, VersionedStore, CounterStore)
+    spec.kind: spec for spec in (KeyValueStore, WindowStore, SessionStore, VersionedStore)
 }
 TRAITS: Mapping[str, Traits] = {kind: spec.traits for kind, spec in SPECS.items()}
 

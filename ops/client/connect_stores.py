@@ -255,22 +255,11 @@ class RemoteVersioned(RemoteStore):
         return None if found is None else VersionedRecord(self._read_value(found[0]), found[1], found[2])
 
 
-class RemoteCounter(RemoteStore):
-    """See CounterState."""
-
-    def total(self, key: Any) -> int:
-        return int(self._call("SF.CGET", self._key(key)))
-
-    def add(self, key: Any, number: int, timestamp: int | None = None) -> int:
-        return int(self._call("SF.CADD", self._key(key), number, *_stamp(timestamp)))
-
-
 REMOTE: Mapping[str, type[RemoteStore]] = {
     "keyvalue": RemoteKeyValue,
     "window": RemoteWindow,
     "session": RemoteSession,
     "versioned": RemoteVersioned,
-    "counter": RemoteCounter,
 }
 
 

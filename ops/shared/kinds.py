@@ -286,14 +286,4 @@ OPS: Mapping[str, KindOps] = {
         get=_get_version,
         fetch=_fetch_versions,
     ),
-    "counter": KindOps(
-        (
-            Verb(
-                "SF.CADD store key number [TS ms]", "write", lambda s, *put, timestamp: s.add(*put, timestamp), "number"
-            ),
-            Verb("SF.CGET store key", "read", lambda s, key: s.total(key), "number"),
-        ),
-        scan=scan_keys,
-        get=get_value,
-    ),
 }

@@ -16,18 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, cast, overload
 from standfast.store import serde as serdes
 from standfast.store.errors import InvalidRequest
 from standfast.store.rows import StoreRows
-from standfast.store.specs import (
-    SPECS,
-    CounterStore,
-    K,
-    KeyValueStore,
-    SessionStore,
-    StoreSpec,
-    V,
-    VersionedStore,
-    WindowStore,
-)
-from standfast.store.types.counter import CounterState
+from standfast.store.specs import SPECS, K, KeyValueStore, SessionStore, StoreSpec, V, VersionedStore, WindowStore
 from standfast.store.types.keyvalue import KeyValueState
 from standfast.store.types.session import SessionState
 from standfast.store.types.typed import TypedStore
@@ -41,7 +30,6 @@ KINDS: dict[type[StoreSpec], Any] = {
     WindowStore: WindowState,
     SessionStore: SessionState,
     VersionedStore: VersionedState,
-    CounterStore: CounterState,
 }
 
 
@@ -81,8 +69,6 @@ class StoreOf(Protocol[P]):
     def __call__(self, store: SessionStore[K, V], /, *more: P.args, **named: P.kwargs) -> SessionState[K, V]: ...
     @overload
     def __call__(self, store: VersionedStore[K, V], /, *more: P.args, **named: P.kwargs) -> VersionedState[K, V]: ...
-    @overload
-    def __call__(self, store: CounterStore[K, V], /, *more: P.args, **named: P.kwargs) -> CounterState[K]: ...
     @overload
     def __call__(self, store: str, /, *more: P.args, **named: P.kwargs) -> Any: ...
 
