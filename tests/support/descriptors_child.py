@@ -8,6 +8,7 @@ Rules of this file: a process of its own, because the limit is that of the proce
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -55,6 +56,7 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     found = []
     for left in LEFT:
+        gc.collect()  # what an attempt left open until then has a number below which there would be room
         highest = max(int(one.name) for one in Path("/proc/self/fd").iterdir())
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + left, hard))
         try:
