@@ -34,13 +34,11 @@ from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, R
 from standfast.store.errors import Closed, Corruption, Held, InternalError, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.log import logger
-from standfast.store.rocks.errors import damaged_file, translate
-from standfast.store.rocks.files import CONFIG_FILE, link, refuse_foreign
-from standfast.store.rocks.log import bound_info_log
+from standfast.store.rocks.errors import STALLS_PROPERTY, damaged_file, stalled_ms, translate
+from standfast.store.rocks.files import CONFIG_FILE, bound_info_log, link, refuse_foreign
 from standfast.store.rocks.scan import RocksScan
 from standfast.store.rocks.seal import Sealer, check_seal
 from standfast.store.rocks.sst import ingest, table_options
-from standfast.store.rocks.stalls import STALLS_PROPERTY, stalled_ms
 from standfast.store.tracebacks import is_foreign, let_go
 
 MEMORY_BYTES_MIN = 1 << 20

@@ -1,7 +1,11 @@
-"""The files of a RocksDB directory: what to check before an open, and the scratch of a read-only one.
+"""The files of a RocksDB directory: what to check before an open, the scratch of a read-only one, and bounds of LOG.
 
-Rules of this file: imports nothing of rocksdict; never changes the directory that it is shown. Every open of the
-binding, read-only too, rewrites `rocksdict-config.json` and starts a new log for people in the directory it is
+RocksDB can roll its LOG by itself (`max_log_file_size`), but then it keeps the description of every family it ever made
+in memory, to begin each new file with it: 55 KB a family, and a window store makes a family for each segment of time.
+RocksDB goes on writing where it was, so what we remove becomes a hole.
+
+Rules of this file: imports nothing of rocksdict; changes nothing but LOG in the directory that it is shown. Every open
+of the binding, read-only too, rewrites `rocksdict-config.json` and starts a new log for people in the directory it is
 given, so a read-only open is given a scratch directory of links.
 """
 
@@ -16,6 +20,8 @@ from standfast.store.errors import InvalidRequest, Unavailable
 CONFIG_FILE = "rocksdict-config.json"
 COPIED = ("STANDFAST", "STORES", "SEAL", "CURRENT", CONFIG_FILE, "MANIFEST-*", "OPTIONS-*", "IDENTITY")
 _LINKED = ("MANIFEST-*", "OPTIONS-*", "IDENTITY", "*.sst", "*.log", "*.blob")
+INFO_LOG_BYTES = 4 << 20
+_BLOCK_BYTES = 512  # of st_blocks, whatever the file system's own
 
 
 def link(path: Path, scratch: Path) -> None:
@@ -59,3 +65,13 @@ def refuse_foreign(path: Path) -> None:
         raise Unavailable(f"opening {path}: {error}: check that this user may read it") from error
     if b'"raw_mode":false' in content.replace(b" ", b""):
         raise InvalidRequest(f"{path} was not written by standfast (it holds pickled rows): choose another directory")
+
+
+def bound_info_log(path: Path) -> None:
+    """Empty the LOG of the database at `path` if it takes more than INFO_LOG_BYTES of the disk."""
+    log = path / "LOG"
+    try:
+        if log.stat().st_blocks * _BLOCK_BYTES > INFO_LOG_BYTES:
+            os.truncate(log, 0)
+    except FileNotFoundError:
+        return  # RocksDB could not make one

@@ -48,7 +48,6 @@ PURE = {
     "replication/offsets.py",
     "replication/placement.py",
     "replication/standby.py",
-    "replication/standby_step.py",
     "replication/takeover.py",
     "replication/topics/fixes.py",
     "replication/topics/rules.py",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from standfast.replication.log import Record
 from standfast.replication.standby import (
+    TABLE,
     Applied,
     Kept,
     LimitSet,
@@ -22,7 +23,6 @@ from standfast.replication.standby import (
     Step,
     record_bytes,
 )
-from standfast.replication.standby_step import TABLE
 from standfast.store.errors import Closed, InternalError, InvalidRequest
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.store.rocks import log as rocks_log
+from standfast.store.rocks import files as rocks_files
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 
 FAMILIES = 120
@@ -50,11 +50,11 @@ def test_log_beyond_its_bound_is_emptied_while_the_database_goes_on(
     engine.create_family("kept")
     told = (path / "LOG").stat().st_size
     assert told > 0
-    monkeypatch.setattr(rocks_log, "INFO_LOG_BYTES", 0)
+    monkeypatch.setattr(rocks_files, "INFO_LOG_BYTES", 0)
     engine.create_family("other")
     assert (path / "LOG").read_bytes().strip(b"\0") == b""
     engine.write({"kept": {b"k": b"v"}})
-    monkeypatch.setattr(rocks_log, "INFO_LOG_BYTES", 4 << 20)
+    monkeypatch.setattr(rocks_files, "INFO_LOG_BYTES", 4 << 20)
     engine.flush()
     assert b"flush" in (path / "LOG").read_bytes()
     assert engine.get("kept", b"k") == b"v"
