@@ -1,4 +1,4 @@
-"""The card that closes the demo: a panel on a terminal, plain lines anywhere else.
+"""The card that closes the demo: a label and a text a line, wrapped on a terminal.
 
 Rules of this file: words and layout only; every number comes from the result.
 """
@@ -8,37 +8,33 @@ from __future__ import annotations
 from typing import TextIO
 
 from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from standfast.ops.demo.board import DAY_MS
 from standfast.ops.demo.result import DemoResult, left_out, removal_line
+from standfast.ops.shared.output import WIDE
+from standfast.ops.shared.table import wrap
 
-WIDTH_MAX = 96
+WIDTH_MAX, TEXT_AT = 96, 16
 
 
 def print_card(result: DemoResult, out: TextIO) -> None:
-    """Print the card for `out`'s kind: a terminal or not."""
+    """Print the card for `out`'s kind: a terminal, in its width, or not."""
     console = Console(file=out, highlight=False)
-    if console.is_terminal and not console.is_dumb_terminal:
-        console.print(panel(result), width=min(console.width, WIDTH_MAX))
-        return
-    print(f"standfast demo: {verdict(result)}", file=out)
-    for label, text in lines(result):
-        print(f"  {label:<13} {text}", file=out)
+    width = min(console.width, WIDTH_MAX) if console.is_terminal and not console.is_dumb_terminal else WIDE
+    good = "red" if result.problems else "green"
+    console.print(Text(f"standfast demo: {verdict(result)}", style=f"bold {good}"), soft_wrap=True)
+    for line in card(result, width):
+        console.print(Text(line, style="red" if line.startswith("  problem") else ""), soft_wrap=True)
 
 
-def panel(result: DemoResult) -> Panel:
-    """The card as a panel, for any width."""
-    good = not result.problems
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
+def card(result: DemoResult, width: int) -> list[str]:
+    """The lines below the verdict, for any width."""
+    found = []
     for label, text in lines(result):
-        grid.add_row(label, Text(text, style="red" if label == "problem" else ""))
-    title = Text(f" {verdict(result)} ", style="bold green" if good else "bold red")
-    return Panel(grid, title=title, border_style="green" if good else "red", padding=(0, 1))
+        first, *more = wrap(text, width - TEXT_AT)
+        found += [f"  {label:<{TEXT_AT - 3}} {first}", *(" " * TEXT_AT + line for line in more)]
+    return found
 
 
 def verdict(result: DemoResult) -> str:

@@ -158,7 +158,9 @@ def report(result: DemoResult, *, as_json: bool) -> int:
 
 
 def _run(arguments: argparse.Namespace, folder: Path) -> DemoResult:
-    from standfast.ops.demo.display import choose_display
+    from rich.console import Console
+
+    from standfast.ops.demo.display import Display
     from standfast.ops.demo.flights import read_flights
     from standfast.ops.demo.place import place_for
     from standfast.ops.demo.run import run_demo
@@ -167,7 +169,7 @@ def _run(arguments: argparse.Namespace, folder: Path) -> DemoResult:
     data, clock, kept = read_flights(arguments.data, arguments.limit), SystemClock(), arguments.dir is not None
     with (
         _own_stderr() as stderr,
-        choose_display(stderr) as display,
+        Display(Console(file=stderr, highlight=False)) as display,
         place_for(arguments.log, arguments.prefix, folder, display, clock) as used,
         _left_behind(used),
     ):

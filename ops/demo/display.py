@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -40,64 +39,19 @@ class Numbers:
     board: LiveBoard = NO_FLIGHT
 
 
-class Display(Protocol):
-    """Where the demo tells of itself."""
+class Display:
+    """Where the demo tells of itself, and the steps of its run of Spark.
 
-    def event(self, text: str, *, loud: bool = False) -> None:
-        """Something happened; `loud` for the kill and the take-over."""
-        ...
-
-    def numbers(self, now: Numbers) -> None:
-        """Progress, several times a second."""
-        ...
-
-    def spark(self, part: float, what: str, *, store: bool) -> None:
-        """How far the run of Spark is, 0.0 to 1.0, and what it does; `store`: it begins with another store."""
-        ...
-
-    def __enter__(self) -> Display: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class PlainDisplay:
-    """Events as lines, no bars; of the live board a line at each quarter of the flights."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._boards = 0
-
-    def event(self, text: str, *, loud: bool = False) -> None:
-        """One line; loud ones are marked."""
-        print(f"{'**' if loud else '--'} {text}", file=self._out, flush=True)
-
-    def numbers(self, now: Numbers) -> None:
-        """Only what is worth a line in a log file."""
-        quarters = now.board.flights * PLAIN_BOARDS // max(now.total, 1)
-        if quarters > self._boards:
-            self._boards = quarters
-            self.event(f"live board of {now.board.at}: {now.board}")
-
-    def spark(self, part: float, what: str, *, store: bool) -> None:
-        """A line for each store."""
-        if store:
-            self.event(f"Spark, {part:.0%}: {what}")
-
-    def __enter__(self) -> Display:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-
-class BarDisplay:
-    """The live board and five bars that stay at the bottom, events scrolling above them."""
+    On a terminal the live board and five bars stay at the bottom, events scroll above them; anywhere else events are
+    lines, and of the live board there is one at each quarter of the flights.
+    """
 
     def __init__(self, console: Console) -> None:
+        self._console = console
+        self._moves = console.is_terminal and not console.is_dumb_terminal
+        self._boards = 0
+        self._part, self._what = 0.0, ""
+        self._board = NO_FLIGHT
         self._progress = Progress(
             TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=LABEL_WIDTH)),
             BarColumn(bar_width=None, complete_style="cyan", finished_style="green", pulse_style="grey37"),
@@ -106,47 +60,63 @@ class BarDisplay:
             expand=False,
             auto_refresh=False,
         )
-        self._board = NO_FLIGHT
-        self._spark = ""
         self._live = Live(
             console=console, get_renderable=self._picture, refresh_per_second=REFRESH_PER_S, transient=True
         )
-        self._bars: dict[str, TaskID] = {
-            name: self._progress.add_task(text, total=None, count="", start=False)
-            for name, text in (
-                ("fed", "flights fed"),
-                ("a", "A  active"),
-                ("standby", "B  standing by"),
-                ("b", "B  active"),
-                ("spark", "Spark"),
-            )
+        names = {
+            "fed": "flights fed",
+            "a": "A  active",
+            "standby": "B  standing by",
+            "b": "B  active",
+            "spark": "Spark",
+        }
+        self._bars = {
+            name: self._progress.add_task(text, total=None, count="", start=False) for name, text in names.items()
         }
 
     def event(self, text: str, *, loud: bool = False) -> None:
-        """One line above the bars."""
+        """Something happened; `loud` for the kill and the take-over."""
+        if not self._moves:
+            print(f"{'**' if loud else '--'} {text}", file=self._console.file, flush=True)
+            return
         line = Table.grid(padding=(0, 1, 0, 0))  # so that a line that wraps stays behind its mark
         line.add_column(no_wrap=True)
         line.add_column(overflow="fold")
         line.add_row("■" if loud else "·", Text(text), style="bold yellow" if loud else "")
-        self._live.console.print(line)
+        self._console.print(line)
 
     def numbers(self, now: Numbers) -> None:
-        """Move the bars, show the board."""
+        """Progress, several times a second."""
         self._board = now.board
+        quarters = now.board.flights * PLAIN_BOARDS // max(now.total, 1)
+        if quarters > self._boards and not self._moves:
+            self._boards = quarters
+            self.event(f"live board of {now.board.at}: {now.board}")
         self._move("fed", now.fed, now.total)
         self._move("a", now.by_a, now.total, ended="[red]A  killed[/red]" if now.a_ended else None)
         self._move("standby", now.standby, now.standby_total, ended="B  stood by" if now.by_b else None)
         self._move("b", now.by_b, now.by_b_total)
 
-    def spark(self, part: float, what: str, *, store: bool) -> None:
-        """Move the fifth bar."""
-        bar = self._bars["spark"]
-        self._progress.start_task(bar)
-        self._progress.update(bar, completed=part, total=1.0, count=f"{part:.0%}")
-        self._spark = what
+    def step(self, number: int, total: int, what: str) -> None:
+        """See `standfast.restore.spark.pipeline.Steps`."""
+        self._what = what
+        if not self._moves:
+            self.event(f"Spark, {self._part:.0%}: {what}")
+        self.at(self._part)
+
+    def at(self, part: float, what: str = "") -> None:
+        """See `standfast.restore.spark.pipeline.Steps`."""
+        self._part, self._what = part, what or self._what
+        self._progress.start_task(self._bars["spark"])
+        self._progress.update(self._bars["spark"], completed=part, total=1.0, count=f"{part:.0%}")
+
+    def note(self, text: str) -> None:
+        """See `standfast.restore.spark.pipeline.Steps`."""
+        self.event(text)
 
     def __enter__(self) -> Display:
-        self._live.start()
+        if self._moves:
+            self._live.start()
         return self
 
     def __exit__(
@@ -156,7 +126,7 @@ class BarDisplay:
 
     def _picture(self) -> Group:
         # Below the bars: in their column of counts a long text would leave no room for them.
-        spark = [Padding(Text(self._spark, overflow="fold"), (0, 0, 0, LABEL_WIDTH + 1))] if self._spark else []
+        spark = [Padding(Text(self._what, overflow="fold"), (0, 0, 0, LABEL_WIDTH + 1))] if self._what else []
         return Group(board_panel(self._board), self._progress, *spark)
 
     def _move(self, name: str, done: int, total: int, ended: str | None = None) -> None:
@@ -180,9 +150,3 @@ def board_panel(board: LiveBoard) -> Panel:
     grid.add_row(*(Text(name, style="grey62") for name, _ in told))
     grid.add_row(*(Text(text, style="bold") for _, text in told))
     return Panel(grid, title=f" {board.at or 'no flight yet'} ", title_align="left", expand=False, border_style="cyan")
-
-
-def choose_display(out: TextIO) -> Display:
-    """Bars if `out` is a terminal that can move its cursor, plain lines otherwise."""
-    console = Console(file=out, highlight=False)
-    return BarDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay(out)

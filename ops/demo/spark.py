@@ -60,13 +60,13 @@ def _run(folder: Path, log: Log, settings: BoardSettings, display: Display, cloc
     state, began_ms = state_dir(folder, "b"), clock.monotonic_ms()
     places = [Place(one.app, one.task, str(one.path)) for one in find_tasks(state, settings.app)]
     jobs = jobs_of_state(log, places)
-    display.spark(0.0, "starting", store=False)
+    display.at(0.0, "starting")
     place = SparkPlace(MASTER, java.home, java.major, settings=SETTINGS)
     with session("standfast demo", place) as spark:
         started_ms = clock.monotonic_ms() - began_ms
         about = {"looked_at": "state", "state": str(state), "source": "native"}
         out = Folder(str(folder / FOLDER))
-        _, summary = run_and_report(spark, log, jobs, out, _Steps(display), about)
+        _, summary = run_and_report(spark, log, jobs, out, display, about)
     done = _spark_run(summary, started_ms, jobs, out)
     display.event(
         f"Spark inspected, rebuilt and verified {done.stores} stores: {done.rows:,} rows equal, "
@@ -94,25 +94,3 @@ def _spark_run(summary: dict[str, Any], started_ms: int, jobs: list[StoreJob], o
         elapsed_ms=summary["elapsed_ms"],
         report=f"{out.address}/report.html",
     )
-
-
-class _Steps:
-    """Progress of a pipeline as the demo shows it."""
-
-    def __init__(self, display: Display) -> None:
-        self._display = display
-        self._part, self._what = 0.0, ""
-
-    def step(self, number: int, total: int, what: str) -> None:
-        """See `standfast.restore.spark.pipeline.Steps`."""
-        self._what = what
-        self._display.spark(self._part, what, store=True)
-
-    def at(self, part: float) -> None:
-        """See `standfast.restore.spark.pipeline.Steps`."""
-        self._part = part
-        self._display.spark(part, self._what, store=False)
-
-    def note(self, text: str) -> None:
-        """See `standfast.restore.spark.pipeline.Steps`."""
-        self._display.event(text)

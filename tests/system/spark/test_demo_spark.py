@@ -13,12 +13,13 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from unit.ops import test_demo
 from unit.ops.test_demo import SETTINGS
 
 from standfast.ops.demo.card import print_card
 from standfast.ops.demo.demo import report
-from standfast.ops.demo.display import PlainDisplay
+from standfast.ops.demo.display import Display
 from standfast.ops.demo.result import DemoResult, SparkRun
 from standfast.ops.demo.spark import run_spark
 from standfast.replication.tail.open_log import open_log
@@ -77,7 +78,7 @@ def test_run_that_finds_anything_wrong_fails_the_demo(
 
 def test_what_is_not_installed_is_no_fault_of_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(f"sqlite:///{tmp_path}/log.db")
-    display, clock = PlainDisplay(StringIO()), SystemClock()
+    display, clock = Display(Console(file=StringIO())), SystemClock()
     with monkeypatch.context() as patch:
         patch.setattr("pandas.__version__", "3.1.1")
         assert run_spark(tmp_path, log, SETTINGS, display, clock) == (

@@ -20,10 +20,10 @@ from rich.console import Console
 
 from standfast.ops.cli.command_line import main
 from standfast.ops.demo.board import APP, BY_AIRPORT, DAY_MS, HOUR_MS, PARTITIONS, RESULTS, TASKS, BoardSettings
-from standfast.ops.demo.card import panel, print_card
+from standfast.ops.demo.card import card, print_card
 from standfast.ops.demo.compare import BoardComparison, compare_store
 from standfast.ops.demo.demo import report, run
-from standfast.ops.demo.display import BarDisplay, Numbers, PlainDisplay, board_panel, choose_display
+from standfast.ops.demo.display import Display, Numbers, board_panel
 from standfast.ops.demo.feeder import Feeder, partition_of
 from standfast.ops.demo.finals import Final, FinalsComparison, compare_finals
 from standfast.ops.demo.flights import Flight, out_of_order, parse_flights, read_flights
@@ -192,9 +192,7 @@ def test_live_board_adds_up_the_newest_part_of_each_task() -> None:
 
 def test_without_a_terminal_the_display_is_plain_lines() -> None:
     out = StringIO()
-    display = choose_display(out)
-    assert isinstance(display, PlainDisplay)
-    with display:
+    with Display(Console(file=out)) as display:
         display.numbers(Numbers(total=10, fed=5))
         display.event("quiet")
         display.event("kill", loud=True)
@@ -206,7 +204,7 @@ def test_without_a_terminal_the_display_is_plain_lines() -> None:
 
 def test_on_a_terminal_the_live_board_stands_above_the_bars() -> None:
     out = StringIO()
-    with BarDisplay(Console(file=out, width=80, height=20, force_terminal=True, color_system=None)) as display:
+    with Display(Console(file=out, width=80, height=20, force_terminal=True, color_system=None)) as display:
         display.numbers(Numbers(total=10, fed=5, by_a=3, board=LiveBoard(1_234, 56, 7, 0, 70, "UA1 from JFK")))
     text = out.getvalue()
     assert text.index("Thu 01 Jan 00:00") < text.index("1,234") < text.index("flights fed")
@@ -218,10 +216,11 @@ def test_screen_is_whole_at_eighty_columns() -> None:
     at_80 = {"width": 80, "height": 24, "force_terminal": True, "color_system": None, "highlight": False}
     board = LiveBoard(26_483, 3_148, 12_724, 0, 1_301, "HA51 from JFK")
     long = "a-store-of-a-long-name" * 3
-    with BarDisplay(Console(file=out, **at_80)) as display:  # type: ignore[arg-type]
+    with Display(Console(file=out, **at_80)) as display:  # type: ignore[arg-type]
         display.event(f"live board of {board.at}: {board}, and more than one line takes")
         display.numbers(Numbers(26_483, 26_483, 14_035, True, 121_507, 121_507, 12_448, 12_448, board))
-        display.spark(0.43, f"rebuilding {long}", store=True)
+        display.step(1, 4, f"rebuilding {long}")
+        display.at(0.43)
     Console(file=picture, **at_80).print(display._picture())  # type: ignore[arg-type]
     assert "· live board of" in out.getvalue()
     assert "\n  retired, worst delay" in out.getvalue(), "a line that wraps stays behind its mark"
@@ -244,10 +243,8 @@ def test_live_board_fits_eighty_columns_when_it_is_large() -> None:
 
 
 def test_card_fits_eighty_columns(result: DemoResult) -> None:
-    out = StringIO()
-    Console(file=out, width=80, force_terminal=True, color_system=None).print(panel(result))
-    rows = out.getvalue().splitlines()
-    assert max(map(len, rows)) == 80
+    rows = card(result, 80)
+    assert 70 < max(map(len, rows)) <= 80
     assert any("--data full" in row for row in rows)
 
 
