@@ -95,7 +95,7 @@ def _course(result: DemoResult) -> list[tuple[str, str]]:
         ),
         (
             "punctuation",
-            f"{result.comparison.retired:,} aircraft retired, a day after they were last seen; "
+            f"{result.comparison.aircraft_retired:,} aircraft retired, a day after they were last seen; "
             f"live board published {board.live_records} times",
         ),
     ]

@@ -27,7 +27,6 @@ from standfast.ops.demo.worker import state_dir
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.restore.digest import Digest
 from standfast.restore.verify.verify import StoreVerdict, committed_views, verify_task
 from standfast.store.clock import Clock
 from standfast.stream.session.groups import all_task_ids
@@ -111,9 +110,7 @@ def verify_state(folder: Path, log: Log, settings: BoardSettings, clock: Clock) 
     )
 
 
-def restore_cold(
-    folder: Path, log: str, settings: BoardSettings, clock: Clock
-) -> tuple[ColdRestore, dict[str, Digest]]:
+def restore_cold(folder: Path, log: str, settings: BoardSettings, clock: Clock) -> tuple[ColdRestore, dict[str, str]]:
     """Restore every task into an empty directory; the time counts from nothing to an open gate."""
     counter = _Counter()
     root, groups = state_dir(folder, "cold"), task_groups(settings)
@@ -133,6 +130,6 @@ def restore_cold(
     return ColdRestore(counter.records, duration_ms, equal=False), _digests(root, settings, clock)
 
 
-def _digests(root: Path, settings: BoardSettings, clock: Clock) -> dict[str, Digest]:
+def _digests(root: Path, settings: BoardSettings, clock: Clock) -> dict[str, str]:
     with open_state(root, settings, clock) as tasks:
         return state_digests(tasks)

@@ -9,15 +9,18 @@ directory meanwhile. What the rows must be comes from `standfast.ops.demo.plain`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from standfast.ops.demo.board import BoardSettings, task_groups
 from standfast.ops.demo.plain import PlainBoard
 from standfast.replication.offsets import TaskId
+from standfast.restore.compare import merged
 from standfast.restore.digest import Digest, digest_rows
 from standfast.store.clock import Clock
 from standfast.store.results import Windowed
@@ -29,12 +32,12 @@ from standfast.stream.session.groups import all_task_ids
 EXAMPLES_MAX = 5
 READ_MEMORY_BYTES = 64 << 20
 
-Rows = Mapping[Any, dict[str, Any]]
+Rows = Mapping[Any, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreComparison:
-    """One store, all partitions. `examples` are the first differences in words.
+    """One store, all partitions. `examples` are the first differences in words, `digest` is that of all rows.
 
     `again` are rows that count flights again, which is no difference where the guarantee is at least once.
     """
@@ -46,7 +49,7 @@ class StoreComparison:
     extra: int
     different: int
     examples: tuple[str, ...]
-    digest: Digest
+    digest: str = ""
     again: int = 0
 
     @property
@@ -59,30 +62,31 @@ class StoreComparison:
 class BoardComparison:
     """All stores, and the flights that were counted against those of the file.
 
-    `flights_counted` is by the tasks themselves, in the numbers kept with their commits; `windowed_counted` by the rows
-    of the hours within retention. `retired` is how many aircraft were retired, some of them more than once. Where it
+    `flights_counted` is by the tasks themselves, in the numbers kept with their commits; `windowed_flights_counted` by
+    the rows of the hours within retention. `aircraft_retired` is how many were, some of them more than once. Where it
     is not `exact`, as at least once, flights may be counted again; none may be missing.
     """
 
     stores: tuple[StoreComparison, ...]
     flights_counted: int
     flights_expected: int
-    windowed_counted: int
-    windowed_expected: int
-    retired: int = 0
+    windowed_flights_counted: int
+    windowed_flights_expected: int
+    aircraft_retired: int = 0
     exact: bool = True
 
     @property
     def differences(self) -> int:
         """Rows that differ in any way, plus one for each sum that is not right."""
-        more = (self.flights_counted - self.flights_expected, self.windowed_counted - self.windowed_expected)
+        windowed = self.windowed_flights_counted - self.windowed_flights_expected
+        more = (self.flights_counted - self.flights_expected, windowed)
         sums = sum(one < 0 or (self.exact and one > 0) for one in more)
         return sum(one.differences for one in self.stores) + sums
 
     @property
     def again(self) -> int:
         """Flights that were counted more than once, by the rows of the hours within retention."""
-        return max(self.windowed_counted - self.windowed_expected, 0)
+        return max(self.windowed_flights_counted - self.windowed_flights_expected, 0)
 
 
 def compare_state(root: Path, settings: BoardSettings, plain: PlainBoard, clock: Clock) -> BoardComparison:
@@ -104,9 +108,9 @@ def compare_state(root: Path, settings: BoardSettings, plain: PlainBoard, clock:
         ),
         flights_counted=sum(one.get("flights", 0) for one in progress),
         flights_expected=sum(plain.records.values()),
-        windowed_counted=sum(row["flights"] for row in actual["delays"].values()),
-        windowed_expected=sum(plain.records.values()) - plain.expired,
-        retired=sum(one.get("retired", 0) for one in progress),
+        windowed_flights_counted=sum(row["flights"] for row in actual["delays"].values()),
+        windowed_flights_expected=sum(plain.records.values()) - plain.expired,
+        aircraft_retired=sum(one.get("retired", 0) for one in progress),
         exact=exact,
     )
 
@@ -124,42 +128,47 @@ def _rows(tasks: Mapping[TaskId, TaskStores], name: str) -> dict[Any, dict[str, 
     return rows
 
 
-def agrees(actual: Mapping[str, Any], expected: Mapping[str, Any], *, exact: bool) -> bool:
-    """Whether a row is what it must be; where it is not `exact`, it may count flights again."""
-    if exact or "flights" not in expected:
-        return actual == expected
-    return bool(actual["flights"] > expected["flights"] and actual["worst"] == expected["worst"]) or actual == expected
-
-
-def compare_store(store: str, actual: Rows, expected: Rows, digest: Digest, *, exact: bool = True) -> StoreComparison:
-    """Compare two sets of rows."""
-    missing = sorted(expected.keys() - actual.keys())
-    extra = sorted(actual.keys() - expected.keys())
-    unequal = sorted(row for row in expected.keys() & actual.keys() if expected[row] != actual[row])
-    different = [row for row in unequal if not agrees(actual[row], expected[row], exact=exact)]
-    told = [f"{store} {row}: missing, must be {expected[row]}" for row in missing[:EXAMPLES_MAX]]
-    told += [f"{store} {row}: extra, is {actual[row]}" for row in extra[:EXAMPLES_MAX]]
-    told += [f"{store} {row}: is {actual[row]}, must be {expected[row]}" for row in different[:EXAMPLES_MAX]]
+def compare_store(store: str, actual: Rows, expected: Rows, digest: str = "", *, exact: bool = True) -> StoreComparison:
+    """Compare two sets of rows. Where it is not `exact`, a row may count flights again, and is then as it must be."""
+    counts: Counter[str] = Counter()
+    told: list[str] = []
+    for at, must, row in merged(_named(expected), _named(actual)):
+        kind = "missing" if row is None else "extra" if must is None else "equal" if row == must else "different"
+        if row is not None and must is not None and not exact and _counted_again(row, must):
+            kind = "again"
+        counts[kind] += 1
+        if kind not in ("equal", "again") and len(told) < EXAMPLES_MAX:
+            told.append(f"{store} {at.decode()}: {kind}, is {row}, must be {must}")
     return StoreComparison(
-        store,
-        len(actual),
-        len(expected),
-        len(missing),
-        len(extra),
-        len(different),
-        tuple(told[:EXAMPLES_MAX]),
-        digest,
-        len(unequal) - len(different),
+        store=store,
+        rows=len(actual),
+        expected=len(expected),
+        missing=counts["missing"],
+        extra=counts["extra"],
+        different=counts["different"],
+        examples=tuple(told),
+        digest=digest,
+        again=counts["again"],
     )
 
 
-def state_digests(tasks: Mapping[TaskId, TaskStores]) -> dict[str, Digest]:
+def _counted_again(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    if "flights" not in expected:
+        return False
+    return bool(actual["flights"] > expected["flights"] and actual["worst"] == expected["worst"])
+
+
+def _named(rows: Rows) -> list[tuple[bytes, Mapping[str, Any]]]:
+    return sorted(((str(at).encode(), row) for at, row in rows.items()), key=itemgetter(0))
+
+
+def state_digests(tasks: Mapping[TaskId, TaskStores]) -> dict[str, str]:
     """Digest by store, over all partitions: key, timestamp and raw value of every visible row."""
     digests: dict[str, Digest] = {}
     for task in tasks.values():
         for name, store in task.stores.items():
             digests[name] = digests.get(name, Digest()) + digest_rows(store.logical_rows())
-    return digests
+    return {name: digest.hex() for name, digest in digests.items()}
 
 
 @contextmanager

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from standfast.ops.demo.board import PARTITIONS, RESULTS
-from standfast.ops.demo.compare import agrees
+from standfast.ops.demo.compare import EXAMPLES_MAX, compare_store
 from standfast.replication.log import Log
 from standfast.replication.offsets import TopicPartition
 
-EXAMPLES_MAX = 5
 FETCH_RECORDS = 5_000
 WAIT_MS = 100
 START_BYTES = 8
@@ -97,22 +96,10 @@ def compare_finals(
             disordered += 1
             told.append(f"{at}: given after a later hour")
         latest[at[0]] = max(latest.get(at[0], 0), at[2])
-    missing = sorted(expected.keys() - seen.keys())
-    extra = sorted(seen.keys() - expected.keys())
-    different = sorted(at for at in expected.keys() & seen.keys() if not agrees(seen[at], expected[at], exact=exact))
-    told += [f"{at}: missing, must be {expected[at]}" for at in missing]
-    told += [f"{at}: extra, is {seen[at]}" for at in extra]
-    told += [f"{at}: is {seen[at]}, must be {expected[at]}" for at in different]
+    rows = compare_store(RESULTS, seen, expected, exact=exact)
+    examples = (*(f"{RESULTS} {text}" for text in told), *rows.examples)[:EXAMPLES_MAX]
     return FinalsComparison(
-        records,
-        len(expected),
-        len(missing),
-        len(extra),
-        len(different),
-        repeated,
-        disordered,
-        tuple(f"{RESULTS} {text}" for text in told[:EXAMPLES_MAX]),
-        exact,
+        records, len(expected), rows.missing, rows.extra, rows.different, repeated, disordered, examples, exact
     )
 
 

@@ -5,7 +5,7 @@ Rules of this file: plain data; times in milliseconds as named, JSON names are a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from shlex import quote
 from typing import Any
 
@@ -197,7 +197,7 @@ class DemoResult:
     @property
     def digests(self) -> dict[str, str]:
         """Digest by store, as text."""
-        return {one.store: one.digest.hex() for one in self.comparison.stores}
+        return {one.store: one.digest for one in self.comparison.stores}
 
     @property
     def problems(self) -> list[str]:
@@ -231,51 +231,15 @@ class DemoResult:
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""
-        comparison = self.comparison
-        return {
-            "schema": SCHEMA,
-            "ok": not self.problems,
-            "problems": self.problems,
-            "log": _fields(self.log),
-            "fed": _fields(self.fed),
-            "takeover": _fields(self.takeover),
-            "board": _fields(self.board),
-            "returned": _fields(self.returned),
-            "comparison": {
-                "differences": comparison.differences,
-                "exact": comparison.exact,
-                "stores": {
-                    one.store: {
-                        "rows": one.rows,
-                        "expected": one.expected,
-                        "missing": one.missing,
-                        "extra": one.extra,
-                        "different": one.different,
-                        "again": one.again,
-                    }
-                    for one in comparison.stores
-                },
-                "flights_counted": comparison.flights_counted,
-                "flights_expected": comparison.flights_expected,
-                "windowed_flights_counted": comparison.windowed_counted,
-                "windowed_flights_expected": comparison.windowed_expected,
-                "aircraft_retired": comparison.retired,
-            },
-            "finals": _fields(self.finals),
-            "offsets": {
-                "committed": {str(partition): offset for partition, offset in self.offsets.committed.items()},
-                "expected": {str(partition): offset for partition, offset in self.offsets.expected.items()},
-                "equal": self.offsets.equal,
-            },
-            "verify": _fields(self.verified),
-            "cold_restore": _fields(self.cold) | {"records_per_s": self.cold.records_per_s},
-            "digests": self.digests,
-            "metrics": _fields(self.metrics),
-            "spark": None if self.spark is None else _fields(self.spark),
-            "left_out": left_out(self),
-            "duration_ms": self.duration_ms,
-            "kept_in": self.kept_in,
-        }
+        head: dict[str, Any] = {"schema": SCHEMA, "ok": not self.problems, "problems": self.problems}
+        made: dict[str, Any] = head | asdict(self) | {"digests": self.digests, "left_out": left_out(self)}
+        del made["spark_left_out"]
+        made["comparison"]["differences"] = self.comparison.differences
+        made["comparison"]["stores"] = {one.store: asdict(one) for one in self.comparison.stores}
+        made["offsets"]["equal"] = self.offsets.equal
+        made["verify"] = made.pop("verified")
+        made["cold_restore"] = made.pop("cold") | {"records_per_s": self.cold.records_per_s}
+        return made
 
 
 def left_out(result: DemoResult) -> list[str]:
@@ -291,7 +255,3 @@ def left_out(result: DemoResult) -> list[str]:
 def removal_line(address: str, prefix: str) -> str:
     """What lists, and with --yes removes, all that a demo with this prefix made."""
     return f"standfast demo --log {quote(address)} --prefix {prefix} --remove"
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
