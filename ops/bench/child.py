@@ -25,6 +25,8 @@ import random
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from standfast.ops.bench.failover import FAILOVER, live
@@ -45,6 +47,7 @@ from standfast.ops.bench.step import (
     bench_store,
     key_of,
     memory_bytes,
+    session_of,
     timed,
     values_of,
 )
@@ -126,8 +129,7 @@ def fill(step: Step) -> Measured:
     """Write the changelogs that restores and standbys read: records dealt out to the tasks in turn."""
     values = values_of(step.value_bytes)
     changelogs = [step.changelog._replace(partition=number) for number in range(step.tasks)]
-    log = open_log(address_of(step))
-    try:
+    with closing(open_log(address_of(step))) as log:
         log.admin.create_topic(step.source, step.tasks, TopicPolicy())
         log.admin.create_topic(step.changelog.topic, step.tasks, changelog_policy(bench_store()))
         producer = log.producer()
@@ -143,15 +145,12 @@ def fill(step: Step) -> Measured:
             producer.append(batches)
         end = sum(bounds.end for bounds in log.reader().bounds(changelogs).values())
         return {"records": end, "elapsed_ms": SystemClock().monotonic_ms() - started_ms}
-    finally:
-        log.close()
 
 
 def read_log(step: Step) -> Measured:
     """Fetch the whole changelog: what a restore cannot be faster than."""
     changelog = step.changelog
-    log = open_log(address_of(step))
-    try:
+    with closing(open_log(address_of(step))) as log:
         reader = log.reader()
         begin, end = reader.bounds([changelog])[changelog]
 
@@ -161,8 +160,6 @@ def read_log(step: Step) -> Measured:
                 reader.fetch(FETCH_RECORDS)
 
         return timed(run, end - begin)
-    finally:
-        log.close()
 
 
 def read_bare(step: Step) -> Measured:
@@ -170,9 +167,8 @@ def read_bare(step: Step) -> Measured:
     from standfast.replication.kafka.bare import consume_bare
 
     changelog = step.changelog
-    log = open_log(address_of(step))
-    end = log.reader().bounds([changelog])[changelog].end
-    log.close()
+    with closing(open_log(address_of(step))) as log:
+        end = log.reader().bounds([changelog])[changelog].end
     found: list[int] = []
     measured = timed(lambda: found.append(consume_bare(address_of(step), changelog, end)), end)
     assert found == [end], f"{found[0]} of {end} records came"
@@ -181,20 +177,16 @@ def read_bare(step: Step) -> Measured:
 
 def restore(step: Step) -> Measured:
     """From the assignment of a cold task to its open gate: fencing, plan, replay."""
-    log = open_log(address_of(step))
-    log.admin.create_topic(step.source, 1, TopicPolicy())
-    records = log.reader().bounds([step.changelog])[step.changelog].end
-    log.close()
-    session = Session(
-        step.app,
-        log=address_of(step),
-        state_dir=Path(step.folder) / f"restore-{step.run}",
-        stores=[bench_store()],
-        partitions=1,
-        memory_bytes=step.memory_bytes,
+    with closing(open_log(address_of(step))) as log:
+        log.admin.create_topic(step.source, 1, TopicPolicy())
+        records = log.reader().bounds([step.changelog])[step.changelog].end
+    # No lease process: the processes of a restore are those that are measured.
+    session = session_of(
+        step,
+        f"restore-{step.run}",
         restore_workers=step.workers,
         restore_memory_bytes=step.restore_memory_bytes,
-        take_over=False,  # no lease process: the processes of a restore are those that are measured
+        take_over=False,
     )
 
     def run() -> None:
@@ -262,20 +254,10 @@ STEPS: dict[str, Callable[[Step], Measured]] = {
 
 def _session(step: Step, name: str) -> Session:
     """A session with an empty store and an empty log of its own, ready."""
-    folder = Path(step.folder) / name
-    address = step.log or f"sqlite:///{folder}/log/"
-    log = open_log(address)
-    log.admin.create_topic(step.source, 1, TopicPolicy())
-    log.close()
-    session = Session(
-        step.app,
-        log=address,
-        state_dir=folder / "state",
-        stores=[bench_store()],
-        partitions=1,
-        memory_bytes=step.memory_bytes,
-        guarantee=step.guarantee,  # type: ignore[arg-type]
-    )
+    own = replace(step, folder=str(Path(step.folder) / name))
+    with closing(open_log(address_of(own))) as log:
+        log.admin.create_topic(step.source, 1, TopicPolicy())
+    session = session_of(own, "state", guarantee=step.guarantee)
     session.assign(active=[0])
     session.wait_ready(READY_S)
     return session

@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
@@ -220,12 +221,9 @@ def measures(found: list[dict[str, int]]) -> list[Json]:
 
 
 def _feed(step: Step, source: TopicPartition, stop: threading.Event) -> None:
-    log = open_log(address_of(step))
-    try:
+    with closing(open_log(address_of(step))) as log:
         producer, number = log.producer(), 0
         while not stop.wait(FEED_MS / 1_000):
             record = Outgoing(key_of(number % 1_000, step.key_bytes), b"x" * step.value_bytes, 1 + number)
             producer.append({source: [record]})
             number += 1
-    finally:
-        log.close()

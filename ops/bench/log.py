@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,12 +95,9 @@ def _delete_topics(address: str, prefix: str) -> None:
     from standfast.replication.kafka.members import MEMBERS_SUFFIX
     from standfast.replication.tail.open_log import open_log
 
-    log = open_log(address)
-    try:
+    with closing(open_log(address)) as log:
         suffix = changelog_topic("", STORE)
         names = [info.name for info in log.admin.topics() if info.name.startswith(prefix)]
         members = [name.removesuffix(suffix) + MEMBERS_SUFFIX for name in names if name.endswith(suffix)]
         for name in names + [name for name in members if log.admin.describe_topic(name) is not None]:
             log.admin.delete_topic(name)
-    finally:
-        log.close()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from standfast.ops.bench.step import (
@@ -68,8 +69,7 @@ def source(step: Step) -> Measured:
     """Write the source topic."""
     rng, values = random.Random(1), values_of(step.value_bytes)
     keys = [key_of(number, step.key_bytes) for number in range(KEYS)]
-    log = open_log(address_of(step))
-    try:
+    with closing(open_log(address_of(step))) as log:
         log.admin.create_topic(SOURCE, 1, TopicPolicy())
         producer = log.producer()
         for first in range(0, step.records, FILL_RECORDS):
@@ -78,8 +78,6 @@ def source(step: Step) -> Measured:
                 {INPUT: [Outgoing(rng.choice(keys), values[n % VALUES], START_MS + n * STEP_MS) for n in numbers]}
             )
         return {"records": step.records}
-    finally:
-        log.close()
 
 
 def count(step: Step) -> Measured:
@@ -118,10 +116,7 @@ def _run(step: Step, build: Callable[[App], object], stores: list[WindowStore]) 
     while not (session.all_tasks() and session.ready):
         session.clock.sleep_ms(1)
     measured = timed(app.run, step.records)
-    log = open_log(address_of(step))
-    try:
+    with closing(open_log(address_of(step))) as log:
         committed = log.group(app.name).committed([INPUT])[INPUT].offset
-    finally:
-        log.close()
     assert committed == step.records, f"{committed} of {step.records} records are committed"
     return measured

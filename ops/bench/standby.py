@@ -10,16 +10,14 @@ no part of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from standfast.ops.bench.step import (
     READY_S,
     STORE,
     Measured,
     Step,
-    address_of,
-    bench_store,
     key_of,
+    session_of,
     timed,
 )
 from standfast.store.task.cut import Position
@@ -51,15 +49,7 @@ STANDBY_STEPS: dict[str, Callable[[Step], Measured]] = {"standby": standby, "col
 
 
 def _session(step: Step) -> Session:
-    return Session(
-        step.app,
-        log=address_of(step),
-        state_dir=Path(step.folder) / f"{step.step}-{step.run}",
-        stores=[bench_store()],
-        partitions=step.tasks,
-        memory_bytes=step.memory_bytes,
-        take_over=False,
-    )
+    return session_of(step, f"{step.step}-{step.run}", take_over=False)
 
 
 def _take_over(session: Session, step: Step) -> Measured:

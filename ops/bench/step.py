@@ -21,6 +21,7 @@ from standfast.store.child_process import ChildProcess, json_object
 from standfast.store.clock import SystemClock
 from standfast.store.names import changelog_topic
 from standfast.store.specs import KeyValueStore
+from standfast.stream.session.session import Session
 from standfast.stream.session.settings import RESTORE_MEMORY_DEFAULT_BYTES
 
 APP = "bench"
@@ -98,6 +99,19 @@ def values_of(value_bytes: int) -> list[bytes]:
 def address_of(step: Step) -> str:
     """The log of the step."""
     return step.log or f"sqlite:///{step.folder}/log/"
+
+
+def session_of(step: Step, state: str, **settings: Any) -> Session:
+    """A session over the step's log that has no task yet; `state` names its folder in that of the step."""
+    return Session(
+        step.app,
+        log=address_of(step),
+        state_dir=Path(step.folder) / state,
+        stores=[bench_store()],
+        partitions=step.tasks,
+        memory_bytes=step.memory_bytes,
+        **settings,
+    )
 
 
 def timed(run: Callable[[], None], count: int) -> Measured:

@@ -13,6 +13,7 @@ Rules of this file: nobody runs any more; it changes nothing that it checks.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,12 +87,9 @@ def check(folder: Path, log: Log, data: FlightData, settings: BoardSettings, clo
 
 def committed_offsets(log: Log, settings: BoardSettings, expected: Mapping[int, int]) -> Offsets:
     """What the group has committed of the flights, by partition; a partition without a flight has no commit."""
-    group = log.group(settings.app)
-    try:
+    with closing(log.group(settings.app)) as group:
         wanted = [TopicPartition(settings.topic, part) for part in expected]
         found = {at.partition: one.offset for at, one in group.committed(wanted).items()}
-    finally:
-        group.close()
     return Offsets({number: found.get(number, 0) for number in expected}, dict(expected))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,20 +61,16 @@ class FinalsComparison:
 
 def read_finals(log: Log, topic: str = RESULTS) -> list[Final]:
     """Every record of the topic, in order by partition."""
-    reader = log.reader()
     found: list[Final] = []
-    try:
+    with closing(log.reader()) as reader:
         for part in range(PARTITIONS):
             at = TopicPartition(topic, part)
-            begin, end = reader.bounds([at])[at]
-            reader.assign({at: begin})
-            position = begin
+            position, end = reader.bounds([at])[at]
+            reader.assign({at: position})
             while position < end:
                 for batch in reader.fetch(FETCH_RECORDS, WAIT_MS):
                     position = batch.next_offset
                     found += [_decoded(part, record.key or b"", record.value or b"null") for record in batch.records]
-    finally:
-        reader.close()
     return found
 
 

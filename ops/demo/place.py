@@ -13,7 +13,7 @@ Rules of this file: places and names. It removes only what it is told by name, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,17 +72,14 @@ def place_for(log: str | None, prefix: str | None, folder: Path, display: Displa
 
 def found_topics(log: Log, prefix: str) -> list[Topic]:
     """Topics of a demo with this prefix that are there."""
-    reader = log.reader()
-    try:
-        found = []
+    found = []
+    with closing(log.reader()) as reader:
         for name in names(prefix):
             info = log.admin.describe_topic(name)
             if info is not None:
                 bounds = reader.bounds([TopicPartition(name, part) for part in range(info.partitions)])
                 found.append(Topic(name, info.partitions, sum(end - begin for begin, end in bounds.values())))
-        return found
-    finally:
-        reader.close()
+    return found
 
 
 def remove(log: Log, prefix: str, found: Sequence[Topic]) -> None:
@@ -117,12 +114,9 @@ def _started(directory: Path, display: Display, clock: Clock) -> Iterator[LogUse
 def _others(address: str, prefix: str, display: Display, clock: Clock) -> LogUsed:
     """Somebody's cluster, on which nothing of our names may be."""
     check_listening(parse_kafka_address(address).servers, "have the demo start one: --log kafka")
-    log = open_log(address, clock=clock)
-    try:
+    with closing(open_log(address, clock=clock)) as log:
         found = found_topics(log, prefix)
         address = log.address
-    finally:
-        log.close()
     if found:
         raise InvalidRequest(
             f"{address} already has {_listed([one.name for one in found])}: choose another --prefix, or if they are of "
@@ -140,9 +134,6 @@ def _listed(found: Sequence[str]) -> str:
 
 def cleared(used: LogUsed, clock: Clock) -> LogUsed:
     """Remove what the demo made on somebody's cluster."""
-    log = open_log(used.address, clock=clock)
-    try:
+    with closing(open_log(used.address, clock=clock)) as log:
         remove(log, used.prefix, found_topics(log, used.prefix))
-    finally:
-        log.close()
     return replace(used, removed=True)

@@ -6,6 +6,7 @@ Rules of this file: without --yes it only lists. What goes is named one by one b
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 
 from standfast.ops.demo.place import KAFKA, PREFIX_DEFAULT, found_topics, remove
 from standfast.ops.shared.exit_codes import OK
@@ -23,14 +24,11 @@ def run_remove(args: argparse.Namespace) -> int:
     if args.log in (None, KAFKA):
         raise InvalidRequest("--remove goes with --log kafka://host:9092: elsewhere the demo leaves nothing")
     prefix, out = args.prefix or PREFIX_DEFAULT, Output(as_json=args.json)
-    log = open_log(args.log)
-    try:
+    with closing(open_log(args.log)) as log:
         found = found_topics(log, prefix)
         if args.yes:
             remove(log, prefix, found)
         address = log.address
-    finally:
-        log.close()
     out.document(
         {
             "schema": SCHEMA,

@@ -7,6 +7,7 @@ Rules of this file: it only puts together.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,23 +52,18 @@ def run_demo(
         f"{len(data.flights):,} flights of {data.source}, {PARTITIONS} partitions, two processes; "
         f"windows wait {settings.grace_ms / DAY_MS:.1f} days for late flights"
     )
-    log = open_log(used.address, clock=clock)
-    try:
-        feeder = Feeder(log, settings.topic, PARTITIONS, data.flights, lead_max)
-        view = LogView(log, settings)
-        try:
+    with closing(open_log(used.address, clock=clock)) as log:
+        with (
+            closing(Feeder(log, settings.topic, PARTITIONS, data.flights, lead_max)) as feeder,
+            closing(LogView(log, settings)) as view,
+        ):
             course = Course(folder, used.address, settings, feeder, view, display, clock, metrics_port)
             try:
                 course.run()
             finally:
                 course.abandon()
-        finally:
-            view.close()
-            feeder.close()
         checked = check(folder, log, data, settings, clock, display)
         ran, left_out = run_spark(folder, log, settings, display, clock) if spark else (None, "leave --no-spark out")
-    finally:
-        log.close()
     took_ms = clock.monotonic_ms() - started_ms
     result = _result(_fed(data, feeder, settings), course, checked, used, took_ms, str(folder) if kept else None)
     return replace(result, spark=ran, spark_left_out=left_out)
