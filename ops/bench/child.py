@@ -55,9 +55,9 @@ from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.topics.changelog import changelog_policy
-from standfast.store.child_process import json_line
 from standfast.store.clock import SystemClock
-from standfast.store.parent_process import Parent
+from standfast.store.process.child import json_line
+from standfast.store.process.parent import Parent
 from standfast.stream.session.session import Session
 
 WORKERS_END_MS = 5_000

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 from standfast.replication.offsets import TopicPartition
 from standfast.store import serde
-from standfast.store.child_process import ChildProcess, json_object
 from standfast.store.clock import SystemClock
 from standfast.store.names import changelog_topic
+from standfast.store.process.child import ChildProcess, json_object
 from standfast.store.specs import KeyValueStore
 from standfast.stream.session.session import Session
 from standfast.stream.session.settings import RESTORE_MEMORY_DEFAULT_BYTES

@@ -15,9 +15,9 @@ from typing import Any
 
 from standfast.ops.demo.board import BoardSettings
 from standfast.ops.demo.worker import Open, open_line, state_dir
-from standfast.store.child_process import ChildProcess, json_line, json_object
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError, Unavailable
+from standfast.store.process.child import ChildProcess, json_line, json_object
 
 STOP_MS_MAX = 15_000
 POLL_MS = 10

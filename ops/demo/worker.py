@@ -1,6 +1,6 @@
 """One process of the demo: runs the board, serves its metrics, and tells the demo how it is doing.
 
-    python -m standfast.ops.demo.worker STATE_DIR     a child of the demo (`standfast.store.child_process`)
+    python -m standfast.ops.demo.worker STATE_DIR     a child of the demo (`standfast.store.process.child`)
 
     demo ── Open, then anything else to stop ──> worker
     demo <── {"at_ms": ..., "status": a status document}, several times a second ── worker
@@ -25,10 +25,10 @@ from standfast.ops.http.server import OpsServer
 from standfast.ops.observe.status import status_document
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId
-from standfast.store.child_process import json_line
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Closed
-from standfast.store.parent_process import Parent
+from standfast.store.process.child import json_line
+from standfast.store.process.parent import Parent
 from standfast.stream.app.app import App
 from standfast.stream.session.session import Session
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from standfast.store.parent_process import bind_to_parent
+from standfast.store.process.parent import bind_to_parent
 
 
 def main(arguments: list[str]) -> None:

@@ -29,7 +29,7 @@ from standfast.replication.log import Group, Log
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Corruption, Fenced, StandfastError, Unavailable
-from standfast.store.parent_process import bind_to_parent
+from standfast.store.process.parent import bind_to_parent
 
 READ_BYTES = 1 << 16
 RETRY_MS = 200

@@ -17,9 +17,9 @@ import sys
 import time
 from typing import Any
 
-from standfast.store.child_process import LINE_BYTES_MAX, ChildProcess, json_line, json_object
 from standfast.store.clock import SystemClock
-from standfast.store.parent_process import Parent
+from standfast.store.process.child import LINE_BYTES_MAX, ChildProcess, json_line, json_object
+from standfast.store.process.parent import Parent
 
 MODULE = "support.child_program"
 LIFE_MAX_S = 120  # of a process that hangs, should a test leave it behind

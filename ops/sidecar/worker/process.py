@@ -27,10 +27,10 @@ from standfast.ops.sidecar.worker.protocol import (
     parse_report,
 )
 from standfast.ops.sidecar.worker.reads import Reads
-from standfast.store.child_process import ChildProcess, Restarts, Silence
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
 from standfast.store.log import logger
+from standfast.store.process.child import ChildProcess, Restarts, Silence
 
 MODULE = "standfast.ops.sidecar.worker.worker"
 RESTART_MS_MAX = 2_000  # tasks that it is to restore wait for it, and are to open within 5 s

@@ -31,7 +31,7 @@ from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InternalError, StandfastError, is_of_log
 from standfast.store.log import logger
-from standfast.store.parent_process import Parent
+from standfast.store.process.parent import Parent
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.session import Session
 from standfast.stream.session.statistics import SessionStatistics

@@ -16,8 +16,8 @@ from standfast.ops.observe.health import HEARTBEAT_MS_MAX
 from standfast.ops.sidecar.worker.process import SILENT_MS, START_MS, TailWorker
 from standfast.ops.sidecar.worker.protocol import Open
 from standfast.replication.tail.open_log import open_log
-from standfast.store.child_process import RESTART_MS
 from standfast.store.clock import ManualClock
+from standfast.store.process.child import RESTART_MS
 from standfast.store.task.state_dir import StateDir
 from support.serve import KEYVALUE, wait_for
 

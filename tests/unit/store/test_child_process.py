@@ -19,7 +19,9 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from standfast.store.child_process import (
+from standfast.store.clock import Clock, ManualClock, SystemClock
+from standfast.store.errors import InternalError
+from standfast.store.process.child import (
     ORDERS_BYTES_MAX,
     RESTART_MS,
     WELL_MS,
@@ -30,8 +32,6 @@ from standfast.store.child_process import (
     json_line,
     json_object,
 )
-from standfast.store.clock import Clock, ManualClock, SystemClock
-from standfast.store.errors import InternalError
 from support.child_program import FLOOD_LINES, MODULE
 from support.places import TESTS
 from support.serve import wait_for

@@ -8,7 +8,7 @@
     started ──> first word within `start_ms` ──> a word at least every `silent_ms` ──> stop: last order, drained
                                                        └── rubbish, silence, a flood of orders or of one line: killed
 
-The child's side is `standfast.store.parent_process.Parent`. Handles that the child must inherit, such as that of a
+The child's side is `standfast.store.process.parent.Parent`. Handles that the child must inherit, such as that of a
 directory's lock, are lent: the lock is held until the last of both processes has ended.
 
 Rules of this file: pipes and one process, nothing of what orders and answers mean. It signals only what it started, by
@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, Generic, Self, TypeVar
 
 from standfast.store.clock import Clock
 from standfast.store.errors import InternalError, StandfastError
-from standfast.store.parent_process import PARENT_VARIABLE
+from standfast.store.process.parent import PARENT_VARIABLE
 
 Answer = TypeVar("Answer")
 
