@@ -16,7 +16,7 @@ from standfast.replication.placement import may_let_go, place_standbys
 from standfast.replication.takeover import MemberPlan, plans
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import logger
-from standfast.stream.session.take_over import Holder, give_way
+from standfast.stream.session.take_over import Holder
 from standfast.stream.session.task import TaskState
 
 FOLLOW_TICK_MS = 500
@@ -37,21 +37,24 @@ class GroupFollower:
 
     def warm(self) -> frozenset[TaskId]:
         """Standbys here that are close enough to the end to take their task over at once."""
-        behind = {tailed.task for tailed in self._instance.tailer.changelogs.values() if tailed.lag > WARM_LAG_RECORDS}
+        behind = {
+            tailed.task
+            for tailed in self._instance.readiness.tailer.changelogs.values()
+            if tailed.lag > WARM_LAG_RECORDS
+        }
         standing_by = (task_id for task_id, task in self._instance.tasks.items() if task.state is TaskState.STANDBY)
         return frozenset(task_id for task_id in standing_by if task_id not in behind)
 
     def tick(self, now_ms: int) -> None:
         """Look at the group, open what is wanted here, and bring the standbys in line with the group."""
-        instance = self._instance
-        view = instance.look_at_group()
-        members = plans(view)
-        if instance.member not in members:
+        instance, writers, member = self._instance, self._instance.writers, self._instance.membership.member
+        members = plans(instance.membership.look())
+        if member not in members:
             return  # the lease ran out: the next heartbeat joins again
-        owners = instance.owners(frozenset(instance.tasks) | self.wanted)
-        give_way(instance, owners)
+        owners = writers.owners(instance.tasks.keys() | self.wanted)
+        writers.give_way(instance.tasks, owners)
         held = instance.tasks
-        instance.connect(one for one in sorted(self.wanted) if one not in held or held[one].role == "standby")
+        writers.connect(one for one in sorted(self.wanted) if one not in held or held[one].role == "standby")
         for task_id in sorted(self.wanted):
             task = instance.tasks.get(task_id)
             if task is None or task.role == "standby":
@@ -63,10 +66,10 @@ class GroupFollower:
                     logger.warning("task %s is not opened again: %s", task_id, error)
         placed = place_standbys(members, self._replicas)
         changed = False
-        mine = placed.standbys[instance.member]
+        mine = placed.standbys[member]
         for task_id, task in list(instance.tasks.items()):
             surplus = task.role == "standby" and task_id not in mine
-            if surplus and may_let_go(instance.member, task_id, placed, members):
+            if surplus and may_let_go(member, task_id, placed, members):
                 instance.revoke(task_id)
                 changed = True
         new = sorted(mine - frozenset(instance.tasks) - self.wanted)
@@ -79,7 +82,7 @@ class GroupFollower:
 
     def _left_idle(self, task_id: TaskId, owner: str | None, members: Mapping[str, MemberPlan], now_ms: int) -> bool:
         """Whether the last owner, though alive, has not run a task for a while: it gave it up, the group says."""
-        plan = None if owner is None or owner == self._instance.member else members.get(owner)
+        plan = None if owner is None or owner == self._instance.membership.member else members.get(owner)
         if plan is None or task_id in plan.active:
             self._idle_since.pop(task_id, None)
             return False
@@ -98,4 +101,4 @@ class GroupFollower:
                 self._replicas,
             )
         if changed or warm != self._told[0]:
-            self._instance.publish()
+            self._instance.membership.publish()

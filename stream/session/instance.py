@@ -1,8 +1,11 @@
-"""All tasks of one process: opened, restored, promoted, given up.
+"""All tasks of one process: opened, restored, promoted, given up. In Kafka Streams this is the TaskManager.
 
     assign / take over ──> opener ──> restorer ──> RUNNING            standby ──> tailer ──> promote ──┐
                              ^                                                                          │
                              └──────────────── reinitialise (state lost, corrupt) <── failed <──────────┘
+
+    writers.py      which instance may write a task     readiness.py    restore, standbys, gate
+    membership.py   this process in the group           opener.py       files, stores and restore plan of one task
 
 Rules of this file: driven by `poll_once` under the session's lock, by one thread at a time; it owns no thread. What
 to take over, when a gate opens and what to restore are decided by pure code; this carries it out.
@@ -10,22 +13,15 @@ to take over, when a gate opens and what to restore are decided by pure code; th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 
 from standfast.replication.lease.progress import WORK
-from standfast.replication.listeners import Listener
-from standfast.replication.log import Committed, EnteredView, Group, GroupView, Log, LogReader, LogWriter
+from standfast.replication.log import LogWriter
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.tail.tailer import Tailer, TailResult
 from standfast.replication.takeover import MemberPlan
-from standfast.restore.gate import Gate
-from standfast.restore.gate import Policy as GatePolicy
 from standfast.restore.plan import CORRUPT, DIVERGED, RESUME
-from standfast.restore.replay.bulk_plan import BulkSettings
-from standfast.restore.replay.restorer import Restorer, RestoreRound
 from standfast.store.clock import Clock
-from standfast.store.disk import DiskGuard
 from standfast.store.errors import (
     BadConfig,
     Corruption,
@@ -40,20 +36,21 @@ from standfast.store.log import logger
 from standfast.store.task.task_stores import Unwritten
 from standfast.store.tracebacks import let_go
 from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
-from standfast.stream.session.lease import LeaseKeeper
+from standfast.stream.session.groups import all_task_ids
+from standfast.stream.session.membership import Membership
 from standfast.stream.session.mending import Loss
-from standfast.stream.session.opener import NOTHING, Opened, Ranges, TaskOpener
-from standfast.stream.session.ownership import Ownership, lost_task
-from standfast.stream.session.statistics import LEASE_LATE, LEASE_STALLED, SessionCounters
-from standfast.stream.session.take_over import TakeOver, give_way
+from standfast.stream.session.opener import NOTHING, Opened, TaskOpener
+from standfast.stream.session.ownership import lost_task
+from standfast.stream.session.readiness import PROMOTE, Readiness
+from standfast.stream.session.settings import SessionSettings
+from standfast.stream.session.statistics import SessionCounters
+from standfast.stream.session.take_over import TakeOver
 from standfast.stream.session.task import GONE, Task, TaskState
+from standfast.stream.session.writers import Writers
 
 TAKE_OVER_TICK_MS = 100
 RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, looks every 100 ms took a tenth of its time
-STANDBY_TICK_MS = 500
 AGAIN_TICK_MS = 500
-DISK_TICK_MS = 500
-DISK_WRITING_TICK_MS = 50
 
 
 class Instance:
@@ -61,67 +58,40 @@ class Instance:
 
     def __init__(
         self,
-        log: Log,
-        group: Group,
         opener: TaskOpener,
+        writers: Writers,
+        membership: Membership,
+        readiness: Readiness,
+        settings: SessionSettings,
         *,
-        member: str,
         clock: Clock,
-        listener: Listener,
         counters: SessionCounters,
-        gate_policy: GatePolicy,
-        lease_ms: int,
-        take_over: bool,
-        standby_replicas: int,
-        all_tasks: frozenset[TaskId] | None,
-        reader: Callable[[str], LogReader],
-        bulk: BulkSettings | None = None,
-        disk: DiskGuard | None = None,
-        learn_partitions: Callable[[], None] | None = None,
-        lease: LeaseKeeper | None = None,
+        learn_partitions: Callable[[], None],
     ) -> None:
-        self.log = log
         self.app = opener.app
-        self.member = member
         self.tasks: dict[TaskId, Task] = {}
-        self.ownership = Ownership()
-        self.gate = Gate(gate_policy)
-        self.restorer = Restorer(log, listener, reader("restore"), bulk)
-        self.tailer = Tailer(log, group, listener, reader("standby"))
+        self.writers = writers
+        self.ownership = writers.ownership
+        self.membership = membership
+        membership.plan = self._plan
+        self.readiness = readiness
         self.counters = counters
-        counters.restored_records = self.restorer.restored_records
-        counters.restored_bytes = self.restorer.restored_bytes
-        counters.restore_phases_ns = self.restorer.phases_ns
-        counters.standby_records = self.tailer.applied_records
-        self.view: GroupView | None = None
         self.standbys_missing = 0
-        self._group = group
+        # The tasks that live instances share out by take-over; None: the caller assigns.
+        self.shared = all_task_ids(opener.groups) if settings.placement == "shared" else None
+        self.follower: GroupFollower | None = None
+        if settings.placement == "group":
+            self.follower = GroupFollower(self, settings.standby_replicas, learn_partitions)
+        self._take_over = TakeOver(self, settings.standby_replicas, allowed=settings.take_over)
         self._opener = opener
         self._clock = clock
-        self._disk = disk
-        self._listener = listener
-        self._lease_ms = lease_ms
-        self._lease = lease
-        self._joined = False
-        self._take_over = TakeOver(self, standby_replicas, allowed=take_over)
-        self._all_tasks = all_tasks  # the tasks to share out by take-over; None: the caller assigns
-        self.follower: GroupFollower | None = None
-        if learn_partitions is not None:  # placement `group`
-            self.follower = GroupFollower(self, standby_replicas, learn_partitions)
-        self._since: dict[TaskId, tuple[int, str]] = {}
-        self._local_counts: dict[TaskId, bool] = {}
-        self._gate_shut_ms = -1
         # Closed for want of the log: why they had to be opened anew, and what of their state is lost.
         self._again: dict[TaskId, tuple[str, Loss]] = {}
         self._next_again_ms = 0
         self._returning: set[TaskId] = set()  # lost, and to be stood by for again, as they were assigned
-        self._copies: set[TaskId] = set()  # standbys for which something was set aside
         # Rows of failed tasks that are assigned anew, though closed: the log has their commit, and no directory has.
         self._unwritten: dict[TaskId, Unwritten] = {}
-        self._untold = False  # the group does not know what is held here
         self._next_take_over_ms = 0
-        self._next_standby_ms = 0
-        self._next_disk_ms = 0
 
     def assign(
         self, active: Iterable[TaskId], standby: Iterable[TaskId], *, take_back: frozenset[TaskId] | None = None
@@ -139,7 +109,7 @@ class Instance:
         if take_back is not None:
             held = take_back & self._active()
             if held:  # one that commits nothing would not meet a newer owner at the log
-                give_way(self, self.owners(held))
+                self.writers.give_way(self.tasks, self.writers.owners(held))
             self._look_for_fenced(wanted_active)
             stay_lost = wanted_active & self.ownership.lost.keys() - take_back
         self.ownership.assign(wanted_active, wanted_standby, stay_lost=stay_lost)
@@ -153,43 +123,38 @@ class Instance:
                 self.revoke(task_id)
         self._unwritten = {one: rows for one, rows in self._unwritten.items() if one in wanted_active}
         new = sorted(wanted_active - self._active())
-        self.connect(new)
+        self.writers.connect(new)
         for task_id in new:
             started_ms = self._clock.monotonic_ms()
-            self._run(task_id, self._open_writer(task_id, if_free=False), started_ms)
+            self._run(task_id, self.writers.open(task_id, if_free=False), started_ms)
         for task_id in sorted(wanted_standby):
             if task_id in self._active():
                 self.revoke(task_id)
             if task_id not in self.tasks:
                 self.open_standby(task_id)
-        self.publish()
+        self.membership.publish()
 
     def grow(self, group: int, partitions: int) -> None:
         """Let the changelogs of a group have that many partitions."""
         self._opener.grow(group, partitions)
 
-    @property
-    def shared(self) -> frozenset[TaskId] | None:
-        """The tasks that live instances share out by take-over; None: the caller assigns."""
-        return self._all_tasks
-
     def share_out(self, tasks: frozenset[TaskId]) -> None:
         """These are the tasks to share out from now on, where they are."""
-        self._all_tasks = None if self._all_tasks is None else tasks
+        self.shared = None if self.shared is None else tasks
 
     def revoke(self, task_id: TaskId) -> None:
         """Close a task cleanly: what is uncommitted is forgotten, files are flushed for a quick reopen."""
-        self._step()
+        # One more of many: the work on all of them together may take longer than `max_stall_ms`.
+        self._opener.progress.step(WORK)
         task = self.tasks.pop(task_id)
-        self._untold = True
+        self.membership.stale = True
         try:
-            self.restorer.remove(task_id, "revoked")
-            self.tailer.remove(task_id, "revoked")
+            self.readiness.remove(task_id, "revoked")
             if task.role == "active":
-                self._forget_gate(task_id)
+                self.readiness.forget(task_id)
             if task.state not in GONE:
                 _flush(task)
-                self._step()
+                self._opener.progress.step(WORK)
         finally:  # it is in no list any more, and open it would keep the lock of its directory for good
             task.close()
 
@@ -217,7 +182,7 @@ class Instance:
             self.follower.wanted -= gone
         for task_id in gone & self._active():
             self.revoke(task_id)
-        self.publish()
+        self.membership.publish()
 
     def reopen(self, task_id: TaskId, *, if_free: bool = False) -> None:
         """Open a task that failed or was taken over again; what the log holds beyond its stored position is replayed.
@@ -235,12 +200,11 @@ class Instance:
         promotes = task is not None and task.role == "standby" and task.state not in GONE
         if task is not None and not promotes:
             let_go(task.error)
-            self.restorer.remove(task_id, "reopened")
-            self.tailer.remove(task_id, "reopened")
-            self._forget_gate(task_id)
+            self.readiness.remove(task_id, "reopened")
+            self.readiness.forget(task_id)
             task.close()
         try:
-            writer = self._open_writer(task_id, if_free=if_free or self._all_tasks is not None)
+            writer = self.writers.open(task_id, if_free=if_free or self.shared is not None)
         except (Held, Fenced) as other:
             self._lose(task_id, str(other))
             raise
@@ -255,7 +219,7 @@ class Instance:
 
     def _reopen_standby(self, task: Task) -> None:
         if task.state in GONE:
-            self.tailer.remove(task.id, "reopened")
+            self.readiness.tailer.remove(task.id, "reopened")
             task.close()
             self.open_standby(task.id)
 
@@ -267,7 +231,7 @@ class Instance:
                 self.ownership.lose(task_id, why)
         elif task.state in GONE:
             task.error = error
-            self._keep_gate_shut(task_id, error)
+            self.readiness.keep_shut(task_id, error)
 
     def poll_once(self) -> int:
         """One round of restore, standby and take-over work; returns how many records were applied."""
@@ -284,8 +248,7 @@ class Instance:
         for task_id, task in self.tasks.items():
             if task.state in (TaskState.RESTORING, TaskState.STANDBY):
                 logger.warning("task %s is opened again, because its reading was broken off by %r", task_id, error)
-                self.restorer.remove(task_id, "failed")
-                self.tailer.remove(task_id, "failed")
+                self.readiness.remove(task_id, "failed")
                 task.fail(error)
                 self._again[task_id] = (RESUME, NOTHING)
         let_go(error)
@@ -295,29 +258,19 @@ class Instance:
         self._look_after_failed()
         self._try_again(now_ms)
         self._return_to_standby()
-        may_write = self._has_room(now_ms)
-        restored = self.restorer.poll_once(now_ms) if may_write else RestoreRound()
+        readiness, membership = self.readiness, self.membership
+        restored = readiness.restore_round(now_ms)
         for task_id, error in restored.failed.items():
             self._reinitialise(task_id, error)
-        whole = self._whole()
-        committed = self._group.committed() if whole else {}  # one question for all: each took 4 ms on Kafka
-        for task_id in whole:
-            self._activate(task_id, committed)
-        # A standby is given nothing while an active task of this instance is still restoring.
-        self.tailer.allow(not self.restorer.tasks)
-        tailed = self.tailer.poll_once(self._clock.wall_ms()) if may_write else TailResult()
+        readiness.run_whole()
+        tailed = readiness.standby_round()
         for task_id, error in tailed.failed.items():
             self._reinitialise(task_id, error)
-        if now_ms >= self._next_standby_ms:
-            self._next_standby_ms = now_ms + STANDBY_TICK_MS
-            if may_write:
-                self.tailer.commit_tick(self._clock.wall_ms())
-            self.tailer.refresh_ends(self._clock.wall_ms())
-            self._drop_copies()
-        if self._untold:
-            self.publish()
+        readiness.standby_tick(now_ms)
+        if membership.stale:
+            membership.publish()
         if now_ms >= self._next_take_over_ms:
-            quick_ms = RESTORING_TICK_MS if self.restorer.tasks else TAKE_OVER_TICK_MS
+            quick_ms = RESTORING_TICK_MS if readiness.restorer.tasks else TAKE_OVER_TICK_MS
             self._next_take_over_ms = now_ms + (quick_ms if self.follower is None else FOLLOW_TICK_MS)
             if self.follower is None:
                 self._take_over.tick()
@@ -325,85 +278,26 @@ class Instance:
                 self.follower.tick(now_ms)
         return restored.records + tailed.applied
 
-    def _has_room(self, now_ms: int) -> bool:
-        """Whether restores and standbys may write: below the floor they stand still, and go on by themselves.
-
-        A round writes 16 MiB at most, and so do two or three in a twentieth of a second.
-        """
-        if self._disk is None:
-            return True
-        writes = bool(self.restorer.tasks or self.tailer.changelogs)
-        if now_ms >= self._next_disk_ms:
-            self._next_disk_ms = now_ms + (DISK_WRITING_TICK_MS if writes else DISK_TICK_MS)
-            self._disk.look()
-        return not self._disk.full
-
-    def join(self) -> None:
-        """Become a member of the application's group, with the tasks held now."""
-        self._join(self._group)
-
-    def look_at_group(self) -> GroupView:
-        """The group as it is now."""
-        self.view = self._group.view()
-        return self.view
-
-    def publish(self) -> None:
-        """Tell the group which tasks are held here."""
-        self._untold = True
-        self.join()
-        self._untold = False
-
-    def heartbeat(self, group: Group) -> None:
-        """Renew the lease; a lease that ran out is taken again (tasks lost meanwhile are fenced at the log)."""
-        try:
-            self.view = group.heartbeat(self.member)
-        except Fenced:
-            self._join(group)
-
     def close(self) -> None:
         """Close every task and leave the group, so that others may take over at once."""
         with ExitStack() as last:  # each step, whatever the one before said
-            for close in (self._opener.close, self.tailer.close, self.restorer.close, self._leave):
+            readiness = self.readiness
+            for close in (self._opener.close, readiness.tailer.close, readiness.restorer.close, self.membership.leave):
                 last.callback(close)
             for task_id in reversed(list(self.tasks)):
                 last.callback(self.revoke, task_id)
-
-    def _leave(self) -> None:
-        try:
-            self._group.leave(self.member)
-        except (Unavailable, BadConfig) as error:  # a permission may be gone, too: all else is closed
-            logger.warning("%s could not leave the group, its lease runs out by itself: %s", self.member, error)
-
-    def _step(self) -> None:
-        """One more task of many was dealt with: the work on all of them together may take longer than `max_stall`."""
-        if self._lease is not None:
-            self._lease.progress.step(WORK)
-
-    def _join(self, group: Group) -> None:
-        self.view = group.join(self.member, self._plan().to_json(), lease_ms=self._lease_ms)
-        if isinstance(self.view, EnteredView) and self._joined:
-            reason = LEASE_STALLED if self._lease is not None and self._lease.was_stalled() else LEASE_LATE
-            self.counters.leases_lost[reason] += 1
-            logger.warning("lease of %s had run out (%s): joined again", self.member, reason)
-        self._joined = True
 
     def _plan(self) -> MemberPlan:
         held = {task_id: task.role for task_id, task in dict(self.tasks).items() if task.state not in GONE}
         return MemberPlan(
             active=frozenset(task_id for task_id, role in held.items() if role == "active"),
             standby=frozenset(task_id for task_id, role in held.items() if role == "standby"),
-            takes_any=self._all_tasks is not None,
+            takes_any=self.shared is not None,
             warm=frozenset() if self.follower is None else self.follower.warm(),
         )
 
     def _active(self) -> set[TaskId]:
         return {task_id for task_id, task in self.tasks.items() if task.role == "active"}
-
-    def _writer_id(self, task_id: TaskId) -> str:
-        return f"{self._opener.app}-{task_id.group}-{task_id.partition}"
-
-    def _open_writer(self, task_id: TaskId, *, if_free: bool) -> LogWriter:
-        return self.log.writer(self._writer_id(task_id), group=self._opener.app, owner=self.member, if_free=if_free)
 
     def _run(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
         """Run a task whose writer was opened just now: its standby, or all of it."""
@@ -423,7 +317,7 @@ class Instance:
         self._started(opened)
         self._unwritten.pop(task_id, None)
         opened.task.open_writer(writer)
-        self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, _why(opened, "assign"))
+        self._restore(opened, started_ms, _why(opened, "assign"))
 
     def open_standby(self, task_id: TaskId) -> None:
         """Stand by for a task from now on."""
@@ -439,115 +333,53 @@ class Instance:
 
     def _stand_by_for(self, opened: Opened) -> None:
         self._started(opened)
-        if self._opener.state_dir.aside(str(opened.task.id)):
-            self._copies.add(opened.task.id)
-        opened.task.move(TaskState.STANDBY)
         try:
-            self.tailer.add(opened.task.applier, opened.task.applier.limited)
+            self.readiness.stand_by(opened.task)
         except Unavailable as error:
             self._fail_for_now(opened.task, error, "unavailable")
-
-    def _drop_copies(self) -> None:
-        """A standby that has caught up needs no more what was set aside for it."""
-        for task_id in list(self._copies):
-            task = self.tasks.get(task_id)
-            if task is None or task.state is not TaskState.STANDBY:
-                self._copies.discard(task_id)  # an active drops it itself
-            elif self.tailer.is_whole(task_id):
-                self._copies.discard(task_id)
-                self._opener.state_dir.drop_aside(str(task_id))
 
     def _started(self, opened: Opened) -> None:
         opened.task.count_in(self.counters)
         self.tasks[opened.task.id] = opened.task
-        self._untold = True
+        self.membership.stale = True
         self.counters.wipes.update(set(opened.lost.values()))
         self.counters.store_wipes.update(opened.lost.items())
 
     def _promote(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
         task = self.tasks[task_id]
         try:
-            self.tailer.write(task_id)  # what it was given counts, and is not read again
+            self.readiness.tailer.write(task_id)  # what it was given counts, and is not read again
             planned = self._opener.plan_again(task)
         except Unavailable:
             writer.close()  # it goes on standing by until the log answers
             raise
         except Corruption as damage:
             if damage.of_log:
-                self.tailer.remove(task_id, "promoted")
+                self.readiness.tailer.remove(task_id, "promoted")
                 task.open_writer(writer)
                 raise
             planned = Loss.by(damage)
         except BaseException:
-            self.tailer.remove(task_id, "promoted")
+            self.readiness.tailer.remove(task_id, "promoted")
             task.open_writer(writer)
             raise
-        self.tailer.remove(task_id, "promoted")
+        self.readiness.tailer.remove(task_id, "promoted")
         task.open_writer(writer)
         if isinstance(planned, Loss):
             self._start_over(task_id, next(iter(planned.stores.values()), CORRUPT), planned, started_ms)
             return
-        ranges, local_counts = planned
-        self._restore(task, ranges, local_counts, started_ms, "promote")
+        self._restore(Opened(task, *planned), started_ms, PROMOTE)
 
-    def _restore(self, task: Task, ranges: Ranges, local_counts: bool, started_ms: int, why: str) -> None:
-        self._step()
-        task.move(TaskState.RESTORING)
-        if self._gate_shut_ms < 0:
-            self._gate_shut_ms = started_ms
-        self.gate.assigned([task.id])
-        self._since[task.id] = (started_ms, why)
+    def _restore(self, opened: Opened, started_ms: int, why: str) -> None:
+        task = opened.task
         try:
-            self.restorer.add(task.applier, ranges, self._clock.monotonic_ms())
+            self.readiness.restore(
+                task, opened.ranges, local_counts=opened.local_counts, started_ms=started_ms, why=why
+            )
         except Unavailable as error:
             self._fail_for_now(task, error, why)
         except Corruption as damage:  # looked after with the next round
             task.fail(damage)
-        # Last: without it `_whole` passes over a task that a signal handler kept from being restored.
-        self._local_counts[task.id] = local_counts
-
-    def _whole(self) -> list[TaskId]:
-        """Tasks that are restored and do not run yet; those for which the log did not answer last time too."""
-        return [
-            task_id
-            for task_id, task in self.tasks.items()
-            if task.state is TaskState.RESTORING
-            and task_id not in self.restorer.tasks
-            and task_id in self._local_counts
-        ]
-
-    def _activate(self, task_id: TaskId, committed: Mapping[TopicPartition, Committed]) -> None:
-        self._step()
-        task = self.tasks[task_id]
-        task.resume_from_log(committed, local_counts=self._local_counts[task_id])
-        task.move(TaskState.RUNNING)
-        del self._local_counts[task_id]
-        self._opener.state_dir.drop_aside(str(task_id))
-        now_ms = self._clock.monotonic_ms()
-        started_ms, why = self._since.pop(task_id)
-        self.counters.restore_seconds.observe((now_ms - started_ms) / 1_000)
-        for name in task.stores.specs:
-            self.counters.store_restore_seconds[name, why].observe((now_ms - started_ms) / 1_000)
-        if why == "promote":
-            self.counters.promotions["completed"] += 1
-            self.counters.promotion_seconds.observe((now_ms - started_ms) / 1_000)
-            self.counters.promotion_last_ms = now_ms - started_ms
-        self.gate.restored(task_id)
-        self._note_gate()
-
-    def _note_gate(self) -> None:
-        if self._gate_shut_ms >= 0 and not self.gate.missing():
-            waited_ms = self._clock.monotonic_ms() - self._gate_shut_ms
-            self.counters.gate_wait_seconds.observe(waited_ms / 1_000)
-            self.counters.gate_last_wait_ms = waited_ms
-            self._gate_shut_ms = -1
-
-    def _forget_gate(self, task_id: TaskId) -> None:
-        if task_id in self.gate:
-            self.gate.revoked([task_id])
-        self._since.pop(task_id, None)
-        self._local_counts.pop(task_id, None)
-        self._note_gate()
 
     def _look_after_failed(self) -> None:
         self._look_for_fenced(self.tasks.keys())
@@ -585,16 +417,15 @@ class Instance:
         self.ownership.lose(task_id, why)
         self._unwritten.pop(task_id, None)
         # It may have been restoring still: what reads on for a task that is not here fails the whole instance.
-        self.restorer.remove(task_id, "fenced")
-        self.tailer.remove(task_id, "fenced")
-        self._forget_gate(task_id)
+        self.readiness.remove(task_id, "fenced")
+        self.readiness.forget(task_id)
         task = self.tasks.pop(task_id, None)
         if task is not None:
             task.fail(Fenced(why))
             task.close()
-        if task_id in self.ownership.standby and self._all_tasks is None:
+        if task_id in self.ownership.standby and self.shared is None:
             self._returning.add(task_id)
-        self.publish()
+        self.membership.publish()
 
     def _return_to_standby(self) -> None:
         """A standby that had taken its task over, and lost it to another owner, is what it was assigned as again."""
@@ -615,8 +446,7 @@ class Instance:
             self._fail_for_now(self.tasks[task_id], error, "unavailable")
             return
         if not _is_lost(error):
-            self.restorer.remove(task_id, "failed")
-            self.tailer.remove(task_id, "failed")
+            self.readiness.remove(task_id, "failed")
             task = self.tasks[task_id]
             task.fail(error)
             logger.error("task %s failed: %s", task_id, error)
@@ -635,15 +465,14 @@ class Instance:
         # The caller did not ask for this: a commit of offsets whose rows are gone must not succeed.
         if active and old.uncommitted:
             old.dropped = reason
-        self.restorer.remove(task_id, reason)
-        self.tailer.remove(task_id, reason)
-        self._forget_gate(task_id)
+        self.readiness.remove(task_id, reason)
+        self.readiness.forget(task_id)
         if loss and not old.stores.closed:
             _flush(old)  # a log that is not empty is checked byte by byte before a store is taken out
         old.close()
         try:
             # Free, or ours: whoever took it over while it failed here keeps it.
-            writer = self._open_writer(task_id, if_free=True) if active else None
+            writer = self.writers.open(task_id, if_free=True) if active else None
         except (Held, Fenced) as other:
             self._lose(task_id, str(other))
             return
@@ -663,7 +492,7 @@ class Instance:
         self._started(opened)
         opened.task.dropped = old.dropped
         opened.task.open_writer(writer)
-        self._restore(opened.task, opened.ranges, opened.local_counts, started_ms, _why(opened, reason))
+        self._restore(opened, started_ms, _why(opened, reason))
 
     def _stays_closed(self, task: Task, reason: str, loss: Loss, error: StandfastError) -> None:
         """Refused (the local rows may be the last copy): it stays closed, and says why. Out of reach: until later."""
@@ -672,17 +501,13 @@ class Instance:
             self._again[task.id] = (reason, loss)
         logger.error("task %s cannot be opened again: %s", task.id, error)
         if task.writer is not None:
-            self._keep_gate_shut(task.id, error)
+            self.readiness.keep_shut(task.id, error)
             if isinstance(error, BadConfig):
                 raise error  # such as a permission that is missing: nothing here will put it right
 
-    def _keep_gate_shut(self, task_id: TaskId, error: StandfastError) -> None:
-        self.gate.assigned([task_id])
-        self.gate.failed(task_id, str(error))
-
     def absent(self) -> dict[TaskId, str]:
         """Active tasks that the caller named and that are not here, and why. Shared tasks are at home anywhere."""
-        if self._all_tasks is not None:
+        if self.shared is not None:
             return {}
         here = {task_id for task_id, task in dict(self.tasks).items() if task.role == "active"}
         return {
@@ -696,17 +521,13 @@ class Instance:
         for task_id in sorted(absent.keys() & self.ownership.lost.keys()):
             raise lost_task(task_id, absent[task_id])
 
-    def connect(self, tasks: Iterable[TaskId]) -> None:
-        """The writers of tasks that will be opened one after the other connect at the same time."""
-        self.log.prepare([self._writer_id(task_id) for task_id in tasks])
-
     def take(self, task_id: TaskId, *, if_free: bool = True) -> None:
         """Run a task; with `if_free` not while another live member owns it. One that failed here stays as it is."""
         if task_id in self._active() or (task_id in self.tasks and self.tasks[task_id].state in GONE):
             return
         started_ms = self._clock.monotonic_ms()
         try:
-            writer = self._open_writer(task_id, if_free=if_free)
+            writer = self.writers.open(task_id, if_free=if_free)
         except (Held, Fenced) as other:
             # Fenced: another instance claimed it after this one, and before the log let this one in. A standby goes on
             # standing by; the next look at the group says whose the task is.
@@ -723,18 +544,12 @@ class Instance:
                 self.tasks[task_id].fail(refused)
             else:
                 self._keep_closed(task_id, refused)
-        self.publish()
+        self.membership.publish()
 
     def _keep_closed(self, task_id: TaskId, refused: StandfastError) -> None:
         """A task that is owned here and must not be opened: it keeps the gate shut, and says why."""
         self.tasks[task_id] = self._opener.closed(task_id, refused, "active")
-        self.gate.assigned([task_id])
-        self.gate.failed(task_id, str(refused))
-
-    def owners(self, candidates: frozenset[TaskId]) -> dict[TaskId, str]:
-        """Who last opened a writer for these."""
-        names = {self._writer_id(task_id): task_id for task_id in candidates}
-        return {names[name]: owner for name, owner in self._group.owners().items() if name in names}
+        self.readiness.keep_shut(task_id, refused)
 
 
 def _flush(task: Task) -> None:

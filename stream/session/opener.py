@@ -52,7 +52,7 @@ from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores, Unwritten
 from standfast.stream.session.groups import TaskGroup
 from standfast.stream.session.mending import Loss, Mender
-from standfast.stream.session.settings import Guarantee
+from standfast.stream.session.settings import SessionSettings
 from standfast.stream.session.task import Task
 
 Ranges = dict[TopicPartition, tuple[int, int, str]]
@@ -79,40 +79,37 @@ class TaskOpener:
         group: Group,
         state_dir: StateDir,
         groups: Mapping[int, TaskGroup],
-        shared: RocksShared,
+        settings: SessionSettings,
         *,
         clock: Clock,
         listener: Listener,
-        guarantee: Guarantee,
-        limits: RowLimits,
-        accept_empty_log: bool,
-        accept_missing_history: bool,
-        accept_unreadable_rows: bool,
         buffer_bytes: Callable[[], int],
         disk: DiskGuard,
-        foreign: bool = False,
-        progress: LeaseProgress | None = None,
+        foreign: bool,
+        progress: LeaseProgress,
     ) -> None:
         self.app = app
         self.log = log
         self.groups = groups  # the session's own mapping: it may learn the partitions of a group later
         self.state_dir = state_dir
         self._group = group
-        self._shared = shared
+        self._settings = settings
+        self._shared = RocksShared(settings.memory_bytes)
         self._clock = clock
         self._listener = listener
-        self._guarantee: Guarantee = guarantee
-        self._limits = limits
-        self._accept_empty_log = accept_empty_log
-        self._accept_missing_history = accept_missing_history
+        self._limits = RowLimits(value_bytes=settings.value_max_bytes, least_timestamp_ms=log.least_timestamp_ms)
         self._buffer_bytes = buffer_bytes
         self._disk = disk
         self._fixes = Fixes(log.address)
-        self._progress = progress or LeaseProgress()
+        self.progress = progress
         self._foreign = foreign  # the changelogs are another application's: they are taken as they are
         self._reader = log.reader()
         self._mender = Mender(
-            state_dir, shared, self._stores, self._refuse_loss, accept_unreadable_rows=accept_unreadable_rows
+            state_dir,
+            self._shared,
+            self._stores,
+            self._refuse_loss,
+            accept_unreadable_rows=settings.accept_unreadable_rows,
         )
         self._permitted: set[int] = set()  # groups whose changelogs this user may use
 
@@ -183,7 +180,7 @@ class TaskOpener:
                 continue
             opened = self._planned(task, topics, stores, lost)
             if isinstance(opened, Opened):
-                if unwritten is not None and self._guarantee == "exactly_once":
+                if unwritten is not None and self._settings.guarantee == "exactly_once":
                     stores.carry(unwritten)  # at least once, the records come again
                 return opened
             loss = opened
@@ -263,7 +260,7 @@ class TaskOpener:
             applier,
             self._group,
             app=self.app,
-            guarantee=self._guarantee,
+            guarantee=self._settings.guarantee,
             clock=self._clock,
             listener=self._listener,
             topics=self.groups[task.group].topics,
@@ -282,7 +279,7 @@ class TaskOpener:
         detached: bool = False,
     ) -> TaskStores:
         path = directory or self.state_dir.task_path(str(task))
-        with self._progress.replaying(path):
+        with self.progress.replaying(path):
             return TaskStores(
                 path,
                 self.app,
@@ -348,8 +345,8 @@ class TaskOpener:
                 locals_[changelog],
                 state,
                 now_ms=now_ms,
-                accept_empty_log=self._accept_empty_log,
-                accept_missing_history=self._accept_missing_history,
+                accept_empty_log=self._settings.accept_empty_log,
+                accept_missing_history=self._settings.accept_missing_history,
             )
         return plans
 

@@ -113,7 +113,7 @@ class Replica(Session):
             ]
             behind = [
                 f"{changelog}: at {one.machine.position} of {one.end}"
-                for changelog, one in sorted(self._instance.tailer.changelogs.items())
+                for changelog, one in sorted(self._instance.readiness.tailer.changelogs.items())
                 if one.caught_up_ms < 0
             ]
         return *gone, *behind

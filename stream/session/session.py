@@ -25,6 +25,9 @@ from standfast.replication.log import Group, GroupView, Log, LogReader
 from standfast.replication.offsets import TaskId
 from standfast.replication.tail.fetch_pipeline import FetchPipeline
 from standfast.replication.tail.open_log import log_folder, open_log, parse_address
+from standfast.replication.tail.tailer import Tailer
+from standfast.restore.gate import Gate
+from standfast.restore.replay.restorer import Restorer
 from standfast.store.arguments import flag_problems, list_problems, refuse
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.disk import DiskGuard
@@ -38,18 +41,18 @@ from standfast.store.errors import (
     Unavailable,
 )
 from standfast.store.log import logger
-from standfast.store.rocks.engine import RocksShared
-from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.tracebacks import letting_go
 from standfast.stream.session.figures import Figures
-from standfast.stream.session.groups import TaskGroup, all_specs, all_task_ids
+from standfast.stream.session.groups import TaskGroup, all_specs
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.log_care import run_care
+from standfast.stream.session.membership import Membership
 from standfast.stream.session.opener import TaskOpener
 from standfast.stream.session.own_loop import Given, Host, OwnLoop
+from standfast.stream.session.readiness import Readiness
 from standfast.stream.session.session_tasks import (
     ReadView,
     checked_tasks,
@@ -71,6 +74,7 @@ from standfast.stream.session.snapshot import LogFigures, restores_of, session_s
 from standfast.stream.session.source_gate import OpenTask
 from standfast.stream.session.statistics import RestoreStatistics, SessionCounters, SessionStatistics
 from standfast.stream.session.task import Task, TaskState
+from standfast.stream.session.writers import Writers
 from standfast.stream.signatures import spelled_out
 
 IDLE_WAIT_S = 0.01
@@ -161,9 +165,9 @@ class Session:
             if background:
                 self._pipeline = FetchPipeline(self.log, wake=self._wake.set)
             self._instance = self._make_instance()
-            self._instance.join()
+            self._instance.membership.publish()
             if leased:
-                self._keeper.begin(self._instance, app, self._lease_group)
+                self._keeper.begin(self._instance.membership, app, self._lease_group)
             tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
             self.own_loop = OwnLoop(Host(app, self.log.address, self.clock, self._group, *tasks))
         except BaseException:
@@ -200,14 +204,9 @@ class Session:
             self._group,
             self._state,
             self._groups,
-            RocksShared(settings.memory_bytes),
+            settings,
             clock=self.clock,
             listener=self.listeners,
-            guarantee=settings.guarantee,
-            limits=RowLimits(value_bytes=settings.value_max_bytes, least_timestamp_ms=self.log.least_timestamp_ms),
-            accept_empty_log=settings.accept_empty_log,
-            accept_missing_history=settings.accept_missing_history,
-            accept_unreadable_rows=settings.accept_unreadable_rows,
             buffer_bytes=self._buffer_bytes,
             disk=self.disk,
             foreign=self.read_only,
@@ -215,25 +214,27 @@ class Session:
         )
         if all(group.partitions for group in self._groups.values()):
             opener.ensure_topics(follow=self._grouped and settings.discovery_interval_ms is not None)
-        shared = settings.placement == "shared"
-        return Instance(
-            self.log,
+        member, counters = self._state.instance_id, self.counters
+        readiness = Readiness(
+            Restorer(self.log, self.listeners, self.reader("restore"), settings.bulk()),
+            Tailer(self.log, self._group, self.listeners, self.reader("standby")),
+            Gate(settings.gate),
             self._group,
-            opener,
-            member=self._state.instance_id,
+            self._state,
+            self.disk,
             clock=self.clock,
-            listener=self.listeners,
-            counters=self.counters,
-            gate_policy=settings.gate,
-            lease_ms=settings.lease_ms,
-            lease=self._keeper,
-            take_over=settings.take_over,
-            standby_replicas=settings.standby_replicas,
-            all_tasks=all_task_ids(self._groups) if shared else None,
-            reader=self.reader,
-            bulk=settings.bulk(),
-            disk=self.disk,
-            learn_partitions=self._learn_partitions if settings.placement == "group" else None,
+            counters=counters,
+            progress=self.progress,
+        )
+        return Instance(
+            opener,
+            Writers(self.log, self._group, self.app, member),
+            Membership(self._group, member, settings.lease_ms, self._keeper, counters),
+            readiness,
+            settings,
+            clock=self.clock,
+            counters=counters,
+            learn_partitions=self._learn_partitions,
         )
 
     def reader(self, name: str) -> LogReader:
@@ -339,7 +340,7 @@ class Session:
 
     def _waits(self) -> bool:
         """Whether something must still become whole before the session is ready."""
-        return bool(self._instance.gate.missing() or self._instance.absent())
+        return bool(self._instance.readiness.gate.missing() or self._instance.absent())
 
     def task(self, partition: int | TaskId | Given) -> Task:
         """The active task of a partition of group 0, of a task id, or of a message that the own consumer gave.
@@ -353,7 +354,7 @@ class Session:
             self.own_loop.check_read(task, reopens=self._instance.follower is not None)
             if task.error is not None or task.role == "standby":
                 task.store("")  # raises what the task's state calls for
-            if not self._instance.gate.is_open(task.id) and not self.own_loop.is_read(task):
+            if not self._instance.readiness.gate.is_open(task.id) and not self.own_loop.is_read(task):
                 raise NotReady(f"the restore gate is shut: {'; '.join(self.missing())}")
             return task
 
@@ -365,7 +366,7 @@ class Session:
     def open_tasks(self) -> dict[TaskId, Task]:
         """Tasks that run here and whose restore gate is open: those that may process."""
         with self._usable():
-            gate = self._instance.gate
+            gate = self._instance.readiness.gate
             return {
                 task_id: task
                 for task_id, task in self._instance.tasks.items()
@@ -374,7 +375,7 @@ class Session:
 
     def look(self, task_id: TaskId) -> tuple[Task | None, bool]:
         """A task held here, if it is, and whether its gate is open; waits for no lock, so it may be old by a moment."""
-        return self._instance.tasks.get(task_id), self._instance.gate.is_open(task_id)
+        return self._instance.tasks.get(task_id), self._instance.readiness.gate.is_open(task_id)
 
     def all_tasks(self) -> dict[TaskId, Task]:
         """Tasks of every group held here, standbys included."""
@@ -493,6 +494,7 @@ class Session:
             return session_statistics(
                 self.app,
                 self._instance,
+                self.log,
                 self._log_figures,
                 missing=self.missing(),
                 clock=self.clock,
@@ -618,7 +620,7 @@ class Session:
         return leader == self.instance_id
 
     def _log_is_mine(self) -> bool:
-        view = self._instance.view
+        view = self._instance.membership.view
         return view is not None and view.leader is not None and self._cares_for(view.leader)
 
     def _buffer_bytes(self) -> int:

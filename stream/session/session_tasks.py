@@ -135,9 +135,9 @@ def planned_commit(
 
 def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:
     """Who keeps the restore gate shut, and how far it is."""
-    progress = {at.task: (one, at) for one, at in instance.restorer.progress(now_ms) if not at.done}
+    progress = {at.task: (one, at) for one, at in instance.readiness.restorer.progress(now_ms) if not at.done}
     lines = [f"task {task_id}: {why}" for task_id, why in sorted(instance.absent().items())]
-    for task_id in instance.gate.missing():
+    for task_id in instance.readiness.gate.missing():
         task = instance.tasks.get(task_id)
         far = progress.get(task_id)
         if task is not None and task.error is not None:

@@ -5,7 +5,7 @@ Rules of this file: reads only; called under the session's lock.
 
 from __future__ import annotations
 
-from standfast.replication.log import LogReader
+from standfast.replication.log import Log, LogReader
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.tail.tailer import TailedChangelog
 from standfast.store.clock import Clock
@@ -55,16 +55,23 @@ class LogFigures:
 
 
 def session_statistics(
-    app: str, instance: Instance, figures: LogFigures, *, missing: tuple[str, ...], clock: Clock, disk: DiskState
+    app: str,
+    instance: Instance,
+    log: Log,
+    figures: LogFigures,
+    *,
+    missing: tuple[str, ...],
+    clock: Clock,
+    disk: DiskState,
 ) -> SessionStatistics:
     """Everything a session knows of itself now."""
-    view, wall_ms = instance.view, clock.wall_ms()
+    view, wall_ms = instance.membership.view, clock.wall_ms()
     figures.begin()
     tasks = tuple(_task(task, instance, figures, wall_ms) for _, task in sorted(instance.tasks.items()))
     log_read_ms_ago, log_error = figures.end()
     return SessionStatistics(
         app=app,
-        instance=instance.member,
+        instance=instance.membership.member,
         ready=not missing,
         missing=missing,
         members=tuple(member.member_id for member in view.members) if view is not None else (),
@@ -72,8 +79,8 @@ def session_statistics(
         tasks=tasks,
         restores=restores_of(instance, clock.monotonic_ms()),
         counters=instance.counters.copy(),
-        bulk=instance.restorer.bulk_statistics(),
-        log_lock=instance.log.lock_holder(),
+        bulk=instance.readiness.restorer.bulk_statistics(),
+        log_lock=log.lock_holder(),
         disk=disk,
         log_read_ms_ago=log_read_ms_ago,
         log_error=log_error,
@@ -99,7 +106,7 @@ def restores_of(instance: Instance, now_ms: int) -> tuple[RestoreStatistics, ...
             seconds_left=at.seconds_left,
             stuck=at.stuck,
         )
-        for one, at in instance.restorer.progress(now_ms)
+        for one, at in instance.readiness.restorer.progress(now_ms)
     )
 
 
@@ -132,7 +139,7 @@ def _store(
     changelog = task.applier.changelogs.get(name)
     begin, end = bounds.get(changelog, Bounds(0, 0)) if changelog is not None else Bounds(0, 0)
     stored = task.stores.cut.positions.get(name, Position(begin))
-    tailed = instance.tailer.changelogs.get(changelog) if changelog is not None else None
+    tailed = instance.readiness.tailer.changelogs.get(changelog) if changelog is not None else None
     return StoreStatistics(
         store=name,
         kind=store.spec.kind,
@@ -175,7 +182,7 @@ def _lag(
 ) -> int:
     """Records that a store lacks. What a source topic holds beyond the limit is not processed yet, so it lacks none."""
     if changelog is not None and changelog in task.applier.limited:
-        restoring = instance.restorer.tasks.get(task.id)
+        restoring = instance.readiness.restorer.tasks.get(task.id)
         if tailed is not None:
             end = min(end, tailed.reachable)
         else:

@@ -45,7 +45,7 @@ def drive(session: sf.Session) -> None:
 
 def loader(session: sf.Session) -> BulkLoader:
     """The bulk loader of a session."""
-    found = session._instance.restorer.bulk
+    found = session._instance.readiness.restorer.bulk
     assert found is not None
     return found
 

@@ -74,7 +74,7 @@ class SidecarSession(Session):
             tasks = {}
             for task_id, task in instance.tasks.items():
                 state = task.state  # another thread may fail the task meanwhile
-                is_open = state is TaskState.RUNNING and instance.gate.is_open(task_id)
+                is_open = state is TaskState.RUNNING and instance.readiness.gate.is_open(task_id)
                 tasks[task_id.partition] = HeldTask(task, task.role, state, is_open)
             restores = restores_of(instance, self.clock.monotonic_ms())
             return HeldTasks(tasks, restores, frozenset(task_id.partition for task_id in instance.ownership.lost))

@@ -274,7 +274,7 @@ def test_limit_never_moves_back_and_a_batch_beyond_it_moves_no_position(prices: 
     standby = prices.session("b")
     standby.assign(standby=[0])
     prices.settle(standby, lambda: position(standby) == 20, "it has all that may be applied")
-    machine = standby._instance.tailer.changelogs[prices.source].machine
+    machine = standby._instance.readiness.tailer.changelogs[prices.source].machine
     prices.group.commit({prices.source: Committed(5)})  # as an operator may
     prices.produce(30)
     prices.settle(standby, lambda: machine.statistics().limit_regressions > 0, "the smaller offset was seen")
@@ -292,7 +292,7 @@ def test_what_waits_beyond_the_limit_is_bounded_and_nothing_of_it_is_lost(prices
         prices.produce(5_000)
     standby = prices.session("b")
     standby.assign(standby=[0])
-    machine = standby._instance.tailer.changelogs[prices.source].machine
+    machine = standby._instance.readiness.tailer.changelogs[prices.source].machine
     prices.settle(standby, lambda: statistics(standby).paused, "it waits at limit 0")
     for _ in range(50):
         standby.poll_once()

@@ -41,7 +41,7 @@ def cared_for_by(*sessions: sf.Session) -> list[str]:
     """Who cares, once each knows the others."""
     for _ in range(3):
         for session in sessions:
-            session._instance.heartbeat(session._lease_group)
+            session._instance.membership.heartbeat(session._lease_group)
             session._instance.poll_once()
     return [session.instance_id for session in sessions if session._log_is_mine()]
 

@@ -119,7 +119,7 @@ def test_versioned_and_memory_stores_are_restored_by_batches(bench: Bench, many_
     live(bench, 2).close()
     session = bench.session("bulk", stores=all_kinds(), **BULK)
     session.assign(active=[0])
-    found = session._instance.restorer.tasks[TaskId(0, 0)].changelogs
+    found = session._instance.readiness.restorer.tasks[TaskId(0, 0)].changelogs
     assert {one.store: one.in_bulk for one in found.values()} == {
         **dict.fromkeys(("kv", "win", "ses", "plain", "dup"), True),
         **dict.fromkeys(("ver", "mem"), False),
@@ -131,7 +131,7 @@ def test_few_records_are_restored_by_batches(bench: Bench) -> None:
     live(bench, 2).close()
     session = bench.session("batches", stores=all_kinds())
     session.assign(active=[0])
-    found = session._instance.restorer.tasks[TaskId(0, 0)].changelogs
+    found = session._instance.readiness.restorer.tasks[TaskId(0, 0)].changelogs
     assert not any(one.in_bulk for one in found.values())
     drive(session)
     assert not loader(session).statistics().runs
@@ -370,7 +370,7 @@ def test_revoked_in_the_middle_and_assigned_again_goes_on(bench: Bench, many_run
             session.poll_once()
             time.sleep(0.002)
         session.assign()
-        assert not session._instance.restorer.tasks
+        assert not session._instance.readiness.restorer.tasks
     session.assign(active=[0])
     drive(session)
     assert digests(session) == expected

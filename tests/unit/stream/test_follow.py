@@ -34,7 +34,7 @@ def rounds(bench: Bench, *sessions: sf.Session, count: int = 12) -> None:
     for _ in range(count):
         bench.clock.advance(500)
         for session in sessions:
-            session._instance.heartbeat(session._group)
+            session._instance.membership.heartbeat(session._group)
         for session in sessions:
             session.poll_once()
 

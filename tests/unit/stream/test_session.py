@@ -165,7 +165,7 @@ def test_standby_takes_over_when_the_lease_runs_out_and_the_old_owner_is_fenced(
     bench.settle(second)
     before = contents(first)
     bench.clock.advance(1_200)  # neither renews: the first to join again is the one that polls
-    second._instance.heartbeat(second._group)
+    second._instance.membership.heartbeat(second._group)
     bench.clock.advance(100)
     second.poll_once()
     second.wait_ready(30)
@@ -243,7 +243,7 @@ def test_live_owner_is_not_taken_over(bench: Bench) -> None:
     for _ in range(30):
         bench.clock.advance(300)
         for session in (first, second):
-            session._instance.heartbeat(session._group)
+            session._instance.membership.heartbeat(session._group)
             session.poll_once()
     assert second.tasks()[0].role == "standby"
     first.task(0).store("kv").put("still", "mine")

@@ -232,7 +232,7 @@ def test_what_was_read_before_the_log_went_away_is_written_with_its_position(ben
     filled(bench, 2_000)
     second = bench.session("b", stores=[KV])
     second.assign(active=[0])
-    restorer = second._instance.restorer
+    restorer = second._instance.readiness.restorer
     reader: Any = restorer._reader
     wrapped = Wrapped(reader, lambda: reader.fetch(50), failing(Unavailable("the log is away")))
     restorer._reader = cast(LogReader, wrapped)

@@ -82,8 +82,8 @@ def test_a_standby_takes_over_with_equal_rows_and_never_shows_what_is_not_commit
         pump(bench, first.task(0), stop)
         for _ in range(8):
             bench.clock.advance(100)
-            first._instance.heartbeat(first._group)
-            second._instance.heartbeat(second._group)
+            first._instance.membership.heartbeat(first._group)
+            second._instance.membership.heartbeat(second._group)
             second.poll_once()
         assert rows(second) == rows(first)
         assert second.read("table", 0, allow_stale=True).lag_records == 0
@@ -93,7 +93,7 @@ def test_a_standby_takes_over_with_equal_rows_and_never_shows_what_is_not_commit
     pump(bench, first.task(0), 40, commit=False)
     before, counted = rows(first), rows(first, "counts")
     bench.clock.advance(1_200)  # the active is gone, with what it had not committed
-    second._instance.heartbeat(second._group)
+    second._instance.membership.heartbeat(second._group)
     bench.settle(second)
     second.wait_ready(30)
     assert (rows(second), rows(second, "counts")) == (before, counted)

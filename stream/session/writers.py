@@ -1,0 +1,55 @@
+"""Writers and fencing: which instance may write a task.
+
+    open ──> the log fences the former owner ──> owned here ──> another instance opens one ──> fenced: lost here
+                                                     └── a newer owner is seen in the group ──> give_way ──┘
+
+A task has one transactional id, so the log itself lets only its last owner write; `ownership` (pure) keeps what was
+lost until the caller names the task again.
+
+Rules of this file: it opens writers and compares owners; the instance closes what is lost. It knows no store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from standfast.replication.log import Group, Log, LogWriter
+from standfast.replication.offsets import TaskId
+from standfast.store.errors import Fenced
+from standfast.stream.session.ownership import Ownership
+from standfast.stream.session.task import GONE, Task
+
+
+class Writers:
+    """The writers of an application's tasks, as one member opens them."""
+
+    def __init__(self, log: Log, group: Group, app: str, member: str) -> None:
+        self.ownership = Ownership()
+        self._log = log
+        self._group = group
+        self._app = app
+        self._member = member
+
+    def connect(self, tasks: Iterable[TaskId]) -> None:
+        """The writers of tasks that will be opened one after the other connect at the same time."""
+        self._log.prepare([self._id(task_id) for task_id in tasks])
+
+    def open(self, task_id: TaskId, *, if_free: bool) -> LogWriter:
+        """Own a task from now on. With `if_free` Held while a live member owns it; Fenced if one takes it meanwhile."""
+        return self._log.writer(self._id(task_id), group=self._app, owner=self._member, if_free=if_free)
+
+    def owners(self, candidates: Iterable[TaskId]) -> dict[TaskId, str]:
+        """The members that last opened a writer for these."""
+        names = {self._id(task_id): task_id for task_id in candidates}
+        return {names[name]: owner for name, owner in self._group.owners().items() if name in names}
+
+    def give_way(self, tasks: Mapping[TaskId, Task], owners: Mapping[TaskId, str]) -> None:
+        """Fail the active tasks that run here and have a newer owner."""
+        for task_id, owner in owners.items():
+            task = tasks.get(task_id)
+            runs = task is not None and task.role == "active" and task.state not in GONE
+            if task is not None and runs and task.error is None and owner != self._member:
+                task.fail(Fenced(f"{owner} owns task {task_id} now"))
+
+    def _id(self, task_id: TaskId) -> str:
+        return f"{self._app}-{task_id.group}-{task_id.partition}"
