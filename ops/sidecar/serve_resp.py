@@ -14,8 +14,9 @@ from pathlib import Path
 
 from standfast.ops.config.types import Config
 from standfast.ops.sidecar.engine.engine import Engine
-from standfast.ops.sidecar.resp.connection import Authenticate, CallLimits, Grant
+from standfast.ops.sidecar.resp.connection import Authenticate, CallLimits
 from standfast.ops.sidecar.resp.door import RespDoor, RespLimits
+from standfast.ops.sidecar.resp.stores import Grant
 from standfast.ops.sidecar.security.audit import Audit
 from standfast.ops.sidecar.security.tokens import Role, Tokens
 from standfast.store.errors import BadConfig

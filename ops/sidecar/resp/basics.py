@@ -13,8 +13,9 @@ import os
 
 from standfast.ops.shared.reasons import BAD_REQUEST, NOPERM, WRONGPASS, Refused
 from standfast.ops.sidecar.resp.arguments import name, whole
-from standfast.ops.sidecar.resp.connection import EVERYTHING, Answer, Command, Connection
+from standfast.ops.sidecar.resp.connection import Answer, Command, Connection
 from standfast.ops.sidecar.resp.replies import NIL, OK, PONG, RESET, Value, bulk, encode, integer, plain_error, replies
+from standfast.ops.sidecar.resp.stores import EVERYTHING
 
 PARTITION_MAX = 2**31 - 1
 LABEL_MAX_BYTES = 128
@@ -46,7 +47,7 @@ def hello(c: Connection, args: list[bytes]) -> Answer:
             raise Refused(BAD_REQUEST, "syntax error in HELLO: expected AUTH store token, SETNAME name")
     if auth_args is not None:
         _authenticate(c, *auth_args)
-    if c.grant is None:
+    if c.stores.grant is None:
         return plain_error("NOAUTH HELLO must be called by an authenticated client: HELLO 3 AUTH store token")
     if label is not None:
         _set_label(c, label)
@@ -81,14 +82,14 @@ def _authenticate(c: Connection, store: bytes, token: bytes) -> None:
         raise Refused(NOPERM, f"the token of {grant.name!r} does not allow store {named!r}")
     c.authenticated(grant, token)
     c.binding.store = named
-    c.reads, c.writes = {}, {}
+    c.stores.forget()
     c.engine.select(c.binding, c.binding.partition)
 
 
 def select(c: Connection, args: list[bytes]) -> Answer:
     """SELECT partition: the database number is the partition."""
     c.engine.select(c.binding, whole(args[1], "the database number (the partition)", most=PARTITION_MAX))
-    c.reads, c.writes = {}, {}
+    c.stores.forget()
     return OK
 
 
@@ -97,9 +98,9 @@ def reset(c: Connection, args: list[bytes]) -> Answer:
     if c.in_multi:
         c.end_multi()
     c.engine.reset(c.binding)
-    c.reads, c.writes = {}, {}
+    c.stores.forget()
     c.version, c.nil, c.label = 2, NIL[2], b""
-    c.grant = EVERYTHING if c.door.authenticate is None else None
+    c.stores.grant = EVERYTHING if c.door.authenticate is None else None
     return RESET
 
 
@@ -213,8 +214,8 @@ def info(c: Connection, args: list[bytes]) -> Answer:
 
 def _keyspace(c: Connection) -> dict[int, int]:
     """Estimated rows of the default store by partition; nothing where the token may not read it."""
-    store = c.binding.store
-    if store is None or (c.grant is not None and c.grant.stores is not None and store not in c.grant.stores):
+    store, grant = c.binding.store, c.stores.grant
+    if store is None or (grant is not None and grant.stores is not None and store not in grant.stores):
         return {}
     return c.engine.estimates(store)
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from standfast.ops.shared.reasons import BAD_REQUEST, Refused
 from standfast.ops.sidecar.resp.arguments import options, whole
 from standfast.ops.sidecar.resp.connection import Answer, Connection
-from standfast.ops.sidecar.resp.keyvalue import default_read, keyvalue
 from standfast.ops.sidecar.resp.replies import array, bulk, integer, replies
 from standfast.ops.sidecar.resp.scans import collect
 from standfast.store.types.keyvalue import KeyValueState
@@ -29,7 +28,7 @@ _NO_EXPIRY, _NO_KEY = -1, -2
 def keys(c: Connection, args: list[bytes]) -> Answer:
     """KEYS prefix*|key."""
     prefix, whole_key = _pattern(args[1])
-    store = keyvalue(c.scan(None))
+    store = c.stores.scan(None)
     if whole_key:
         return array(_present(store, prefix), c.nil)
     found = ((bulk(key),) for key in _keys(store, prefix, prefix))
@@ -41,7 +40,7 @@ def scan(c: Connection, args: list[bytes]) -> Answer:
     given = options(args, 2, {b"MATCH": 1, b"COUNT": 1, b"TYPE": 1})
     count = whole(given.get(b"COUNT", [b"%d" % SCAN_DEFAULT])[0], "COUNT", least=1)
     prefix, whole_key = _pattern(given.get(b"MATCH", [b"*"])[0])
-    store = keyvalue(c.scan(None))
+    store = c.stores.scan(None)
     cursor = whole(args[1], "cursor", most=2**64 - 1)
     after = c.door.cursors.find(cursor, store.name, c.binding.partition) if cursor else None
     if given.get(b"TYPE", [b"string"])[0].lower() != b"string":
@@ -62,12 +61,12 @@ def scan(c: Connection, args: list[bytes]) -> Answer:
 
 def type_(c: Connection, args: list[bytes]) -> Answer:
     """TYPE key: string, or none."""
-    return b"+none\r\n" if default_read(c).get(args[1]) is None else b"+string\r\n"
+    return b"+none\r\n" if c.reads[None].get(args[1]) is None else b"+string\r\n"
 
 
 def ttl(c: Connection, args: list[bytes]) -> Answer:
     """TTL, PTTL, EXPIRETIME, PEXPIRETIME key: -1, because keys do not expire; -2 for a key that is not there."""
-    return integer(_NO_KEY if default_read(c).get(args[1]) is None else _NO_EXPIRY)
+    return integer(_NO_KEY if c.reads[None].get(args[1]) is None else _NO_EXPIRY)
 
 
 def getrange(c: Connection, args: list[bytes]) -> Answer:
@@ -76,7 +75,7 @@ def getrange(c: Connection, args: list[bytes]) -> Answer:
     last = whole(args[3], "end", least=-(2**63))
     if 0 > first > last:
         return bulk(b"")
-    value = default_read(c).get(args[1]) or b""
+    value = c.reads[None].get(args[1]) or b""
     first, last = (max(0, at if at >= 0 else at + len(value)) for at in (first, last))
     return bulk(value[first : last + 1])
 

@@ -84,7 +84,7 @@ def commit(c: Connection, args: list[bytes]) -> Answer:
 
 def run_commit(c: Connection, request: CommitRequest, kept: Kept, reply: Callable[[CommitAnswer], bytes]) -> Answer:
     """Begin, and answer when it is done; `kept` is the batch before it, for a repeat."""
-    c.check_may_write()
+    c.stores.check_may_write()
     begun = c.engine.begin_commit(c.binding, request)
     if not isinstance(begun, Commit):
         return reply(begun)
@@ -94,9 +94,9 @@ def run_commit(c: Connection, request: CommitRequest, kept: Kept, reply: Callabl
 
 def offsets(c: Connection, args: list[bytes]) -> Answer:
     """SF.OFFSETS: where to read on, with nothing uncommitted; binds the connection anew."""
-    c.check_may_write()
+    c.stores.check_may_write()
     found = c.engine.begin_anew(c.binding)
-    c.reads, c.writes = {}, {}
+    c.stores.forget()
     flat: list[Value] = []
     for (topic, partition), offset in sorted(found.items()):
         flat += [topic, partition, offset]
@@ -108,7 +108,7 @@ def time(c: Connection, args: list[bytes]) -> Answer:
     if len(args) == 1:
         return encode(c.engine.task(c.binding).task.stream_times.get(CLOCK_KEY), c.version)
     stamp = whole(args[1], "stream time")
-    c.check_may_write()
+    c.stores.check_may_write()
     times = c.engine.write(c.binding, adds=False).task.stream_times
     times[CLOCK_KEY] = max(stamp, times.get(CLOCK_KEY, stamp))
     c.binding.timestamp_ms = c.now_ms = stamp

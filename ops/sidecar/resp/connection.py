@@ -7,8 +7,8 @@
                        └─ Until        SF.WAITREADY                               the shell calls `poll` now and then
 
 Rules of this file: no socket, no thread, no loop. Requests of one connection are answered in their order, so while it
-waits nothing of it runs. A refusal answers one request; only what cannot be read ends the connection. What runs most
-(SET, GET) finds its store through `writes` and `reads`, which hold for one run.
+waits nothing of it runs. A refusal answers one request; only what cannot be read ends the connection. Commands find
+their stores through `stores`, whose `reads` and `writes` hold for one run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from itertools import islice, repeat
 from typing import Any, NamedTuple, TypeAlias
 
 from standfast.ops.shared.reasons import (
-    BAD_NAME,
     BAD_REQUEST,
     NOAUTH,
-    NOPERM,
     TOO_LARGE,
     Refused,
     message_of,
@@ -31,26 +29,15 @@ from standfast.ops.shared.reasons import (
 )
 from standfast.ops.sidecar.engine.engine import Engine
 from standfast.ops.sidecar.engine.statistics import MethodCounters
-from standfast.ops.sidecar.engine.task import EngineTask, MustWait, Waited
-from standfast.ops.sidecar.resp.arguments import name as checked_name
+from standfast.ops.sidecar.engine.task import MustWait, Waited
 from standfast.ops.sidecar.resp.replies import NIL, QUEUED, error, plain_error
+from standfast.ops.sidecar.resp.stores import EVERYTHING, Grant, Stores
 from standfast.store.errors import StandfastError
 from standfast.store.log import logger
 
 RUN_REQUESTS_MAX = 512  # then other connections get their turn
 RUN_BYTES_MAX = 1 << 20
 LARGE_BYTES = 4096  # replies below are bounded by their number
-
-
-class Grant(NamedTuple):
-    """What who is behind a connection may do. `stores` None: all of them."""
-
-    name: str
-    write: bool = True
-    stores: frozenset[str] | None = None
-
-
-EVERYTHING = Grant("owner")
 
 
 class CallLimits(NamedTuple):
@@ -147,16 +134,13 @@ class Connection:
         "closed",
         "ending",
         "engine",
-        "grant",
         "id",
-        "in_exec",
         "label",
         "nil",
         "now_ms",
         "on_resume",
-        "on_wait",
         "reads",
-        "touched",
+        "stores",
         "version",
         "waiting",
         "writes",
@@ -170,14 +154,11 @@ class Connection:
         self.label = b""
         self.version = 2
         self.nil = NIL[2]
-        self.grant: Grant | None = EVERYTHING if door.authenticate is None else None
+        self.stores = Stores(door.engine, self.binding, EVERYTHING if door.authenticate is None else None)
+        self.reads, self.writes = self.stores.reads, self.stores.writes
         self._token: bytes | None = None  # behind the grant
         self._revision = door.revision()
         self.now_ms = 0
-        self.reads: dict[bytes, Any] = {}  # stores that were found in this run, to be read
-        self.writes: dict[bytes, Any] = {}
-        self.touched: set[tuple[str, bool]] = set()  # stores of the MULTI that is being applied, and whether written
-        self.in_exec = False  # a MULTI is being applied: everything is answered at once
         self.waiting: object | None = None  # what for: an Offload, an Until, or a task
         self.ending = False  # after what is written
         self.closed = False
@@ -198,6 +179,11 @@ class Connection:
     def backlog(self) -> int:
         """Requests that wait for their turn."""
         return len(self._todo)
+
+    @property
+    def in_exec(self) -> bool:
+        """Whether a MULTI is being applied: then everything is answered at once."""
+        return self.stores.touched is not None
 
     @property
     def in_multi(self) -> bool:
@@ -249,7 +235,7 @@ class Connection:
             return False
         self.fresh()
         todo, out = self._todo, self._out.append
-        table, find = self._door.table.get, self._door.find
+        table, find, stores = self._door.table.get, self._door.find, self.stores
         left, size, together = RUN_REQUESTS_MAX, 0, True
         while todo and not self.ending:
             args = todo[0]
@@ -258,7 +244,7 @@ class Connection:
                 continue
             command = table(args[0]) or find(args[0])
             try:
-                if self._queue is None and self.grant is not None and command.least <= len(args) <= command.most:
+                if self._queue is None and stores.grant is not None and command.least <= len(args) <= command.most:
                     if together and command.run is not None and len(todo) > 1:
                         done, each = command.run(self, islice(todo, left))
                         if done:
@@ -301,7 +287,7 @@ class Connection:
         """A new run: stores are looked up again, and the time is read again."""
         stamp = self.binding.timestamp_ms
         self.now_ms = self.engine.clock.wall_ms() if stamp is None else stamp
-        self.reads, self.writes = {}, {}
+        self.stores.forget()
         revision = self._door.revision()
         if revision != self._revision:
             self._revision = revision
@@ -309,14 +295,14 @@ class Connection:
 
     def authenticated(self, grant: Grant, token: bytes) -> None:
         """Who is behind it from now on."""
-        self.grant, self._token, self._revision = grant, token, self._door.revision()
+        self.stores.grant, self._token, self._revision = grant, token, self._door.revision()
 
     def _look_again(self) -> None:
         """Tokens were read anew: this one may do less now, or is gone, and with it what it has not committed."""
         authenticate, token = self._door.authenticate, self._token
         if authenticate is not None and token is not None:
-            self.grant = authenticate(token)
-            if self.grant is None:
+            self.stores.grant = authenticate(token)
+            if self.stores.grant is None:
                 self._token = None
                 self.engine.reset(self.binding)
 
@@ -332,55 +318,6 @@ class Connection:
                 trace = trace.tb_next
             logger.error("%s: %s at %s", method, type(failure).__name__, " <- ".join(reversed(frames)))
         return error(reason, message_of(failure))
-
-    # -- stores -------------------------------------------------------------------------------------------------------
-
-    def read(self, raw_name: bytes | None) -> Any:
-        """The store to read, by its name; None is the default store of the connection."""
-        return self._found(self.engine.task(self.binding), raw_name, self.reads, write=False)
-
-    def write(self, raw_name: bytes | None) -> Any:
-        """The store to write."""
-        return self._found(self.engine.write(self.binding), raw_name, self.writes, write=True)
-
-    def delete(self, raw_name: bytes | None) -> Any:
-        """The store to delete from, which may be done with a full disk, too."""
-        return self._found(self.engine.write(self.binding, adds=False), raw_name, self.writes, write=True)
-
-    def scan(self, raw_name: bytes | None) -> Any:
-        """The store to scan; MustWait while its task commits."""
-        return self._found(self.engine.scan(self.binding), raw_name, {}, write=False)
-
-    def _found(self, held: EngineTask, raw_name: bytes | None, known: dict[bytes, Any], *, write: bool) -> Any:
-        if raw_name is None:
-            if self.binding.store is None:
-                raise Refused(
-                    BAD_NAME,
-                    "no default store: name one as user of the connection (AUTH store token, redis://store@...), or "
-                    "use the SF. commands, which name theirs",
-                )
-            store_name, raw_name = self.binding.store, b""
-        else:
-            store_name = checked_name(raw_name)
-        self.check_granted(store_name, write=write)
-        if self.in_exec:
-            self.touched.add((store_name, write))
-        store = known[raw_name] = held.task.stores.store(store_name)
-        return store
-
-    def check_granted(self, store: str, *, write: bool) -> None:
-        """Raise Refused NOPERM for what the token behind the connection does not allow."""
-        grant = self.grant
-        if grant is None or grant is EVERYTHING:
-            return
-        if (write and not grant.write) or (grant.stores is not None and store not in grant.stores):
-            what = "write" if write else "read"
-            raise Refused(NOPERM, f"the token of {grant.name!r} does not allow to {what} store {store!r}")
-
-    def check_may_write(self) -> None:
-        """Raise Refused NOPERM for a token that only reads, before something that is about the whole task."""
-        if self.grant is not None and not self.grant.write:
-            raise Refused(NOPERM, f"the token of {self.grant.name!r} does not allow to write")
 
     # -- MULTI --------------------------------------------------------------------------------------------------------
 
@@ -403,7 +340,7 @@ class Connection:
 
     def _unusual(self, command: Command, args: list[bytes]) -> Answer:
         """Not authenticated, within MULTI, or a wrong number of arguments."""
-        if self.grant is None and command.kind != "open":
+        if self.stores.grant is None and command.kind != "open":
             raise Refused(NOAUTH, "authentication required: AUTH store token")
         if not command.least <= len(args) <= command.most:
             self._spoilt = self._queue is not None

@@ -229,7 +229,7 @@ class RespDoor:
         strange = [
             (client.connection.id, client)
             for client in self._clients
-            if client.connection is not None and client.connection.grant is None
+            if client.connection is not None and client.connection.stores.grant is None
         ]
         if strange:
             self._cut_off(min(strange)[1], "no login")

@@ -18,7 +18,7 @@ from standfast.ops.sidecar.resp.arguments import options, whole
 from standfast.ops.sidecar.resp.connection import Answer, Connection
 from standfast.ops.sidecar.resp.replies import OK, array, bulk, integer, replies
 from standfast.ops.sidecar.resp.scans import bounded, collect
-from standfast.ops.sidecar.resp.verbs import of_kind
+from standfast.ops.sidecar.resp.stores import of_kind
 from standfast.store.types.keyvalue import KeyValueState, after_prefix
 
 _EXPIRY = {b"EX", b"PX", b"EXAT", b"PXAT", b"KEEPTTL"}
@@ -30,31 +30,15 @@ def keyvalue(store: Any) -> KeyValueState[bytes, bytes]:
     return of_kind(store, "keyvalue")  # type: ignore[no-any-return]
 
 
-def default_read(c: Connection) -> KeyValueState[bytes, bytes]:
-    store = c.reads.get(b"")
-    return store if store is not None else keyvalue(c.read(None))
-
-
-def _default_write(c: Connection) -> KeyValueState[bytes, bytes]:
-    store = c.writes.get(b"")
-    return store if store is not None else keyvalue(c.write(None))
-
-
-def _default_delete(c: Connection) -> KeyValueState[bytes, bytes]:
-    store = c.writes.get(b"")
-    return store if store is not None else keyvalue(c.delete(None))
-
-
 def get(c: Connection, args: list[bytes]) -> Answer:
     """GET key."""
-    store = c.reads.get(b"") or default_read(c)
-    value = store.get(args[1])
+    value = c.reads[None].get(args[1])
     return c.nil if value is None else b"$%d\r\n%b\r\n" % (len(value), value)
 
 
 def set_(c: Connection, args: list[bytes]) -> Answer:
     """SET key value [NX] [GET]."""
-    store = c.writes.get(b"") or _default_write(c)
+    store = c.writes[None]
     if len(args) > 3:
         return _set(c, store, args[1], args[2], args[3:])
     store.put_raw(args[1], args[2], c.now_ms)
@@ -68,7 +52,7 @@ def set_run(c: Connection, requests: Iterable[list[bytes]]) -> tuple[int, bytes]
         if len(args) != 3 or args[0] not in _SET_NAMES:
             break
         pairs.append((args[1], args[2]))
-    store = c.writes.get(b"") or _default_write(c)
+    store = c.writes[None]
     return (len(pairs), OK) if len(pairs) > 1 and store.put_raw_all(pairs, c.now_ms) else (0, OK)
 
 
@@ -94,7 +78,7 @@ def _set(
 
 def getdel(c: Connection, args: list[bytes]) -> Answer:
     """GETDEL key."""
-    store = _default_delete(c)
+    store = c.stores.deletes(None)
     old = store.get(args[1])
     if old is None:
         return c.nil
@@ -104,7 +88,7 @@ def getdel(c: Connection, args: list[bytes]) -> Answer:
 
 def delete(c: Connection, args: list[bytes]) -> Answer:
     """DEL key ..., and UNLINK key ..."""
-    return _delete(c, _default_delete(c), args[1:])
+    return _delete(c, c.stores.deletes(None), args[1:])
 
 
 def _delete(c: Connection, store: KeyValueState[bytes, bytes], keys: list[bytes]) -> bytes:
@@ -117,14 +101,14 @@ def _delete(c: Connection, store: KeyValueState[bytes, bytes], keys: list[bytes]
 def exists(c: Connection, args: list[bytes]) -> Answer:
     """EXISTS key ...: one named twice counts twice."""
     c.door.limits.check_keys(len(args) - 1)
-    store = default_read(c)
+    store = c.reads[None]
     return integer(sum(store.get(key) is not None for key in args[1:]))
 
 
 def mget(c: Connection, args: list[bytes]) -> Answer:
     """MGET key ..."""
     c.door.limits.check_keys(len(args) - 1)
-    return array(bounded(map(default_read(c).get, args[1:])), c.nil)
+    return array(bounded(map(c.reads[None].get, args[1:])), c.nil)
 
 
 def mset(c: Connection, args: list[bytes]) -> Answer:
@@ -132,19 +116,19 @@ def mset(c: Connection, args: list[bytes]) -> Answer:
     if not len(args) % 2:
         raise Refused(BAD_REQUEST, "wrong number of arguments for 'MSET' command")
     c.door.limits.check_keys(len(args) // 2)
-    _default_write(c).put_all(zip(args[1::2], args[2::2], strict=True), c.now_ms)
+    c.writes[None].put_all(zip(args[1::2], args[2::2], strict=True), c.now_ms)
     return OK
 
 
 def strlen(c: Connection, args: list[bytes]) -> Answer:
     """STRLEN key."""
-    value = default_read(c).get(args[1])
+    value = c.reads[None].get(args[1])
     return integer(0 if value is None else len(value))
 
 
 def dbsize(c: Connection, args: list[bytes]) -> Answer:
     """DBSIZE: an estimate."""
-    return integer(keyvalue(c.scan(None)).approximate_num_entries())
+    return integer(c.stores.scan(None).approximate_num_entries())
 
 
 # -- commands that name their store -----------------------------------------------------------------------------------
@@ -152,7 +136,7 @@ def dbsize(c: Connection, args: list[bytes]) -> Answer:
 
 def sf_put(c: Connection, args: list[bytes]) -> Answer:
     """SF.PUT store key value [NX] [GET] [TS ms]."""
-    store = keyvalue(c.writes.get(args[1]) or c.write(args[1]))
+    store = keyvalue(c.writes[args[1]])
     if len(args) == 4:
         store.put_raw(args[2], args[3], c.now_ms)
         return OK
@@ -163,7 +147,7 @@ def sf_put(c: Connection, args: list[bytes]) -> Answer:
 
 def sf_get(c: Connection, args: list[bytes]) -> Answer:
     """SF.GET store key [WITHTS]."""
-    store = keyvalue(c.reads.get(args[1]) or c.read(args[1]))
+    store = keyvalue(c.reads[args[1]])
     if len(args) == 3:
         value = store.get(args[2])
         return c.nil if value is None else bulk(value)
@@ -174,12 +158,12 @@ def sf_get(c: Connection, args: list[bytes]) -> Answer:
 
 def sf_del(c: Connection, args: list[bytes]) -> Answer:
     """SF.DEL store key ..."""
-    return _delete(c, keyvalue(c.writes.get(args[1]) or c.delete(args[1])), args[2:])
+    return _delete(c, keyvalue(c.stores.deletes(args[1])), args[2:])
 
 
 def sf_range(c: Connection, args: list[bytes]) -> Answer:
     """SF.RANGE store from to [REV] [LIMIT n] [AFTER key]."""
-    store = keyvalue(c.scan(args[1]))
+    store = keyvalue(c.stores.scan(args[1]))
     given = options(args, 4, {b"REV": 0, b"LIMIT": 1, b"AFTER": 1})
     low, high = args[2] or None, args[3] or None
     reverse = b"REV" in given
@@ -193,7 +177,7 @@ def sf_range(c: Connection, args: list[bytes]) -> Answer:
 
 def sf_prefix(c: Connection, args: list[bytes]) -> Answer:
     """SF.PREFIX store prefix [REV] [LIMIT n] [AFTER key]."""
-    store = keyvalue(c.scan(args[1]))
+    store = keyvalue(c.stores.scan(args[1]))
     given = options(args, 3, {b"REV": 0, b"LIMIT": 1, b"AFTER": 1})
     prefix, reverse = args[2], b"REV" in given
     after = given[b"AFTER"][0] if b"AFTER" in given else None

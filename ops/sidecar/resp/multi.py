@@ -9,6 +9,7 @@ Rules of this file: within EXEC everything is answered at once, in the engine's 
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import partial
 from hashlib import blake2b
 
@@ -46,33 +47,33 @@ def execute(c: Connection, args: list[bytes]) -> Answer:
         return plain_error("EXECABORT Transaction discarded because of previous errors.")
     if not queue:
         return replies([])
-    c.in_exec = True
+    touched: set[tuple[str, bool]] = set()
+    c.stores.touched = touched
     try:
-        return _execute(c, queue)
+        return _execute(c, queue, touched)
     except MustWait:
         c.keep_multi(queue)
         raise
     finally:
-        c.in_exec = False
+        c.stores.touched = None
 
 
-def _execute(c: Connection, queue: Queue) -> Answer:
+def _execute(c: Connection, queue: Queue, touched: Set[tuple[str, bool]]) -> Answer:
     names = [command.name for command, _ in queue]
     if COMMIT in names[:-1]:
         raise Refused(BAD_BATCH, "SF.COMMIT ends a MULTI: it must be the last of it; nothing of it was applied")
     if names[-1] != COMMIT:
         return replies(_apply(c, queue))
-    c.check_may_write()
+    c.stores.check_may_write()
     request = commit_request(queue[-1][1])
     repeated = c.engine.check_commit(c.binding, request)
     digest = _digest(c, queue[:-1])
     if repeated is not None:
         return _repeat(c, repeated, digest)
-    c.touched.clear()
-    c.reads, c.writes = {}, {}  # so that every store of the batch is found within it
+    c.stores.forget()  # so that every store of the batch is found within it
     answers = _apply(c, queue[:-1])
     small = sum(map(len, answers)) <= REPLIES_KEPT_BYTES
-    kept = Kept(tuple(answers) if small else tuple([OK] * len(answers)), digest, frozenset(c.touched))
+    kept = Kept(tuple(answers) if small else tuple([OK] * len(answers)), digest, frozenset(touched))
     return run_commit(c, request, kept, lambda answer: replies([*answers, answer_reply(c, answer)]))
 
 
@@ -81,7 +82,7 @@ def _repeat(c: Connection, answer: CommitAnswer, digest: bytes) -> bytes:
     if answer.kept.digest != digest:
         raise Refused(BAD_BATCH, "this SEQ was committed with another batch: give the next commit a new number")
     for store, write in sorted(answer.kept.touched):
-        c.check_granted(store, write=write)
+        c.stores.check(store, write=write)
     return replies([*answer.kept.replies, answer_reply(c, answer)])
 
 

@@ -117,7 +117,7 @@ class RespProtocol(asyncio.Protocol):
         self._came_bytes += len(data)
         door.backlog_bytes += len(data)
         try:
-            if connection.grant is None:
+            if connection.stores.grant is None:
                 data = self._before_login(connection, data)
             requests = self._reader.feed(data) if data else []
         except BadRequest as error:
@@ -137,7 +137,7 @@ class RespProtocol(asyncio.Protocol):
         reader = self._reader
         data = reader.joined(data)
         at, size = 0, len(data)
-        while at < size and connection.grant is None and not self.ending:
+        while at < size and connection.stores.grant is None and not self.ending:
             room = min(size, at + LOGIN_BYTES_MAX - self._asked_bytes)
             request, end = reader.first(data[:room], at, LOGIN_ARGUMENTS_MAX, LOGIN_COMMAND_BYTES)
             self._asked_bytes += end - at
@@ -147,11 +147,11 @@ class RespProtocol(asyncio.Protocol):
                 connection.push([request])
                 self.advance()
             full = self._asked_bytes >= LOGIN_BYTES_MAX or self._asked >= LOGIN_REQUESTS_MAX
-            if full and connection.grant is None:
+            if full and connection.stores.grant is None:
                 raise BadRequest(
                     f"more than {LOGIN_REQUESTS_MAX} requests or {LOGIN_BYTES_MAX} bytes before AUTH: log in first"
                 )
-        if connection.grant is not None:
+        if connection.stores.grant is not None:
             self._asked = self._asked_bytes = 0
         return b"" if self.ending else data[at:]
 
@@ -194,7 +194,7 @@ class RespProtocol(asyncio.Protocol):
         if connection is None or transport is None or self.ending:
             return
         door = self._door
-        full = connection.grant is not None and door.output_full  # strangers have few replies
+        full = connection.stores.grant is not None and door.output_full  # strangers have few replies
         more = not self._stalled and not full and connection.run()
         out = connection.take()
         if out:
@@ -222,7 +222,7 @@ class RespProtocol(asyncio.Protocol):
             return "slow reader" if waited > limits.stalled_s else None
         if self._stalled:
             return "slow reader" if waited > limits.stalled_s else None
-        self._strange_s = self._strange_s + 1 if connection.grant is None else 0
+        self._strange_s = self._strange_s + 1 if connection.stores.grant is None else 0
         if connection.waiting is not None or connection.backlog:
             return None
         if self._strange_s > limits.login_s:

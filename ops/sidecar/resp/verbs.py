@@ -13,22 +13,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from standfast.ops.shared.kinds import Verb
-from standfast.ops.shared.reasons import BAD_REQUEST, Refused
 from standfast.ops.sidecar.resp.arguments import options, whole
 from standfast.ops.sidecar.resp.connection import Answer, Connection, Handler
 from standfast.ops.sidecar.resp.replies import OK, bulk, integer, replies
 from standfast.ops.sidecar.resp.scans import collect
+from standfast.ops.sidecar.resp.stores import of_kind
 from standfast.store.results import PUT_NOT_VALID
 
 Given: TypeAlias = Mapping[bytes, list[bytes]]
 Parse: TypeAlias = Callable[[bytes], Any]
-
-
-def of_kind(store: Any, kind: str) -> Any:
-    """The store, if it is of this kind."""
-    if store.spec.kind != kind:
-        raise Refused(BAD_REQUEST, f"store {store.name!r} is a {store.spec.kind} store: use the commands of that kind")
-    return store
 
 
 def handler_of(kind: str, verb: Verb) -> Handler:
@@ -41,11 +34,10 @@ def handler_of(kind: str, verb: Verb) -> Handler:
 
     def handle(c: Connection, args: list[bytes]) -> Answer:
         if writes:
-            find = c.delete if verb.deletes else c.write
-            store = of_kind(c.writes.get(args[1]) or find(args[1]), kind)
+            store = of_kind(c.stores.deletes(args[1]) if verb.deletes else c.writes[args[1]], kind)
         else:
             c.engine.scan(c.binding)
-            store = of_kind(c.reads.get(args[1]) or c.read(args[1]), kind)
+            store = of_kind(c.reads[args[1]], kind)
         # What may be left out is there, unless an option stands in its place.
         full = least == whole_length or (len(args) >= whole_length and args[least].upper() not in takes)
         length = whole_length if full else least

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from standfast.ops.sidecar.resp import scans as resp_scans
-from standfast.ops.sidecar.resp.connection import Grant
+from standfast.ops.sidecar.resp.stores import Grant
 from standfast.ops.sidecar.resp.table import COMMANDS
 from support.door import Desk
 
@@ -79,7 +79,7 @@ def test_info_has_the_sections_that_are_asked_for_and_only_stores_that_the_token
     for request in (("INFO",), ("INFO", "all"), ("INFO", "everything")):
         assert b"db0:keys=1," in talk(*request)
     assert talk("INFO", "nix") == b""
-    talk.connection.grant = Grant("other only", stores=frozenset({"other"}))
+    talk.connection.stores.grant = Grant("other only", stores=frozenset({"other"}))
     assert b"db0" not in talk("INFO")
     assert b"db0" not in desk.talk(None)("INFO")
 

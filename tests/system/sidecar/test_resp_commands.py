@@ -5,8 +5,9 @@ from __future__ import annotations
 import hiredis
 import pytest
 
-from standfast.ops.sidecar.resp.connection import CallLimits, Grant
+from standfast.ops.sidecar.resp.connection import CallLimits
 from standfast.ops.sidecar.resp.scans import Scans
+from standfast.ops.sidecar.resp.stores import Grant
 from standfast.ops.sidecar.resp.table import COMMANDS, REFUSED
 from support.door import DAY_MS, HOUR_MS, Desk
 
@@ -48,6 +49,24 @@ def test_names_choose_the_store_and_kinds_are_kept_apart(desk: Desk) -> None:
     assert "is a keyvalue store" in talk.refused("SF.WFETCH", "kv", "k", 0, 1)
     assert "has no store 'nix'" in talk.refused("SF.GET", "nix", "k")
     assert "name" in talk.refused("SF.GET", "../x", "k")
+
+
+def test_default_store_of_another_kind_refuses_each_of_several_requests(desk: Desk) -> None:
+    talk = desk.talk("win")
+    talk.connection.push([[b"GET", b"k"], [b"GET", b"k"], [b"SET", b"k", b"v"], [b"SET", b"k", b"v"]])
+    talk.run()
+    refused = [str(reply) for reply in talk.replies()]
+    assert len(refused) == 4
+    assert all("store 'win' is a window store" in text for text in refused), refused
+
+
+def test_empty_name_is_not_the_default_store(desk: Desk) -> None:
+    talk = desk.talk("kv")
+    talk.connection.push([[b"SET", b"k", b"v"], [b"SF.PUT", b"", b"k", b"w"], [b"GET", b"k"]])
+    talk.run()
+    stored, refused, found = talk.replies()
+    assert (stored, found) == (b"OK", b"v")
+    assert "name" in str(refused)
 
 
 def test_ranges_are_in_key_order_with_both_ends(desk: Desk) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.sidecar.resp.connection import Grant
 from standfast.ops.sidecar.resp.door import RespDoor, RespLimits
+from standfast.ops.sidecar.resp.stores import Grant
 from standfast.store.errors import Held, InvalidRequest
 from support.door import Client, DoorBench, open_session, pack
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.sidecar.resp.connection import Grant
 from standfast.ops.sidecar.resp.door import RespDoor, RespLimits
 from standfast.ops.sidecar.resp.protocol import LOGIN_BYTES_MAX, LOGIN_COMMAND_BYTES, LOGIN_REQUESTS_MAX
+from standfast.ops.sidecar.resp.stores import Grant
 from support.door import Client, DoorBench, pack
 
 TOKEN = b"t0ken"

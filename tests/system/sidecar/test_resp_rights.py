@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.sidecar.resp.connection import Grant
+from standfast.ops.sidecar.resp.stores import Grant
 from standfast.ops.sidecar.security.audit import Audit
 from standfast.ops.sidecar.security.tokens import Tokens
 from standfast.ops.sidecar.serve_resp import authenticator

@@ -1,0 +1,111 @@
+"""The stores of one connection: found by name in the task that it is bound to, as far as its token allows.
+
+    c.reads[name]      a store to read                ┐ found once a run of requests, then one look into a dict;
+    c.writes[name]     a store to write               ┘ the name None means the default store of the connection
+    deletes(name)      as writes, with a full disk too
+    scan(name)         not while its task commits; found each time
+
+Rules of this file: no request and no reply. `forget` comes before each run, and whenever the task, the token or the
+default store may be another: between two runs a task may commit, close or lose what was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from standfast.ops.shared.reasons import BAD_NAME, BAD_REQUEST, NOPERM, Refused
+from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.engine.task import Binding, EngineTask
+from standfast.ops.sidecar.resp.arguments import name as checked_name
+
+
+class Grant(NamedTuple):
+    """Permissions of an authenticated connection; `stores` None means every store."""
+
+    name: str
+    write: bool = True
+    stores: frozenset[str] | None = None
+
+
+EVERYTHING = Grant("owner")
+
+
+class Found(dict["bytes | None", Any]):
+    """Stores by the name that a request gives; `find` looks one up that is not here yet."""
+
+    __slots__ = ("_find",)
+
+    def __init__(self, find: Callable[[bytes | None], Any]) -> None:
+        self._find = find
+
+    def __missing__(self, name: bytes | None) -> Any:
+        store = self[name] = self._find(name)
+        return store
+
+
+class Stores:
+    """See the head of this file. `grant` None: the connection has not authenticated.
+
+    `touched`: names of the stores that a MULTI used, and whether it wrote them; None outside of one.
+    """
+
+    __slots__ = ("_binding", "_engine", "grant", "reads", "touched", "writes")
+
+    def __init__(self, engine: Engine, binding: Binding, grant: Grant | None) -> None:
+        self._engine = engine
+        self._binding = binding
+        self.grant = grant
+        self.reads = Found(lambda name: self._of(engine.task(binding), name, write=False))
+        self.writes = Found(lambda name: self._of(engine.write(binding), name, write=True))
+        self.touched: set[tuple[str, bool]] | None = None
+
+    def forget(self) -> None:
+        """Stores are looked up again."""
+        self.reads.clear()
+        self.writes.clear()
+
+    def deletes(self, name: bytes | None) -> Any:
+        """The store to delete from, which may be done with a full disk, too."""
+        if name not in self.writes:
+            self.writes[name] = self._of(self._engine.write(self._binding, adds=False), name, write=True)
+        return self.writes[name]
+
+    def scan(self, name: bytes | None) -> Any:
+        """The store to scan; MustWait while its task commits."""
+        return self._of(self._engine.scan(self._binding), name, write=False)
+
+    def check(self, store: str, *, write: bool) -> None:
+        """Raise Refused NOPERM for a store that the token behind the connection does not allow."""
+        grant = self.grant
+        if grant is None:
+            return
+        if (write and not grant.write) or (grant.stores is not None and store not in grant.stores):
+            what = "write" if write else "read"
+            raise Refused(NOPERM, f"the token of {grant.name!r} does not allow to {what} store {store!r}")
+
+    def check_may_write(self) -> None:
+        """Raise Refused NOPERM for a token that only reads, before something that is about the whole task."""
+        if self.grant is not None and not self.grant.write:
+            raise Refused(NOPERM, f"the token of {self.grant.name!r} does not allow to write")
+
+    def _of(self, held: EngineTask, name: bytes | None, *, write: bool) -> Any:
+        store_name = self._binding.store if name is None else checked_name(name)
+        if store_name is None:
+            raise Refused(
+                BAD_NAME,
+                "no default store: name one as user of the connection (AUTH store token, redis://store@...), or "
+                "use the SF. commands, which name theirs",
+            )
+        self.check(store_name, write=write)
+        if self.touched is not None:
+            self.touched.add((store_name, write))
+        store = held.task.stores.store(store_name)
+        return of_kind(store, "keyvalue") if name is None else store
+
+
+def of_kind(store: Any, kind: str) -> Any:
+    """The store, if it is of that kind. Raises Refused."""
+    if store.spec.kind != kind:
+        raise Refused(BAD_REQUEST, f"store {store.name!r} is a {store.spec.kind} store: use the commands of that kind")
+    return store
