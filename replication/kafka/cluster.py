@@ -31,6 +31,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka import admin as _admin
 from confluent_kafka.admin import AdminClient
 
+from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka.address import KafkaAddress, options_of
 from standfast.replication.kafka.errors import (
     AUTHENTICATION,
@@ -72,12 +73,10 @@ _CONSUMER = {
     "fetch.queue.backoff.ms": "1",
     "fetch.wait.max.ms": "10",
     "fetch.error.backoff.ms": "100",
-    # Fetched ahead: no more than keeps a reader busy. Measured: with 2,000,000 records the client read all it could
-    # while processors were needed for what had come: a tenth slower, and a restore took 390 MiB instead of 155.
-    "queued.max.messages.kbytes": "65536",
-    "queued.min.messages": "100000",
+    "queued.max.messages.kbytes": str(LIMITS.client_kib),
+    "queued.min.messages": str(LIMITS.client_records),
     "fetch.max.bytes": "52428800",
-    "max.partition.fetch.bytes": "2097152",  # measured: the first record of a long log comes after 10 ms; 8 MiB took 40
+    "max.partition.fetch.bytes": str(LIMITS.client_partition_bytes),
 }
 # Whoever writes flushes, which sends what is there at once. Until then records are collected: measured, 1,000 of them
 # took 3 ms and a third of the processor time instead of 10, when each was sent as soon as it was given to the client.

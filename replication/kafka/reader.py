@@ -25,6 +25,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import AUTHENTICATION, PERMISSION, UNKNOWN_TOPIC, error_of, translated
 from standfast.replication.kafka.records import keys_of, to_columns
@@ -37,8 +38,6 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError, StateLost, Unavailable
 
 CHUNK = 1_000  # messages taken from the client at once; smaller batches stay in the processor's cache
-BUFFER_RECORDS = 10_000  # held here at most before the client is left alone, or as many as a fetch asks for
-BUFFER_BYTES = 32 << 20
 PATIENCE_MS = 1_000
 WAIT_MS = 50
 TOPIC_CHECK_MS = 1_000
@@ -173,14 +172,14 @@ class KafkaReader:
             return []
         return self._serve(max_records)
 
-    def _pull(self, wanted: int, buffered: int = BUFFER_RECORDS) -> None:
+    def _pull(self, wanted: int, buffered: int = LIMITS.slot_records) -> None:
         """Take what the client has, until that many records are here, or enough bytes."""
         if not self._slots:
             return
         held = sum(slot.count for slot in self._slots.values() if not slot.paused)
         hungry = any(slot.hungry for slot in self._slots.values())
         size = 0
-        while held < max(wanted, buffered) and size < BUFFER_BYTES and (hungry or held < wanted):
+        while held < max(wanted, buffered) and size < LIMITS.slot_bytes and (hungry or held < wanted):
             with uncollected():
                 messages = self._consume(CHUNK, 0)
                 count = len(messages)

@@ -35,23 +35,13 @@ from operator import itemgetter
 
 from standfast.replication.columns import RecordColumns
 from standfast.replication.credits import Arrived, CreditLimits, Credits, CreditStatistics, Decision, Sent
+from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.log import Fetched, Log, Record
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.fetch_lane import Lane, Slot
 from standfast.replication.tail.fetch_thread import CLOSE_TIMEOUT_S, Batch, Failure, FetchThread, FetchThreadStatistics
 from standfast.store.errors import Closed, Unavailable
 
-FETCH_RECORDS = 10_000  # at least, since each fetch costs two switches of threads; shared among partitions
-FETCH_RECORDS_MAX = 50_000
-FETCH_TIMEOUT_MS = 20  # a request waits for at most one fetch
-LIMITS = CreditLimits(
-    floating_batches=8,
-    floating_per_partition_max=2,
-    hand_bytes_max=32 << 20,
-    queue_batches_high=4,
-    queue_batches_low=1,
-    queue_bytes_max=32 << 20,
-)
 RECORD_OVERHEAD_BYTES = 250  # of Python objects, beside key and value
 KEY_SAMPLE = 16
 
@@ -76,9 +66,9 @@ class FetchPipeline:
         log: Log,
         *,
         wake: Callable[[], None] | None = None,
-        limits: CreditLimits = LIMITS,
-        fetch_records_max: int = FETCH_RECORDS_MAX,
-        fetch_timeout_ms: int = FETCH_TIMEOUT_MS,
+        limits: CreditLimits = LIMITS.credits,
+        fetch_records_max: int = LIMITS.fetch_records_max,
+        fetch_timeout_ms: int = LIMITS.fetch_timeout_ms,
         close_timeout_s: float = CLOSE_TIMEOUT_S,
         name: str = "standfast-fetch",
     ) -> None:
@@ -221,7 +211,7 @@ class FetchPipeline:
 
     def want(self, records: int) -> None:
         """A lane has nothing left and asks for so many."""
-        self._thread.want(min(max(records, FETCH_RECORDS), self._fetch_records_max))
+        self._thread.want(min(max(records, LIMITS.fetch_records), self._fetch_records_max))
 
     def forget(self, lane: Lane) -> None:
         """The lane was closed."""

@@ -42,13 +42,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
+from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.handover import Handover, WakeUp
 from standfast.replication.log import Fetched, LogReader
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, StateLost, Unavailable
 
-FETCH_RECORDS_MAX = 5_000
-FETCH_TIMEOUT_MS = 50
 CALL_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 10.0
 
@@ -112,8 +111,8 @@ class FetchThread:
         reader: LogReader,
         *,
         name: str = "standfast-fetch",
-        fetch_records_max: int = FETCH_RECORDS_MAX,
-        fetch_timeout_ms: int = FETCH_TIMEOUT_MS,
+        fetch_records_max: int = LIMITS.fetch_records_max,
+        fetch_timeout_ms: int = LIMITS.fetch_timeout_ms,
         ready: Callable[[], None] | None = None,
         on_demand: bool = False,
     ) -> None:

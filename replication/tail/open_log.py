@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka.address import KafkaAddress, parse_kafka_address
 from standfast.replication.log import Log
 from standfast.store.clock import Clock
@@ -25,7 +26,6 @@ _SQLITE = "sqlite"
 _KAFKA = "kafka"
 _SCHEMES = (_SQLITE, _KAFKA)
 QUEUE_SETTING = "queued.max.messages.kbytes"
-NARROW_QUEUE_KIB = "8192"
 _OPTIONS = {"synchronous": ("full", "normal")}
 _EXAMPLE = "write sqlite:///./log (relative), sqlite:////var/lib/app/log (absolute) or kafka://host:9092"
 
@@ -97,7 +97,7 @@ def narrow_address(address: str) -> str:
     where = parse_address(address)
     if not isinstance(where, KafkaAddress) or QUEUE_SETTING in where.options:
         return address
-    return str(replace(where, options={**where.options, QUEUE_SETTING: NARROW_QUEUE_KIB}))
+    return str(replace(where, options={**where.options, QUEUE_SETTING: str(LIMITS.narrow_client_kib)}))
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from standfast.replication.columns import payload_bytes
+from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Group, Log, LogReader
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
@@ -25,7 +26,7 @@ from standfast.replication.tail.applier import BATCH_ROWS, STAGED_BYTES_MAX, Cha
 from standfast.store.errors import Corruption, InternalError, StandfastError, StateLost, Unavailable, UnknownStore
 from standfast.store.failpoint import reach
 
-FETCH_RECORDS_MAX = 10_000
+FETCH_RECORDS_MAX = LIMITS.standby_fetch_records
 STAGED_MS_MAX = 1_000  # how long rows wait while more of their task keeps coming
 CONFIRM_AFTER_MS = 3_600_000  # how old the time of a position at its end may get
 

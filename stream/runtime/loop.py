@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.lease.progress import LOOP
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -42,9 +43,9 @@ from standfast.stream.session.session import SOURCE_READER, Session
 from standfast.stream.session.task import GONE, Outputs, Task, TaskState
 from standfast.stream.topology.topology import Topology
 
-FETCH_RECORDS_MAX = 1_000
+FETCH_RECORDS_MAX = LIMITS.loop_fetch_records
 RECORDS_PER_TURN = 250
-WAITING_MAX = 2_000  # records taken in and not processed at which an input is paused; resumed at half of it
+WAITING_MAX = LIMITS.input_records  # taken in and not processed, when an input is paused; resumed at half of it
 BATCH_BYTES = 1 << 20
 LINGER_MS = 100  # Kafka Streams' default for its producers
 SHUT_WAIT_MS = 5

@@ -43,6 +43,7 @@ PURE = {
     "replication/columns.py",
     "replication/commit_metadata.py",
     "replication/credits.py",
+    "replication/fetch_limits.py",
     "replication/discovery.py",
     "replication/embedded/wal.py",
     "replication/offsets.py",

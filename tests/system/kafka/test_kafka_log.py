@@ -20,9 +20,10 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.ops.tools.broker import Broker
+from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka import cluster as kafka_cluster
 from standfast.replication.kafka.log import KafkaLog
-from standfast.replication.kafka.reader import BUFFER_RECORDS, KafkaReader
+from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import BadConfig, Fenced, InvalidRequest, StateLost, Unavailable
@@ -301,7 +302,7 @@ def test_paused_partition_does_not_fill_memory_nor_stop_the_others(log: KafkaLog
         for fetched in reader.fetch(1_000, 100):
             assert fetched.source == other
             position = fetched.next_offset
-    assert reader._slots[first].count <= BUFFER_RECORDS
+    assert reader._slots[first].count <= LIMITS.slot_records
     reader.resume([first])
     assert reader.fetch(1, 1_000)[0].records[0].offset == 0
 
