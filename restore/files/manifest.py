@@ -26,9 +26,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
+from msgspec import Meta
+
+from standfast.replication.shapes import Count, Shape, fit, plain
 from standfast.restore.digest import Digest
 from standfast.store.errors import Corruption, InvalidRequest
 
@@ -38,32 +40,29 @@ FORMAT = f"{FORMAT_NAME}/{FORMAT_VERSION}"
 FILE_NAME = "manifest.json"
 
 How: TypeAlias = Literal["run", "rebuild", "snapshot", "table"]
+Hex = Annotated[str, Meta(pattern=r"^(?:[0-9a-f]{2})*\Z")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Positive = Annotated[int, Meta(ge=1)]
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,250}"
 _NAME = re.compile(rf"{_PART}(?:/{_PART}){{0,7}}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_HEX = re.compile(r"(?:[0-9a-f]{2})*")
 _FORMAT = re.compile(rf"{re.escape(FORMAT_NAME)}/([1-9][0-9]{{0,8}})")
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
-class ManifestFile:
+class ManifestFile(Shape, frozen=True):
     """One SST file. `name` is relative to the manifest's folder, keys are hex, `entries` counts deletes too."""
 
     name: str
-    family: str
-    bytes: int
-    entries: int
-    first_key: str
-    last_key: str
-    sha256: str
-    deletes: int = 0
+    family: Annotated[str, Meta(min_length=1)]
+    bytes: Positive
+    entries: Positive
+    first_key: Hex
+    last_key: Hex
+    sha256: Sha256
+    deletes: Count
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestPartition:
+class ManifestPartition(Shape, frozen=True, omit_defaults=True):
     """What one changelog partition amounts to over the offsets start <= o < end.
 
     observed_ms   largest stream time that the store observed (-1: none), what was left out as expired too
@@ -80,20 +79,19 @@ class ManifestPartition:
     start: int
     end: int
     converge_offset: int
-    files: tuple[ManifestFile, ...] = ()
-    observed_ms: int = -1
-    sequence: int = 0
-    records: int = 0
-    tombstones: int = 0
-    superseded: int = 0
-    expired: int = 0
-    entries: int = 0
-    digest: str | None = None
-    skipped: int = 0
+    files: tuple[ManifestFile, ...]
+    observed_ms: Annotated[int, Meta(ge=-1)]
+    sequence: Count
+    records: Count
+    tombstones: Count
+    superseded: Count
+    expired: Count
+    entries: Count
+    digest: str | None
+    skipped: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(Shape, frozen=True):
     """How the files came about: by what, when (wall clock, milliseconds), with which versions."""
 
     how: How
@@ -103,8 +101,7 @@ class Made:
     compression: str
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Shape, frozen=True, tag_field="format", tag=FORMAT):
     """See the header. `definition` is `StoreSpec.definition()`; partitions ascend and need not be all of the topic."""
 
     app: str
@@ -133,11 +130,7 @@ class Manifest:
 
 def dump_manifest(manifest: Manifest) -> str:
     """The manifest as JSON text. Raises Corruption for one that `parse_manifest` would refuse."""
-    shape: dict[str, Any] = {"format": FORMAT, **asdict(manifest)}
-    for one in shape["partitions"]:
-        if not one["skipped"]:
-            del one["skipped"]
-    text = json.dumps(shape, indent=1, sort_keys=False) + "\n"
+    text = json.dumps(plain(manifest), indent=1) + "\n"
     if parse_manifest(text, "a manifest to be written") != manifest:
         raise InvalidRequest("a manifest to be written holds values that JSON does not keep: use plain JSON values")
     return text
@@ -150,19 +143,27 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
     """
     try:
         shape = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Corruption(f"{where} is not readable ({error}): make the files and their manifest again") from error
-    if not isinstance(shape, dict):
-        raise InvalidRequest(f"{where} is not a manifest of standfast: it should begin with a format, {FORMAT!r}")
-    _check_format(shape.pop("format", None), where)
+    _check_format(shape.get("format") if isinstance(shape, dict) else None, where)
     try:
-        partitions = tuple(_partition(one) for one in _list(shape.pop("partitions", None), "partitions"))
-        made = _build(Made, shape.pop("made", None), "made")
-        manifest = _build(Manifest, shape | {"partitions": partitions, "made": made}, "manifest")
-        _check(manifest)
-    except _BadShape as error:
-        raise Corruption(f"{where} is damaged: {error}; make the files and their manifest again") from error
+        manifest = fit(shape, Manifest)
+    except ValueError as error:
+        raise _damaged(where, error) from error
+    check_manifest(manifest, where)
     return manifest
+
+
+def check_manifest(manifest: Manifest, where: str) -> None:
+    """Raise Corruption for values that cannot be true together, and for files outside the folder."""
+    try:
+        _check(manifest)
+    except ValueError as error:
+        raise _damaged(where, error) from error
+
+
+def _damaged(where: str, error: ValueError) -> Corruption:
+    return Corruption(f"{where} is damaged: {error}; make the files and their manifest again")
 
 
 def check_store(manifest: Manifest, definition: Mapping[str, Any], topic: str, topic_id: str, where: str) -> None:
@@ -183,10 +184,6 @@ def check_store(manifest: Manifest, definition: Mapping[str, Any], topic: str, t
         )
 
 
-class _BadShape(Exception):
-    """A field is missing, unknown or impossible; leaves this file as Corruption."""
-
-
 def _check_format(found: object, where: str) -> None:
     version = _FORMAT.fullmatch(found) if isinstance(found, str) else None
     if version is None:
@@ -198,53 +195,13 @@ def _check_format(found: object, where: str) -> None:
         )
 
 
-def _partition(shape: object) -> ManifestPartition:
-    if not isinstance(shape, dict):
-        raise _BadShape(f"a partition is {shape!r}, not an object")
-    files = tuple(_build(ManifestFile, one, "a file") for one in _list(shape.get("files"), "files"))
-    return _build(ManifestPartition, {"skipped": 0} | shape | {"files": files}, "a partition")
-
-
-def _list(shape: object, what: str) -> list[Any]:
-    if not isinstance(shape, list):
-        raise _BadShape(f"{what} is {shape!r}, not a list")
-    return shape
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "str | None": (str, type(None)),
-    "Mapping[str, Any]": (dict,),
-    "How": (str,),
-}
-
-
-def _build(cls: type[T], shape: object, what: str) -> T:
-    """A dataclass from a JSON object: every field by name and type, nothing besides."""
-    if not isinstance(shape, dict):
-        raise _BadShape(f"{what} is {shape!r}, not an object")
-    wanted = {field.name: field.type for field in fields(cls)}  # type: ignore[arg-type]
-    problems = [f"{what} lacks {name!r}" for name in wanted if name not in shape]
-    problems += [f"{what} has {name!r}, which this version does not know" for name in shape if name not in wanted]
-    for name, value in shape.items():
-        allowed = _TYPES.get(str(wanted.get(name)))
-        if allowed is not None and (not isinstance(value, allowed) or isinstance(value, bool)):
-            problems.append(f"{name!r} of {what} is {value!r}")
-    if problems:
-        raise _BadShape("; ".join(problems))
-    return cls(**shape)
-
-
 def _check(manifest: Manifest) -> None:
     numbers = [one.partition for one in manifest.partitions]
     if numbers != sorted(set(numbers)) or any(not 0 <= number < manifest.partition_count for number in numbers):
-        raise _BadShape(f"its partitions are {numbers} of {manifest.partition_count}")
-    if manifest.made.how not in get_args(How):
-        raise _BadShape(f"it was made by {manifest.made.how!r}, not by one of {', '.join(get_args(How))}")
+        raise ValueError(f"its partitions are {numbers} of {manifest.partition_count}")
     names = [file.name for one in manifest.partitions for file in one.files]
     if len(names) != len(set(names)):
-        raise _BadShape("it names a file twice")
+        raise ValueError("it names a file twice")
     for one in manifest.partitions:
         _check_partition(one)
 
@@ -252,27 +209,22 @@ def _check(manifest: Manifest) -> None:
 def _check_partition(one: ManifestPartition) -> None:
     where = f"partition {one.partition}"
     if not 0 <= one.start <= one.end <= one.converge_offset:
-        raise _BadShape(f"{where} has start {one.start}, end {one.end}, converge offset {one.converge_offset}")
-    counts = (one.sequence, one.records, one.tombstones, one.superseded, one.expired, one.entries, one.skipped)
-    if min(counts) < 0 or one.observed_ms < -1:
-        raise _BadShape(f"{where} has counts below 0")
+        raise ValueError(f"{where} has start {one.start}, end {one.end}, converge offset {one.converge_offset}")
     if one.entries != sum(file.entries for file in one.files):
-        raise _BadShape(f"{where} has {one.entries} entries, its files have other")
+        raise ValueError(f"{where} has {one.entries} entries, its files have other")
     if one.digest is not None:
         try:
             Digest.from_hex(one.digest)
         except InvalidRequest as error:
-            raise _BadShape(f"the digest of {where}: {error}") from error
+            raise ValueError(f"the digest of {where}: {error}") from error
     for file in one.files:
         _check_file(file)
 
 
 def _check_file(file: ManifestFile) -> None:
     if not _NAME.fullmatch(file.name) or file.name == FILE_NAME:
-        raise _BadShape(f"{file.name!r} cannot be the name of a file in its folder")
-    if not file.family or file.bytes <= 0 or not 0 <= file.deletes <= file.entries or file.entries == 0:
-        raise _BadShape(f"file {file.name}: family, bytes or entries cannot be")
-    if not _SHA256.fullmatch(file.sha256):
-        raise _BadShape(f"file {file.name}: {file.sha256!r} is no sha256 in hex")
-    if not (_HEX.fullmatch(file.first_key) and _HEX.fullmatch(file.last_key)) or file.first_key > file.last_key:
-        raise _BadShape(f"file {file.name}: first key {file.first_key!r} and last key {file.last_key!r} cannot be")
+        raise ValueError(f"{file.name!r} cannot be the name of a file in its folder")
+    if file.deletes > file.entries:
+        raise ValueError(f"file {file.name}: {file.deletes} deletes among {file.entries} entries cannot be")
+    if file.first_key > file.last_key:
+        raise ValueError(f"file {file.name}: first key {file.first_key!r} and last key {file.last_key!r} cannot be")

@@ -134,6 +134,7 @@ class RunBuilder:
             superseded=max(counts.records - entries - dropped - counts.expired - skipped, 0),
             expired=counts.expired,
             entries=entries,
+            digest=None,
             skipped=skipped,
         )
         rows.counters.skipped = 0

@@ -12,12 +12,11 @@ line that every user can list. A run is a manifest (`standfast.restore.files.man
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
-from standfast.restore.files.manifest import Manifest, dump_manifest, parse_manifest
+from standfast.replication.shapes import Shape, line, read
+from standfast.restore.files.manifest import Manifest, check_manifest, dump_manifest
 from standfast.store.errors import (
     Corruption,
     InternalError,
@@ -29,8 +28,7 @@ from standfast.store.errors import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Shape, frozen=True):
     """Work on offsets start <= o < end of one changelog.
 
     observed_ms     a stream time that the store is known to observe: rows that are dead by then are left out
@@ -63,15 +61,13 @@ class Job:
     disk_floor_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Shape, frozen=True, tag_field="event", tag=True):
     """The worker runs and can take a job."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Surveyed:
+class Surveyed(Shape, frozen=True, tag_field="event", tag=True):
     """Answer to a survey: ranges to restore, ascending; what lies before them is expired."""
 
     number: int
@@ -79,8 +75,7 @@ class Surveyed:
     observed_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Shape, frozen=True, tag_field="event", tag=True):
     """Read up to `position`, so many records and bytes of keys and values more than the last time."""
 
     number: int
@@ -89,32 +84,29 @@ class Progress:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Shape, frozen=True, tag_field="event", tag=True):
     """A run whose files are complete."""
 
     number: int
     manifest: Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Shape, frozen=True, tag_field="event", tag=True):
     """The job is done. `peak_rss_bytes`: the worker's largest resident size so far; `phases_ns`: where time went."""
 
     number: int
     peak_rss_bytes: int
-    phases_ns: Mapping[str, int] = field(default_factory=dict)
+    phases_ns: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Shape, frozen=True, tag_field="event", tag=True):
     """The job ended with this error."""
 
     number: int
     kind: str
     message: str
     reason: str = ""
-    sources: tuple[tuple[str, int], ...] = field(default=())
+    sources: tuple[tuple[str, int], ...] = ()
 
     def error(self) -> StandfastError:
         """The error as the worker raised it."""
@@ -142,50 +134,30 @@ def failed(number: int, error: BaseException) -> Failed:
     return Failed(number, type(error).__name__, str(error), reason, sources)
 
 
-def job_line(job: Job) -> bytes:
-    """The line of a job."""
-    return _line(asdict(job))
+job_line = line
 
 
 def parse_job(line: bytes) -> Job:
-    """Inverse of job_line. Raises InternalError."""
+    """The job that a line holds. Raises InternalError."""
     try:
-        return Job(**json.loads(line))
-    except (ValueError, TypeError) as error:
+        return read(line, Job)
+    except ValueError as error:
         raise InternalError(f"a worker was given a job that it cannot read: {error}") from error
 
 
 def event_line(event: Event) -> bytes:
-    """The line of an event."""
+    """The line of an event. Raises Corruption for a run that `parse_event` would refuse."""
     if isinstance(event, Run):
-        return _line({"event": "Run", "number": event.number, "manifest": json.loads(dump_manifest(event.manifest))})
-    return _line({"event": type(event).__name__} | asdict(event))
+        dump_manifest(event.manifest)  # which checks it
+    return line(event)
 
 
 def parse_event(line: bytes) -> Event:
-    """Inverse of event_line. Raises InternalError for anything else."""
+    """Inverse of event_line. Raises InternalError for anything else, Corruption for a run that cannot be."""
     try:
-        shape = json.loads(line)
-        kind = shape.pop("event")
-        if kind == "Run":
-            return Run(shape["number"], parse_manifest(json.dumps(shape["manifest"]), "a run"))
-        if kind == "Surveyed":
-            shape["ranges"] = tuple((start, end) for start, end in shape["ranges"])
-        if kind == "Failed":
-            shape["sources"] = tuple((topic, partition) for topic, partition in shape["sources"])
-        return _EVENTS[kind](**shape)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InternalError(f"a worker said {line[:200]!r}, which is no event: {error!r}") from error
-
-
-_EVENTS: dict[str, type[Ready] | type[Surveyed] | type[Progress] | type[Done] | type[Failed]] = {
-    "Ready": Ready,
-    "Surveyed": Surveyed,
-    "Progress": Progress,
-    "Done": Done,
-    "Failed": Failed,
-}
-
-
-def _line(shape: Mapping[str, Any]) -> bytes:
-    return json.dumps(shape, separators=(",", ":")).encode() + b"\n"
+        event: Event = read(line, Event)
+    except ValueError as error:
+        raise InternalError(f"a worker said {line[:200]!r}, which is no event: {error}") from error
+    if isinstance(event, Run):
+        check_manifest(event.manifest, "a run")
+    return event

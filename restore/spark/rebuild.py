@@ -30,6 +30,7 @@ import pyarrow as pa
 from standfast._version import __version__
 from standfast.replication.log import Log
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.shapes import fit, plain
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.files.manifest import FILE_NAME, Made, Manifest, ManifestFile, ManifestPartition, dump_manifest
 from standfast.restore.files.manifest_files import sha256_of
@@ -279,7 +280,7 @@ class PartitionWriter:
             "digest": counts.digest.hex(),
             "read_back": self._files.digest(self._facts.at_end).hex() if self._job.read_back else None,
             "seen": asdict(replace(self._seen, keys=counts.keys)),
-            "files": [asdict(one) for one in done],
+            "files": plain(done),
         }
 
 
@@ -368,6 +369,7 @@ class _Files:
             first_key=writer.first_key.hex(),
             last_key=writer.last_key.hex(),
             sha256=sha256_of(path),
+            deletes=0,
         )
         if self._scratch is None:
             sync(path)
@@ -407,7 +409,7 @@ def ingest_files(engine: RocksEngine, files: Iterable[tuple[str, Path]]) -> None
 
 def _partition(answer: Mapping[str, Any], start: int, end: int, converge: int) -> ManifestPartition:
     facts = answer["facts"]
-    files = tuple(ManifestFile(**one) for one in answer["files"])
+    files = fit(answer["files"], tuple[ManifestFile, ...])
     return ManifestPartition(
         partition=facts["partition"],
         start=start,

@@ -20,6 +20,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 
+from standfast.replication import shapes
 from standfast.replication.columns import RecordColumns
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.files.manifest import ManifestFile
@@ -135,6 +136,7 @@ class VersionsBuilder:
                     written.first_key.hex(),
                     written.last_key.hex(),
                     sha256_of(written.path),
+                    0,
                 )
             )
         part = Part(self._partition, tuple(files), StoreTimes(observed, 0), len(self._rows))
@@ -222,10 +224,7 @@ def _refuse_twice(spec: StoreSpec, folder: Path, files: Sequence[ManifestFile], 
 
 def _first_twice(folder: Path, files: Sequence[ManifestFile]) -> bytes:
     """The first key that is in two files."""
-    apart = [
-        ManifestFile(one.name, f"file{number}", one.bytes, one.entries, one.first_key, one.last_key, one.sha256)
-        for number, one in enumerate(files)
-    ]
+    apart = [shapes.replace(one, family=f"file{number}", deletes=0) for number, one in enumerate(files)]
     with _taken(folder, apart) as engine:
         scans = [engine.scan(one.family) for one in apart]
         last = b""

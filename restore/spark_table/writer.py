@@ -29,6 +29,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from standfast._version import __version__
+from standfast.replication import shapes
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.restore.digest import Digest
@@ -150,7 +151,7 @@ class StoreWriter(DataSourceArrowWriter):
             folder.put(scratch / file.name, name)
             if folder.local is not None:
                 sync(folder.local / name)
-            files.append(replace(file, name=name))
+            files.append(shapes.replace(file, name=name))
         return replace(part, files=tuple(files))
 
     def _whole(self, parts: Sequence[Part]) -> Part:
@@ -208,6 +209,8 @@ def _partition(number: int, end: int, part: Part | None) -> ManifestPartition:
         observed_ms=found.times.observed_ms,
         sequence=found.times.sequence,
         records=found.records,
+        tombstones=0,
+        superseded=0,
         expired=found.expired,
         entries=sum(file.entries for file in found.files),
         digest=found.digest.hex(),

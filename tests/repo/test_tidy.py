@@ -23,6 +23,7 @@ FUNCTION_LINES_MAX = 70
 # Modules that decide and do nothing else: no I/O, thread or clock. Time comes in as `now_ms`.
 PURE = {
     "store/names.py",
+    "replication/shapes.py",
     "store/types/segments.py",
     "store/session_key.py",
     "store/timestamps.py",
@@ -79,7 +80,7 @@ PURE = {
 }
 # What pure modules may import of ours beside each other: plain values and the shapes of the ports.
 PLAIN = {"store/errors.py", "store/engine.py", "store/results.py", "store/specs.py", "replication/log.py"}
-PURE_LIBRARIES = {"xxhash", "msgpack", "sortedcontainers"}
+PURE_LIBRARIES = {"xxhash", "msgpack", "msgspec", "sortedcontainers"}
 PURE_STDLIB = {
     *(
         "__future__",
@@ -118,6 +119,7 @@ LIBRARY_HOMES = {
     "jinja2": ("restore/report",),
     "sortedcontainers": ("store/buffer.py", "store/memory.py"),
     "msgpack": ("store/serde.py",),
+    "msgspec": ("replication/shapes.py", "restore/files", "ops/sidecar/control"),
     "xxhash": ("restore/digest.py",),
     "typing_extensions": ("store/specs.py",),  # for type checkers only, which bring it
 }

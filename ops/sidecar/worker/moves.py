@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from standfast.replication.shapes import Shape
+
 NEAR_RECORDS = 2_000
 FENCED = "fenced"
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Shape, frozen=True):
     """A task as a process holds it. `state` as in stream/session/task.py, or FENCED; `remaining`: records to replay."""
 
     role: str

@@ -9,17 +9,15 @@ command line that every user can list.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 from standfast.ops.sidecar.worker.moves import Holding
+from standfast.replication.shapes import Shape, line, read
 from standfast.store.errors import InternalError
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(Shape, frozen=True, tag_field="do", tag=True):
     """Open a session on the server's state directory. `lock` is the inherited handle of its lock.
 
     `cares_for`: the member in whose place it cares for the log, the server's; "" for a second worker.
@@ -35,8 +33,7 @@ class Open:
     settings: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Shape, frozen=True, tag_field="do", tag=True):
     """Hold exactly these tasks; what is missing is flushed and closed. `round` comes back in the answer."""
 
     round: int
@@ -44,8 +41,7 @@ class Hold:
     standby: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRows:
+class ReadRows(Shape, frozen=True, tag_field="do", tag=True):
     """Read committed rows; `id` comes back in the answer."""
 
     id: int
@@ -53,32 +49,28 @@ class ReadRows:
     query: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(Shape, frozen=True, tag_field="say", tag=True):
     """The page, or why there is none: `status`, and the error as the control door tells it."""
 
     id: int
     status: int
-    document: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Shape, frozen=True, tag_field="do", tag=True):
     """Close everything cleanly and end."""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Shape, frozen=True, tag_field="say", tag=True):
     """What the worker holds. `round`: of the last Hold that it carried out; `status`: at times, the whole document."""
 
     round: int
     tasks: Mapping[int, Holding]
     error: str = ""
-    status: Mapping[str, Any] | None = field(default=None)
+    status: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Shape, frozen=True, tag_field="say", tag=True):
     """The worker cannot go on."""
 
     kind: str
@@ -87,53 +79,23 @@ class Failed:
 
 Order: TypeAlias = Open | Hold | ReadRows | Stop
 Report: TypeAlias = State | Rows | Failed
-_ORDERS: dict[str, type[Open] | type[Hold] | type[ReadRows] | type[Stop]] = {
-    "Open": Open,
-    "Hold": Hold,
-    "ReadRows": ReadRows,
-    "Stop": Stop,
-}
 
-
-def order_line(order: Order) -> bytes:
-    """The line of an order."""
-    return _line({"do": type(order).__name__} | asdict(order))
+order_line = report_line = line
 
 
 def parse_order(line: bytes) -> Order:
-    """Inverse of order_line. Raises InternalError."""
+    """The order that a line holds. Raises InternalError."""
     try:
-        shape = json.loads(line)
-        kind = _ORDERS[shape.pop("do")]
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in shape.items()
-        }
-        return kind(**fields)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InternalError(f"a worker was given an order that it cannot read: {error!r}") from error
-
-
-def report_line(report: Report) -> bytes:
-    """The line of a report."""
-    return _line({"say": type(report).__name__} | asdict(report))
+        order: Order = read(line, Order)
+    except ValueError as error:
+        raise InternalError(f"a worker was given an order that it cannot read: {error}") from error
+    return order
 
 
 def parse_report(line: bytes) -> Report:
-    """Inverse of report_line. Raises InternalError."""
+    """The report that a line holds. Raises InternalError."""
     try:
-        shape = json.loads(line)
-        said = shape.pop("say")
-        if said == "Failed":
-            return Failed(**shape)
-        if said == "Rows":
-            return Rows(**shape)
-        if said != "State":
-            raise ValueError(f"{said!r} is no kind of report")
-        shape["tasks"] = {int(partition): Holding(**one) for partition, one in shape["tasks"].items()}
-        return State(**shape)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InternalError(f"a worker said {line[:200]!r}, which is no report: {error!r}") from error
-
-
-def _line(shape: Mapping[str, Any]) -> bytes:
-    return json.dumps(shape, separators=(",", ":")).encode() + b"\n"
+        report: Report = read(line, Report)
+    except ValueError as error:
+        raise InternalError(f"a worker said {line[:200]!r}, which is no report: {error}") from error
+    return report

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 
 from standfast.ops.observe.status import status_document
 from standfast.ops.shared.control_stores import spec_of
@@ -27,6 +26,7 @@ from standfast.ops.sidecar.worker.protocol import (
     report_line,
 )
 from standfast.replication.log import Log
+from standfast.replication.shapes import replace
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InternalError, StandfastError, is_of_log

@@ -9,18 +9,19 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from system.spark.test_spark_pipeline import Quiet
 from system.spark.test_spark_verify import damage, places_of, plant_everywhere
 from unit.restore.test_spark_split_fold import content
 
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.shapes import plain
 from standfast.restore.spark.batches import StoreShape
 from standfast.restore.spark.folder import Folder
 from standfast.restore.spark.frames import Reading, run_partitions
@@ -56,13 +57,7 @@ def bound_of(bench: Bench, spec: Any) -> int:
 
 def rows_of(folder: Path, spec: Any, done: Rebuilt) -> list[Any]:
     """Rows of the files of every partition, by family."""
-    return [
-        content(folder, spec, {"files": [_fields(file) for file in part.files]}) for part in done.manifest.partitions
-    ]
-
-
-def _fields(file: Any) -> dict[str, Any]:
-    return {name: getattr(file, name) for name in file.__slots__}
+    return [content(folder, spec, {"files": plain(part.files)}) for part in done.manifest.partitions]
 
 
 @pytest.mark.parametrize("name", [KINDS[0], *(pytest.param(name, marks=pytest.mark.long) for name in KINDS[1:])])

@@ -115,7 +115,7 @@ def test_files_are_compacted_from_four_in_level_0_on() -> None:
 FILE = ManifestFile("0-0-0.sst", "kv", 10, 2, "61", "62", "0" * 64, 1)
 MANIFEST = Manifest(
     "app", "kv", {"kind": "keyvalue"}, "app-kv-changelog", "id", 2,
-    (ManifestPartition(1, 0, 9, 9, (FILE,), records=5, tombstones=1, superseded=3, entries=2),),
+    (ManifestPartition(1, 0, 9, 9, (FILE,), -1, 0, 5, 1, 2, 0, 2, None),),
     Made("run", 1, "0.1.0", "0.3.29", "lz4"),
 )  # fmt: skip
 

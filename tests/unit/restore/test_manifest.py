@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from standfast.restore.digest import Digest
 from standfast.restore.files.manifest import (
@@ -28,10 +28,8 @@ from standfast.restore.files.manifest_files import check_files, read_manifest, w
 from standfast.store.errors import Corruption, InvalidRequest
 
 CONTENT = b"not really an SST file"
-FILE = ManifestFile("0-0.sst", "aircraft", len(CONTENT), 3, "61", "7a", sha256(CONTENT).hexdigest())
-PARTITION = ManifestPartition(
-    0, 5, 90, 95, (FILE,), records=7, tombstones=1, superseded=3, entries=3, digest="3-" + "0" * 16 + "-0"
-)
+FILE = ManifestFile("0-0.sst", "aircraft", len(CONTENT), 3, "61", "7a", sha256(CONTENT).hexdigest(), 0)
+PARTITION = ManifestPartition(0, 5, 90, 95, (FILE,), -1, 0, 7, 1, 3, 0, 3, "3-" + "0" * 16 + "-0")
 MADE = Made("rebuild", 1_357_020_000_000, "0.1.0", "0.3.29", "lz4")
 MANIFEST = Manifest(
     "delays",
@@ -76,12 +74,13 @@ def test_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
 )
 def test_any_sound_manifest_survives_the_round_trip(rows: list[tuple[bytes, int, int, int]]) -> None:
     partitions = tuple(
-        ManifestPartition(
-            number,
-            start,
-            start + entries,
-            start + entries + number,
-            (ManifestFile(f"{number}/a@0.sst", "f", 1, entries, key.hex(), key.hex() + "00", "0" * 64),),
+        replace(
+            PARTITION,
+            partition=number,
+            start=start,
+            end=start + entries,
+            converge_offset=start + entries + number,
+            files=(ManifestFile(f"{number}/a@0.sst", "f", 1, entries, key.hex(), key.hex() + "00", "0" * 64, 0),),
             observed_ms=observed,
             entries=entries,
             digest=Digest(entries, observed, start).hex(),
@@ -109,25 +108,39 @@ def test_something_else_is_no_manifest(text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "to", "said"),
     [
-        (("store",), ..., "lacks 'store'"),
-        (("extra",), 1, "'extra', which this version does not know"),
-        (("topic",), 3, "'topic' of manifest is 3"),
-        (("partitions",), {}, "not a list"),
-        (("partitions",), [1], "not an object"),
-        (("made", "how"), "magic", "made by 'magic'"),
-        (("partitions", 0, "end"), True, "'end' of a partition is True"),
+        (("store",), ..., "missing required field `store`"),
+        (("extra",), 1, "unknown field `extra` .there are format, app, store, "),
+        (("topic",), 3, r"Expected `str`, got `int` - at `\$.topic`"),
+        (("partitions",), {}, r"Expected `array`, got `object` - at `\$.partitions`"),
+        (("partitions",), [1], r"Expected `object`, got `int` - at `\$.partitions\[0\]`"),
+        (("made", "how"), "magic", r"'magic' - at `\$.made.how` \(there are rebuild, run, snapshot, table\)"),
+        (("partitions", 0, "end"), True, r"`int`, got `bool` - at `\$.partitions\[0\].end`"),
         (("partitions", 0, "end"), 4, "start 5, end 4"),
         (("partitions", 0, "converge_offset"), 89, "converge offset 89"),
         (("partitions", 0, "partition"), 4, r"partitions are \[4\] of 4"),
         (("partitions", 0, "entries"), 4, "4 entries"),
-        (("partitions", 0, "records"), -1, "below 0"),
+        (("partitions", 0, "end"), 90.0, r"`int`, got `float` - at `\$.partitions\[0\].end`"),
+        (("partitions", 0, "records"), -1, r"`int` >= 0 - at `\$.partitions\[0\].records`"),
+        (("partitions", 0, "observed_ms"), -2, r"`int` >= -1 - at `\$.partitions\[0\].observed_ms`"),
+        (("partitions", 0, "superseded"), ..., "missing required field `superseded`"),
+        (("partitions", 0, "skipped"), -1, r"`int` >= 0 - at `\$.partitions\[0\].skipped`"),
         (("partitions", 0, "digest"), "zz", "is not a digest"),
-        (("partitions", 0, "files"), [None], "not an object"),
-        (("partitions", 0, "files", 0, "bytes"), 0, "cannot be"),
-        (("partitions", 0, "files", 0, "sha256"), "00", "no sha256"),
+        (("partitions", 0, "files"), [None], r"Expected `object`, got `null` - at `\$.partitions\[0\].files\[0\]`"),
+        (("partitions", 0, "files", 0, "bytes"), 0, r"`int` >= 1 - at `\$.partitions\[0\].files\[0\].bytes`"),
+        (("partitions", 0, "files", 0, "entries"), 0, r"`int` >= 1 - at .*files\[0\].entries`"),
+        (("partitions", 0, "files", 0, "family"), "", r"length >= 1 - at .*files\[0\].family`"),
+        (("partitions", 0, "files", 0, "deletes"), ..., r"missing required field `deletes` - at .*files\[0\]`"),
+        (("partitions", 0, "files", 0, "deletes"), 4, "4 deletes among 3 entries"),
+        (("partitions", 0, "files", 0, "sha256"), "00", r"matching regex .*files\[0\].sha256`"),
+        (("partitions", 0, "files", 0, "sha256"), "0" * 64 + "\n", r"matching regex .*files\[0\].sha256`"),
         (("partitions", 0, "files", 0, "last_key"), "00", "cannot be"),
-        (("partitions", 0, "files", 0, "first_key"), "6", "cannot be"),
-        (("partitions", 0, "files", 0, "newer"), 1, "does not know"),
+        (("partitions", 0, "files", 0, "first_key"), "6", r"matching regex .*files\[0\].first_key`"),
+        (("partitions", 0, "files", 0, "last_key"), "7A", r"matching regex .*files\[0\].last_key`"),
+        (
+            ("partitions", 0, "files", 0, "newer"),
+            1,
+            r"unknown field `newer` - at .*files\[0\]` .there are name, family, ",
+        ),
     ],
 )
 def test_damaged_manifest_is_refused_and_says_where(path: tuple[str | int, ...], to: Any, said: str) -> None:

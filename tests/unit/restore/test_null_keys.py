@@ -147,7 +147,7 @@ def test_records_without_a_key_beyond_the_limit_of_a_store_are_not_counted(tmp_p
 def test_manifest_names_them_only_where_there_are_any(tmp_path: Path) -> None:
     """So that a version that does not know of them reads all others."""
     for skipped in (0, 4):
-        part = ManifestPartition(0, 0, 10, 10, records=4, superseded=4 - skipped, skipped=skipped)
+        part = ManifestPartition(0, 0, 10, 10, (), -1, 0, 4, 0, 4 - skipped, 0, 0, None, skipped)
         whole = Manifest("app", "kv", keyvalue().definition(), "t", "id", 1, (part,), Made("run", 0, "1", "1", "lz4"))
         text = dump_manifest(whole)
         assert ("skipped" in text) == bool(skipped)

@@ -42,9 +42,10 @@ def snapshot(folder: Path, topic_id: str) -> None:
 
     def part(number: int) -> ManifestPartition:
         files = tuple(
-            ManifestFile(f"{number}-{at}.sst", SPEC.name, 1, 1, f"{at:04x}", f"{at:04x}", sha256) for at in range(FILES)
+            ManifestFile(f"{number}-{at}.sst", SPEC.name, 1, 1, f"{at:04x}", f"{at:04x}", sha256, 0)
+            for at in range(FILES)
         )
-        return ManifestPartition(number, 0, 0, 0, files, records=FILES, entries=FILES, digest=Digest().hex())
+        return ManifestPartition(number, 0, 0, 0, files, -1, 0, FILES, 0, 0, 0, FILES, Digest().hex())
 
     manifest = Manifest(
         app="app",

@@ -1,0 +1,85 @@
+"""Typed values at the boundaries where JSON comes in: what it must hold is a class, and the class is the check.
+
+    class Hold(Shape, tag_field="do", tag=True):      {"do": "Hold", "round": 3, "active": [0, 2]}
+        round: int
+        active: tuple[int, ...] = ()
+
+    read(bytes, Hold) -> Hold        ValueError: Expected `int`, got `str` - at `$.round`
+    line(Hold(3, (0, 2))) -> bytes   the message as one line, for a pipe
+
+Rules of this file: pure. A field that a class does not know is refused; a class that must read what later versions
+write says `forbid_unknown_fields=False`. No value is taken for one of another type: neither `true` nor 7.5 nor "7" is
+an `int`. Text goes out through the standard library, so that its bytes never depend on another library's version.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, TypeVar, overload
+
+import msgspec
+from msgspec.structs import replace as replace
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+SHOWN_MAX = 100  # characters of an error, which may repeat a value
+T = TypeVar("T")
+_STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
+
+
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A JSON object: fields in the order in which they are written; one without a default must be there."""
+
+
+@overload
+def read(raw: bytes | str, kind: type[T]) -> T: ...
+@overload
+def read(raw: bytes | str, kind: Any) -> Any: ...
+def read(raw: bytes | str, kind: Any) -> Any:
+    """The value of a JSON text. Raises ValueError, also for text that is nested too deep."""
+    return _explained(partial(msgspec.json.decode, raw, type=kind), kind)
+
+
+def fit(value: object, kind: type[T]) -> T:
+    """The value that plain JSON values stand for. Raises ValueError."""
+    return _explained(partial(msgspec.convert, value, kind), kind)
+
+
+def plain(shape: object) -> Any:
+    """A shape as values that `json.dumps` takes."""
+    return msgspec.to_builtins(shape)
+
+
+def line(shape: object) -> bytes:
+    """A shape as one line of compact JSON, in ASCII."""
+    return json.dumps(plain(shape), separators=(",", ":")).encode() + b"\n"
+
+
+def _explained(made: Callable[[], T], kind: type[T]) -> T:
+    """What `made` gives; its errors say the place, and what would fit there."""
+    try:
+        return made()
+    except msgspec.ValidationError as error:
+        what, at, place = str(error).partition(" - at `$")
+        told = what if len(what) <= SHOWN_MAX else f"{what[:SHOWN_MAX]}..."
+        raise ValueError(f"{told}{at}{place}{_choices(what, place, kind)}") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def _choices(what: str, place: str, kind: type) -> str:
+    """The values, or the names of fields, that fit at the place of an error."""
+    document = msgspec.json.schema(kind)
+    at = _resolved(document, document)
+    for name in _STEP.findall(place):
+        inner = at.get("properties", {}).get(name) if name else at.get("items") or at.get("additionalProperties")
+        at = _resolved(document, inner if isinstance(inner, dict) else {})
+    names = at.get("properties", ()) if "unknown field" in what else at.get("enum", ())
+    return f" (there are {', '.join(map(str, names))})" if names else ""
+
+
+def _resolved(document: dict[str, Any], at: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = document["$defs"][at["$ref"].rpartition("/")[2]] if "$ref" in at else at
+    return found

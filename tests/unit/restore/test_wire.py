@@ -1,0 +1,196 @@
+"""Bytes of manifests and of lines between processes, as earlier versions wrote them; and bytes that are none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from standfast.ops.sidecar.worker import protocol as worker
+from standfast.ops.sidecar.worker.moves import Holding
+from standfast.replication.shapes import read
+from standfast.restore.files.manifest import (
+    Made,
+    Manifest,
+    ManifestFile,
+    ManifestPartition,
+    dump_manifest,
+    parse_manifest,
+)
+from standfast.restore.replay import worker_protocol as replay
+from standfast.store.errors import Corruption, InternalError
+
+FILE = ManifestFile("0-0-0.sst", "kv", 10, 2, "61", "62", "0" * 64, 1)
+FILE_LINE = (
+    '{"name":"0-0-0.sst","family":"kv","bytes":10,"entries":2,"first_key":"61","last_key":"62",'
+    '"sha256":"%s","deletes":1}'
+)
+MANIFEST_LINE = (
+    '{"format":"standfast.manifest/1","app":"app","store":"kv",'
+    '"definition":{"kind":"keyvalue","n\\u00e4me":"\\u20ac\\ud83d\\ude00"},"topic":"app-kv-changelog","topic_id":"id",'
+    '"partition_count":2,"partitions":[{"partition":1,"start":0,"end":9,"converge_offset":9,"files":[%s],'
+    '"observed_ms":-1,"sequence":0,"records":5,"tombstones":1,"superseded":%d,"expired":0,"entries":2,"digest":null%s}],'
+    '"made":{"how":"run","at_ms":1,"standfast":"0.1.0","rocksdict":"0.3.29","compression":"lz4"}}'
+)
+
+
+def manifest(skipped: int) -> Manifest:
+    part = ManifestPartition(1, 0, 9, 9, (FILE,), -1, 0, 5, 1, 2 - skipped, 0, 2, None, skipped)
+    definition = {"kind": "keyvalue", "n\u00e4me": "\u20ac\U0001f600"}
+    made = Made("run", 1, "0.1.0", "0.3.29", "lz4")
+    return Manifest("app", "kv", definition, "app-kv-changelog", "id", 2, (part,), made)
+
+
+def manifest_line(skipped: int) -> str:
+    told = f',"skipped":{skipped}' if skipped else ""
+    return MANIFEST_LINE % (FILE_LINE % ("0" * 64), 2 - skipped, told)
+
+
+JOB = replay.Job(1, "sqlite:///l", "a", "s", {"kind": "keyvalue"}, "t", "id", 0, 1, 0, 9, "/f", "1", 1 << 20, 100)
+REPLAY: list[tuple[Any, str]] = [
+    (replay.Ready(12), '{"event":"Ready","pid":12}'),
+    (
+        replay.Surveyed(3, ((0, 5), (5, 9)), 77),
+        '{"event":"Surveyed","number":3,"ranges":[[0,5],[5,9]],"observed_ms":77}',
+    ),
+    (
+        replay.Progress(3, 5, 4, 100),
+        '{"event":"Progress","number":3,"position":5,"records":4,"bytes":100}',
+    ),
+    (replay.Run(3, manifest(0)), f'{{"event":"Run","number":3,"manifest":{manifest_line(0)}}}'),
+    (replay.Run(3, manifest(1)), f'{{"event":"Run","number":3,"manifest":{manifest_line(1)}}}'),
+    (replay.Done(3, 1 << 20), '{"event":"Done","number":3,"peak_rss_bytes":1048576,"phases_ns":{}}'),
+    (replay.Done(3, 1, {"read": 5}), '{"event":"Done","number":3,"peak_rss_bytes":1,"phases_ns":{"read":5}}'),
+    (
+        replay.Failed(3, "StateLost", "g\u00f6ne \x7f\u2028", "truncated", (("t", 1),)),
+        '{"event":"Failed","number":3,"kind":"StateLost","message":"g\\u00f6ne \\u007f\\u2028",'
+        '"reason":"truncated","sources":[["t",1]]}',
+    ),
+]
+ORDERS: list[tuple[Any, str]] = [
+    (
+        worker.Open("a", "kafka://h", "/s", 7, "m", "", ({"name": "kv"},), {"n": 1.5, "x": None}),
+        '{"do":"Open","app":"a","log":"kafka://h","state_root":"/s","lock":7,"member":"m","cares_for":"",'
+        '"stores":[{"name":"kv"}],"settings":{"n":1.5,"x":null}}',
+    ),
+    (worker.Hold(3, (0, 2), ()), '{"do":"Hold","round":3,"active":[0,2],"standby":[]}'),
+    (worker.ReadRows(1, "/p", "key=\u00e4"), '{"do":"ReadRows","id":1,"path":"/p","query":"key=\\u00e4"}'),
+    (worker.Stop(), '{"do":"Stop"}'),
+]
+REPORTS: list[tuple[Any, str]] = [
+    (
+        worker.State(4, {0: Holding("active", "running"), 12: Holding("standby", "updating", 7)}),
+        '{"say":"State","round":4,"tasks":{"0":{"role":"active","state":"running","remaining":0},'
+        '"12":{"role":"standby","state":"updating","remaining":7}},"error":"","status":null}',
+    ),
+    (
+        worker.State(1, {}, "bad", {"a": [1, None]}),
+        '{"say":"State","round":1,"tasks":{},"error":"bad","status":{"a":[1,null]}}',
+    ),
+    (worker.Rows(1, 200), '{"say":"Rows","id":1,"status":200,"document":{}}'),
+    (worker.Failed("Held", "m\u00fc"), '{"say":"Failed","kind":"Held","message":"m\\u00fc"}'),
+]
+PARSERS = (replay.parse_job, replay.parse_event, worker.parse_order, worker.parse_report)
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_manifest_is_written_as_ever_and_names_what_was_skipped_only_where_there_is_any(skipped: int) -> None:
+    text = json.dumps(json.loads(manifest_line(skipped)), indent=1) + "\n"
+    assert dump_manifest(manifest(skipped)) == text
+    assert parse_manifest(text, "here") == manifest(skipped)
+
+
+@pytest.mark.parametrize(("event", "line"), REPLAY)
+def test_events_of_a_restore_worker_keep_their_bytes(event: replay.Event, line: str) -> None:
+    assert replay.event_line(event) == line.encode() + b"\n"
+    assert replay.parse_event(line.encode()) == event
+
+
+def test_jobs_of_a_restore_worker_keep_their_bytes() -> None:
+    line = (
+        b'{"number":1,"address":"sqlite:///l","app":"a","store":"s","definition":{"kind":"keyvalue"},"topic":"t",'
+        b'"topic_id":"id","partition":0,"partition_count":1,"start":0,"end":9,"folder":"/f","prefix":"1",'
+        b'"budget_bytes":1048576,"fetch_records":100,"observed_ms":-1,"drop_deletes":false,"survey":false,"parts":1,'
+        b'"least":1,"disk_floor_bytes":0}\n'
+    )
+    assert replay.job_line(JOB) == line
+    assert replay.parse_job(line) == JOB
+
+
+@pytest.mark.parametrize(("order", "line"), ORDERS)
+def test_orders_to_a_standby_worker_keep_their_bytes(order: worker.Order, line: str) -> None:
+    assert worker.order_line(order) == line.encode() + b"\n"
+    assert worker.parse_order(line.encode()) == order
+
+
+@pytest.mark.parametrize(("report", "line"), REPORTS)
+def test_reports_of_a_standby_worker_keep_their_bytes(report: worker.Report, line: str) -> None:
+    assert worker.report_line(report) == line.encode() + b"\n"
+    assert worker.parse_report(line.encode()) == report
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[]",
+        b"1",
+        b"null",
+        b"{}",
+        b"Traceback",
+        b'{"do":',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"\xff\xfe{}",
+        b"NaN",
+    ],
+)
+def test_bytes_that_are_no_message_are_refused_as_a_bug_of_ours(parse: Any, line: bytes) -> None:
+    with pytest.raises(InternalError):
+        parse(line)
+
+
+@pytest.mark.parametrize(
+    ("parse", "line"),
+    [
+        (replay.parse_event, b'{"event":"Boom"}'),
+        (replay.parse_event, b'{"event":"Ready","pid":1,"more":1}'),
+        (replay.parse_event, b'{"event":"Ready"}'),
+        (replay.parse_event, b'{"event":"Surveyed","number":3,"ranges":[[0,5,6]],"observed_ms":7}'),
+        (worker.parse_order, b'{"do":"Boom"}'),
+        (worker.parse_order, b'{"do":"Stop","more":1}'),
+        (worker.parse_order, b'{"do":"Hold","round":1,"active":[]}'),
+        (worker.parse_report, b'{"say":"Boom"}'),
+        (worker.parse_report, b'{"say":"Rows","id":1,"status":200,"more":1}'),
+        (worker.parse_report, b'{"say":"State","round":1,"tasks":{"x":{"role":"active","state":"running"}}}'),
+        (worker.parse_report, b'{"say":"State","round":1,"tasks":{"0":{"role":"active"}}}'),
+        (worker.parse_report, b'{"say":"State","round":1,"tasks":{"0":{"role":"active","state":"x","more":1}}}'),
+    ],
+)
+def test_messages_of_another_kind_or_with_other_fields_are_refused(parse: Any, line: bytes) -> None:
+    with pytest.raises(InternalError):
+        parse(line)
+
+
+def test_order_that_cannot_be_read_is_not_repeated_because_it_may_hold_a_password() -> None:
+    with pytest.raises(InternalError) as refused:
+        worker.parse_order(b'{"do":"Open","app":"a","log":"kafka://user:hunter2@h","lock":"hunter2"}')
+    assert "hunter2" not in str(refused.value)
+
+
+def test_run_that_cannot_be_is_neither_said_nor_believed() -> None:
+    (part,) = manifest(0).partitions
+    wrong = manifest_line(0).replace('"end":9', '"end":-9')
+    with pytest.raises(Corruption, match="end -9"):
+        replay.parse_event(f'{{"event":"Run","number":3,"manifest":{wrong}}}'.encode())
+    with pytest.raises(Corruption, match="end -9"):
+        replay.event_line(replay.Run(3, read(wrong, Manifest)))
+    assert part.end == 9
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format":"standfast.manifest/1","definition":' + '{"a":' * 100_000])
+def test_manifest_nested_without_end_is_damaged(text: str) -> None:
+    with pytest.raises(Corruption, match="is not readable"):
+        parse_manifest(text, "here")
