@@ -11,15 +11,16 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from standfast.ops.cli.command_line import build_parser
 from standfast.ops.config.config import load_config
 from standfast.ops.shared import exit_codes
-from standfast.ops.sidecar.control.schema import check
+from standfast.replication.shapes import Shape, fit
 from support.places import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -60,68 +61,62 @@ def documents() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(MANIFEST.read_text()))
 
 
-TEXTS = {"type": "array", "items": {"type": "string"}}
-PROBE = {
-    "type": "object",
-    "required": ["exec", "periodSeconds", "timeoutSeconds"],
-    "additionalProperties": False,
-    "properties": {
-        "exec": {"type": "object", "required": ["command"], "properties": {"command": TEXTS}},
-        "periodSeconds": {"type": "integer", "minimum": 1},
-        "timeoutSeconds": {"type": "integer", "minimum": 1},
-        "failureThreshold": {"type": "integer", "minimum": 1},
-    },
-}
-CONTAINER = {
-    "type": "object",
-    "required": ["name", "image", "args", "securityContext", "volumeMounts"],
-    "additionalProperties": False,
-    "properties": {
-        "name": {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"},
-        "image": {"type": "string"},
-        "args": TEXTS,
-        "restartPolicy": {"type": "string", "enum": ["Always"]},
-        "startupProbe": PROBE,
-        "livenessProbe": PROBE,
-        "readinessProbe": PROBE,
-        "lifecycle": {
-            "type": "object",
-            "required": ["preStop"],
-            "additionalProperties": False,
-            "properties": {"preStop": {"type": "object"}},
-        },
-        "securityContext": {
-            "type": "object",
-            "required": ["allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"],
-        },
-        "resources": {"type": "object", "required": ["requests", "limits"]},
-        "volumeMounts": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["name", "mountPath"],
-                "additionalProperties": False,
-                "properties": {
-                    "name": {"type": "string"},
-                    "mountPath": {"type": "string", "pattern": "^/"},
-                    "readOnly": {"type": "boolean"},
-                },
-            },
-        },
-    },
-}
-POD = {
-    "type": "object",
-    "required": ["initContainers", "containers", "volumes", "terminationGracePeriodSeconds", "securityContext"],
-    "additionalProperties": False,
-    "properties": {
-        "terminationGracePeriodSeconds": {"type": "integer", "minimum": 21},
-        "securityContext": {"type": "object"},
-        "initContainers": {"type": "array", "items": CONTAINER},
-        "containers": {"type": "array", "items": CONTAINER},
-        "volumes": {"type": "array", "items": {"type": "object", "required": ["name"]}},
-    },
-}
+class Exec(Struct):
+    command: tuple[str, ...]
+
+
+class Probe(Shape, frozen=True, kw_only=True):
+    exec: Exec
+    periodSeconds: Annotated[int, Meta(ge=1)]
+    timeoutSeconds: Annotated[int, Meta(ge=1)]
+    failureThreshold: Annotated[int, Meta(ge=1)] = 3
+
+
+class Lifecycle(Shape, frozen=True):
+    preStop: dict[str, Any]
+
+
+class ContainerSecurity(Struct):
+    allowPrivilegeEscalation: Any
+    readOnlyRootFilesystem: Any
+    capabilities: Any
+
+
+class Resources(Struct):
+    requests: Any
+    limits: Any
+
+
+class Mount(Shape, frozen=True):
+    name: str
+    mountPath: Annotated[str, Meta(pattern="^/")]
+    readOnly: bool = False
+
+
+class Container(Shape, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+    image: str
+    args: tuple[str, ...]
+    restartPolicy: Literal["Always"] = "Always"
+    startupProbe: Probe | UnsetType = UNSET
+    livenessProbe: Probe | UnsetType = UNSET
+    readinessProbe: Probe | UnsetType = UNSET
+    lifecycle: Lifecycle | UnsetType = UNSET
+    securityContext: ContainerSecurity
+    resources: Resources | UnsetType = UNSET
+    volumeMounts: tuple[Mount, ...]
+
+
+class Volume(Struct):
+    name: str
+
+
+class Pod(Shape, frozen=True):
+    terminationGracePeriodSeconds: Annotated[int, Meta(ge=21)]
+    securityContext: dict[str, Any]
+    initContainers: tuple[Container, ...]
+    containers: tuple[Container, ...]
+    volumes: tuple[Volume, ...]
 
 
 def pod() -> dict[str, Any]:
@@ -134,7 +129,7 @@ def test_manifest_is_a_config_map_and_a_stateful_set_of_the_known_shape() -> Non
         ("v1", "ConfigMap"),
         ("apps/v1", "StatefulSet"),
     ]
-    check(pod(), POD, "pod")
+    fit(pod(), Pod)
     spec = documents()[1]["spec"]
     assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from standfast.ops.sidecar.control.schema import Assignment, given
 from standfast.store.errors import Fenced, InvalidRequest
 
 Source = tuple[str, int]
@@ -63,27 +63,27 @@ class Lease:
         return not self.ended and self.until_ms is not None and now_ms >= self.until_ms
 
 
-def wanted_of(body: Mapping[str, Any]) -> Wanted:
-    """The assignment in a checked request body. Raises InvalidRequest for a partition that is named twice,
+def wanted_of(body: Assignment) -> Wanted:
+    """The assignment that a request asks for. Raises InvalidRequest for a partition that is named twice,
     and for a source of another partition."""
     roles: dict[int, str] = {}
     sources: dict[int, tuple[Source, ...]] = {}
-    for one in body["tasks"]:
-        partition = one["partition"]
-        if partition in roles:
-            raise InvalidRequest(f"partition {partition} is assigned twice: name it once, as active or standby")
-        roles[partition] = one["role"]
-        given = tuple((at["topic"], at["partition"]) for at in one.get("sources", ()))
-        for topic, number in given:
-            if number != partition:
+    for one in body.tasks:
+        if one.partition in roles:
+            raise InvalidRequest(f"partition {one.partition} is assigned twice: name it once, as active or standby")
+        roles[one.partition] = one.role
+        read = given(one.sources, ())
+        for at in read:
+            if at.partition != one.partition:
                 raise InvalidRequest(
-                    f"task {partition} cannot have partition {number} of {topic!r} as a source: a task has the "
-                    "partitions of its own number, or another task goes on with offsets that are not of its state"
+                    f"task {one.partition} cannot have partition {at.partition} of {at.topic!r} as a source: a task "
+                    "has the partitions of its own number, or another task goes on with offsets that are not of its "
+                    "state"
                 )
-        if one["role"] == "active":
-            sources[partition] = given
+        if one.role == "active":
+            sources[one.partition] = tuple((at.topic, at.partition) for at in read)
     return Wanted(
-        body["generation"],
+        body.generation,
         frozenset(partition for partition, role in roles.items() if role == "active"),
         frozenset(partition for partition, role in roles.items() if role == "standby"),
         sources,

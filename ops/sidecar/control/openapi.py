@@ -1,13 +1,16 @@
 """The OpenAPI document of the control door, made from the table of its calls.
 
-Rules of this file: pure. What is checked is what is told: bodies are the very schemas that requests are checked with.
+Rules of this file: pure. The document shows what is checked: the schemas of bodies are made from their very classes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+from msgspec import Meta
 
 from standfast._version import __version__
 from standfast.ops.sidecar.control import schema as schemas
@@ -28,27 +31,38 @@ _STATUS_TEXTS = {
     507: "the disk is full",
 }
 ALWAYS = (401, 403, 500)
-_PATH_SCHEMAS: Mapping[str, Any] = {
-    "name": schemas.NAME,
-    "verb": schemas.choice("get", "scan", "fetch"),
-    "id": {"type": "string", "pattern": "^[0-9]{1,15}$"},
+_REF = "#/components/schemas/{name}"
+_Key = Annotated[str, Meta(max_length=1_000)]
+_PATH_TYPES: Mapping[str, Any] = {
+    "name": schemas.Name,
+    "verb": Annotated[Literal["get", "scan", "fetch"], schemas.TEXT],
+    "id": Annotated[str, Meta(pattern="^[0-9]{1,15}$")],
 }
 _ROWS_QUERY: tuple[tuple[str, Any, str], ...] = (
-    ("key", {"type": "string", "maxLength": 1_000}, "get, fetch: the key"),
-    ("from", {"type": "string", "maxLength": 1_000}, "scan: first key; fetch: milliseconds"),
-    ("to", {"type": "string", "maxLength": 1_000}, "scan: last key; fetch: milliseconds"),
-    ("prefix", {"type": "string", "maxLength": 1_000}, "scan: keys that begin so"),
-    ("as_of", schemas.number(), "get: of a versioned store"),
-    ("after", {"type": "string", "maxLength": 2_000}, "scan: where the answer before said that it goes on"),
-    ("limit", schemas.number(1, 10_000), "rows at most"),
-    ("partition", schemas.PARTITION, "of this partition only"),
+    ("key", _Key, "get, fetch: the key"),
+    ("from", _Key, "scan: first key; fetch: milliseconds"),
+    ("to", _Key, "scan: last key; fetch: milliseconds"),
+    ("prefix", _Key, "scan: keys that begin so"),
+    ("as_of", schemas.Number, "get: of a versioned store"),
+    ("after", Annotated[str, Meta(max_length=2_000)], "scan: where the answer before said that it goes on"),
+    ("limit", Annotated[int, Meta(ge=1, le=10_000)], "rows at most"),
+    ("partition", schemas.Partition, "of this partition only"),
     (
         "stale",
-        {"type": "string", "enum": ["0", "1"]},
+        Annotated[Literal["0", "1"], schemas.TEXT],
         "also from a standby or a restoring task; with partition, from one in a worker, at most 1,000 rows",
     ),
-    ("key_format", schemas.choice("utf8", "hex"), "how keys are written"),
+    ("key_format", Annotated[Literal["utf8", "hex"], schemas.TEXT], "how keys are written"),
 )
+
+
+class Error(msgspec.Struct, kw_only=True):
+    """An answer other than 200."""
+
+    schema: str
+    error: str
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    message: str
 
 
 class CallShape(Protocol):
@@ -73,26 +87,31 @@ class CallShape(Protocol):
 def document(calls: Sequence[CallShape]) -> dict[str, Any]:
     """The whole document."""
     paths: dict[str, Any] = {}
+    bodies = [call.body for call in calls if call.body is not None]
+    _, components = msgspec.json.schema_components([Error, *bodies], ref_template=_REF)
     for call in calls:
-        paths.setdefault(call.path, {})[call.method.lower()] = _operation(call)
+        paths.setdefault(call.path, {})[call.method.lower()] = _operation(call, components)
     return {
         "openapi": VERSION,
         "info": {"title": "standfast sidecar, control", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": {"Error": _ERROR},
+            "schemas": components,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _operation(call: CallShape) -> dict[str, Any]:
+def _operation(call: CallShape, components: Mapping[str, Any]) -> dict[str, Any]:
     rows = call.path.endswith("{verb}")
-    query = [(one.name, one.schema, one.text) for one in call.query] if not rows else _ROWS_QUERY
+    query = [(one.name, one.kind, one.text) for one in call.query] if not rows else _ROWS_QUERY
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": _PATH_SCHEMAS[name]}
+        {"name": name, "in": "path", "required": True, "schema": msgspec.json.schema(_PATH_TYPES[name])}
         for name in _PLACE.findall(call.path)
-    ] + [{"name": name, "in": "query", "schema": schema, "description": text} for name, schema, text in query]
+    ] + [
+        {"name": name, "in": "query", "schema": msgspec.json.schema(kind), "description": text}
+        for name, kind, text in query
+    ]
     statuses = {*ALWAYS, *call.statuses, *((400, 413) if call.body is not None else ())}
     statuses |= {400, 404, 409, 413, 429, 503} if rows else set()
     good = "text/event-stream" if call.path.endswith("/events") else "application/json"
@@ -107,26 +126,18 @@ def _operation(call: CallShape) -> dict[str, Any]:
         | {
             str(status): {
                 "description": _STATUS_TEXTS[status],
-                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+                "content": {"application/json": {"schema": _ref(Error)}},
             }
             for status in sorted(statuses)
         },
     }
     if call.body is not None:
         made["requestBody"] = {
-            "required": bool(call.body.get("required")),
-            "content": {"application/json": {"schema": call.body}},
+            "required": bool(components[call.body.__name__]["required"]),
+            "content": {"application/json": {"schema": _ref(call.body)}},
         }
     return made
 
 
-_ERROR = {
-    "type": "object",
-    "required": ["schema", "error", "message"],
-    "properties": {
-        "schema": {"type": "string"},
-        "error": {"type": "string"},
-        "reason": {"type": "string"},
-        "message": {"type": "string"},
-    },
-}
+def _ref(kind: type) -> dict[str, str]:
+    return {"$ref": _REF.format(name=kind.__name__)}

@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from standfast.ops.config.types import Config
 from standfast.ops.observe.health import Restoring
@@ -28,12 +28,14 @@ from standfast.ops.sidecar.control import assignment as assignments
 from standfast.ops.sidecar.control.assignment import Lease, Wanted
 from standfast.ops.sidecar.control.events import Events
 from standfast.ops.sidecar.control.log_watch import LogWatch
+from standfast.ops.sidecar.control.schema import Assignment, Revoke, Stores, given
 from standfast.ops.sidecar.control.session import ControlSession, failure_of
 from standfast.ops.sidecar.control.timers import Timers
 from standfast.ops.sidecar.engine.engine import Engine
 from standfast.ops.sidecar.engine.task_table import Table, TaskTable
 from standfast.ops.sidecar.worker.assign_each import HeldTasks
 from standfast.replication.log import Log
+from standfast.replication.shapes import plain
 from standfast.store.clock import Clock
 from standfast.store.errors import (
     DiskFull,
@@ -168,12 +170,12 @@ class ControlPlane:
 
     # -- what the application asks for --------------------------------------------------------------------------------
 
-    def declare(self, body: Mapping[str, Any]) -> dict[str, str]:
+    def declare(self, body: Stores) -> dict[str, str]:
         """Declare stores; by name `created` or `unchanged`. Raises InvalidRequest, Refused CONFLICT."""
         self._refuse_draining()
-        partitions = body.get("partitions", self.partitions)
+        partitions = given(body.partitions, self.partitions)
         try:
-            declared = declare(self.specs, body["stores"])
+            declared = declare(self.specs, plain(body.stores))
             if (declared.created or partitions != self.partitions) and self.wanted.tasks:
                 raise Conflict(
                     f"{', '.join(declared.created) or 'the number of partitions'} cannot be declared while tasks are "
@@ -184,16 +186,14 @@ class ControlPlane:
         if declared.created or partitions != self.partitions or not self.session.is_open:
             self.session.reopen(declared.specs, partitions)
             self.specs, self.partitions = declared.specs, partitions
-        return {
-            shape["name"]: "created" if shape["name"] in declared.created else "unchanged" for shape in body["stores"]
-        }
+        return {one.name: "created" if one.name in declared.created else "unchanged" for one in body.stores}
 
-    def assign(self, body: Mapping[str, Any]) -> None:
+    def assign(self, body: Assignment) -> None:
         """Hold exactly these tasks from now on. Raises Fenced for a generation that is over, InvalidRequest."""
         self._refuse_draining()
         asked = assignments.wanted_of(body)
         changed = assignments.decide(self.wanted, self.lease, asked)
-        lease_ms = body.get("lease_ms", self.config.serve.lease_ms)
+        lease_ms = given(body.lease_ms, self.config.serve.lease_ms)
         if not changed:
             self.lease = self.lease.renewed(self.clock.monotonic_ms())
             self._let_commit(asked.active)
@@ -221,15 +221,15 @@ class ControlPlane:
         finally:
             self.lease = self.lease.renewed(self.clock.monotonic_ms())
 
-    def revoke(self, body: Mapping[str, Any]) -> dict[int, dict[str, int]]:
+    def revoke(self, body: Revoke) -> dict[int, dict[str, int]]:
         """Close tasks; the positions of their stores by partition. `lost` closes without flushing files."""
-        assignments.check_generation(self.wanted, self.lease, body["generation"])
-        gone = frozenset(body["partitions"]) & self.wanted.tasks
+        assignments.check_generation(self.wanted, self.lease, body.generation)
+        gone = frozenset(body.partitions) & self.wanted.tasks
         self._closing(gone)
         positions = self.session.positions(gone)  # after a commit that ran
-        for partition in body["partitions"]:
+        for partition in body.partitions:
             self._fenced.pop(partition, None)
-        if body.get("mode") == "lost":
+        if body.mode == "lost":
             self.session.lose(gone)
         self._let_go(gone)
         return positions

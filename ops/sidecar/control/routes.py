@@ -36,7 +36,6 @@ from standfast.ops.shared.text import dumps
 from standfast.ops.sidecar.control import schema as schemas
 from standfast.ops.sidecar.control.answers import Answers
 from standfast.ops.sidecar.control.plane import ControlPlane
-from standfast.ops.sidecar.control.schema import Schema
 from standfast.store.errors import InvalidRequest, Unavailable
 
 JSON = "application/json; charset=utf-8"
@@ -44,28 +43,28 @@ KEEP_ALIVE_S = 15.0
 READ_S = 10.0
 SEND_S_MAX = 10.0
 Role = Literal["none", "read", "write", "admin"]
-Handler: TypeAlias = "Callable[[ControlRoutes, Request, dict[str, Any]], Awaitable[Response]]"
+Handler: TypeAlias = "Callable[[ControlRoutes, Request, Any], Awaitable[Response]]"
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parameter of a path's query."""
+    """A parameter of a path's query; `kind` is the type of its value."""
 
     name: str
-    schema: Schema
+    kind: Any
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the door. `role`: what its token must have; `body`: the schema of its body, None: it has none."""
+    """One call of the door. `role`: what its token must have; `body`: the class of its body, None: it has none."""
 
     method: str
     path: str
     role: Role
     text: str
     handler: Handler
-    body: Schema | None = None
+    body: type | None = None
     query: tuple[Query, ...] = ()
     statuses: tuple[int, ...] = (400, 409, 503)
 
@@ -97,27 +96,27 @@ class ControlRoutes:
 
         return answer(200, document(CALLS))
 
-    async def put_stores(self, request: Request, body: dict[str, Any]) -> Response:
+    async def put_stores(self, request: Request, body: schemas.Stores) -> Response:
         outcomes = await self._call(lambda: self._plane.declare(body))
         return answer(200, await self._call(lambda: self._answers.stores(outcomes)))
 
     async def stores(self, request: Request, body: dict[str, Any]) -> Response:
         return answer(200, await asyncio.to_thread(self._answers.stores, {}))
 
-    async def put_assignment(self, request: Request, body: dict[str, Any]) -> Response:
+    async def put_assignment(self, request: Request, body: schemas.Assignment) -> Response:
         await self._call(lambda: self._plane.assign(body))
         return answer(200, self._answers.assignment())
 
     async def assignment(self, request: Request, body: dict[str, Any]) -> Response:
         return answer(200, self._answers.assignment())
 
-    async def revoke(self, request: Request, body: dict[str, Any]) -> Response:
+    async def revoke(self, request: Request, body: schemas.Revoke) -> Response:
         positions = await self._call(lambda: self._plane.revoke(body))
         return answer(200, {"positions": {str(partition): found for partition, found in positions.items()}})
 
-    async def heartbeat(self, request: Request, body: dict[str, Any]) -> Response:
-        lease = self._plane.heartbeat(body["generation"])
-        return answer(200, {"generation": body["generation"], "lease_ms": lease.lease_ms})
+    async def heartbeat(self, request: Request, body: schemas.Heartbeat) -> Response:
+        lease = self._plane.heartbeat(body.generation)
+        return answer(200, {"generation": body.generation, "lease_ms": lease.lease_ms})
 
     async def ready(self, request: Request, body: dict[str, Any]) -> Response:
         """Waits on the loop, so that many waiters cost no thread."""
@@ -155,11 +154,11 @@ class ControlRoutes:
 
         return EventStream(stream(), lambda: events.forget(listener))
 
-    async def schedule(self, request: Request, body: dict[str, Any]) -> Response:
+    async def schedule(self, request: Request, body: schemas.Schedule) -> Response:
         plane = self._plane
         made = await self._call(
             lambda: plane.timers.schedule(
-                plane.wanted.active, body["partition"], body["kind"], body["interval_ms"], body.get("start_ms")
+                plane.wanted.active, body.partition, body.kind, body.interval_ms, schemas.given(body.start_ms, None)
             )
         )
         return answer(200, {"id": made})
@@ -230,31 +229,33 @@ class ControlRoutes:
                     f"partition {partition} is a standby here or restores: read each by itself (partition=N&stale=1)",
                 )
 
-    async def verify(self, request: Request, body: dict[str, Any]) -> Response:
-        job = await self._call(lambda: self._answers.verification(body.get("store"), body.get("partition")))
+    async def verify(self, request: Request, body: schemas.Verify) -> Response:
+        job = await self._call(
+            lambda: self._answers.verification(schemas.given(body.store, None), schemas.given(body.partition, None))
+        )
         return answer(200, await asyncio.to_thread(job))
 
-    async def snapshot(self, request: Request, body: dict[str, Any]) -> Response:
-        positions = await self._call(lambda: self._plane.snapshot(body["name"]))
-        return answer(200, {"name": body["name"], "positions": {str(one): found for one, found in positions.items()}})
+    async def snapshot(self, request: Request, body: schemas.Snapshot) -> Response:
+        positions = await self._call(lambda: self._plane.snapshot(body.name))
+        return answer(200, {"name": body.name, "positions": {str(one): found for one, found in positions.items()}})
 
     async def snapshots(self, request: Request, body: dict[str, Any]) -> Response:
         return answer(200, {"snapshots": await self._call(self._plane.session.snapshots)})
 
-    async def drain(self, request: Request, body: dict[str, Any]) -> Response:
+    async def drain(self, request: Request, body: schemas.Drain) -> Response:
         assert self.on_drain is not None
-        wait_ms = body.get("wait_ms", self._plane.config.serve.drain_timeout_ms)
+        wait_ms = schemas.given(body.wait_ms, self._plane.config.serve.drain_timeout_ms)
         await self.on_drain(wait_ms / 1_000)
         return answer(200, {"drained": True})
 
-    async def wipe(self, request: Request, body: dict[str, Any]) -> Response:
-        await self._call(lambda: self._plane.wipe(body["partition"], body["epoch"]))
+    async def wipe(self, request: Request, body: schemas.Wipe) -> Response:
+        await self._call(lambda: self._plane.wipe(body.partition, body.epoch))
         return answer(200, self._answers.assignment())
 
     async def _call(self, job: Callable[[], Any]) -> Any:
         return await asyncio.wrap_future(self._plane.call(job))
 
-    async def _body(self, request: Request, call: Call) -> dict[str, Any]:
+    async def _body(self, request: Request, call: Call) -> Any:
         known = {query.name for query in call.query}
         for name in request.query_params:
             if name not in known and not call.path.endswith("{verb}"):
@@ -314,14 +315,14 @@ def number(request: Request, name: str, most: int) -> int | None:
     return int(text)
 
 
-_WAIT = Query("wait", schemas.number(0, 60_000), "milliseconds to wait for the gate")
-_PARTITION = Query("partition", schemas.PARTITION, "of this partition only")
+_WAIT = Query("wait", schemas.Wait, "milliseconds to wait for the gate")
+_PARTITION = Query("partition", schemas.Partition, "of this partition only")
 _R = ControlRoutes
 CALLS: tuple[Call, ...] = (
     Call("GET", "/v1/hello", "read", "protocol, features, limits, instance", _R.hello),
     Call("GET", "/v1/openapi.json", "read", "this document", _R.openapi),
     Call("GET", "/v1/stores", "read", "the stores that are declared", _R.stores),
-    Call("PUT", "/v1/stores", "write", "declare stores; repeated: unchanged", _R.put_stores, schemas.STORES),
+    Call("PUT", "/v1/stores", "write", "declare stores; repeated: unchanged", _R.put_stores, schemas.Stores),
     Call("GET", "/v1/assignment", "read", "what is assigned, and where each task stands", _R.assignment),
     Call(
         "PUT",
@@ -329,13 +330,13 @@ CALLS: tuple[Call, ...] = (
         "write",
         "hold exactly these tasks under a generation; repeated: unchanged",
         _R.put_assignment,
-        schemas.ASSIGNMENT,
+        schemas.Assignment,
     ),
-    Call("POST", "/v1/revoke", "write", "close tasks; gives their final positions", _R.revoke, schemas.REVOKE),
-    Call("POST", "/v1/heartbeat", "write", "renew the lease of a generation", _R.heartbeat, schemas.HEARTBEAT),
+    Call("POST", "/v1/revoke", "write", "close tasks; gives their final positions", _R.revoke, schemas.Revoke),
+    Call("POST", "/v1/heartbeat", "write", "renew the lease of a generation", _R.heartbeat, schemas.Heartbeat),
     Call("GET", "/v1/ready", "read", "the restore gate, as a long poll", _R.ready, query=(_WAIT,)),
     Call("GET", "/v1/events", "read", "Server-Sent Events", _R.events, statuses=(429, 503)),
-    Call("POST", "/v1/schedule", "write", "a punctuator of an active task", _R.schedule, schemas.SCHEDULE),
+    Call("POST", "/v1/schedule", "write", "a punctuator of an active task", _R.schedule, schemas.Schedule),
     Call("DELETE", "/v1/schedule/{id}", "write", "end a punctuator", _R.unschedule, statuses=(400, 404)),
     Call("GET", "/v1/status", "read", "everything the sidecar knows of itself", _R.status),
     Call("GET", "/v1/lags", "read", "position, end and lag of each store", _R.lags),
@@ -347,11 +348,11 @@ CALLS: tuple[Call, ...] = (
         "admin",
         "compare stores with their changelogs",
         _R.verify,
-        schemas.VERIFY,
+        schemas.Verify,
         statuses=(400, 404, 409, 503),
     ),
-    Call("POST", "/v1/snapshots", "admin", "copy the files of the active tasks", _R.snapshot, schemas.SNAPSHOT),
+    Call("POST", "/v1/snapshots", "admin", "copy the files of the active tasks", _R.snapshot, schemas.Snapshot),
     Call("GET", "/v1/snapshots", "read", "the copies there are", _R.snapshots),
-    Call("POST", "/v1/drain", "admin", "take no more work and close the tasks", _R.drain, schemas.DRAIN),
-    Call("POST", "/v1/wipe", "admin", "set a task's files aside and restore it", _R.wipe, schemas.WIPE),
+    Call("POST", "/v1/drain", "admin", "take no more work and close the tasks", _R.drain, schemas.Drain),
+    Call("POST", "/v1/wipe", "admin", "set a task's files aside and restore it", _R.wipe, schemas.Wipe),
 )

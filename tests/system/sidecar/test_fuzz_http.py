@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from support.fuzz import FUZZ_S, NUMBERS, Watched, fuzzes, mutated, pieces, quietly, rounds, seeded
+from support.openapi import inlined
 from support.serve import FOUR, Sidecar, Sidecars, wait_for
 
 pytestmark = [pytest.mark.slow, fuzzes]
@@ -150,6 +151,7 @@ class Calls:
 
     def __init__(self, document: dict[str, Any], token: str) -> None:
         self._token = f"Authorization: Bearer {token}"
+        self._document = document
         self.all = [
             (method.upper(), path, operation)
             for path, operations in document["paths"].items()
@@ -170,6 +172,7 @@ class Calls:
                 value = str(rng.choice((0, 1, 20, value))) if part["name"] == "wait" else value
                 path += ("&" if "?" in path else "?") + f"{part['name']}={quote(value, errors='surrogatepass')}"
         schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+        schema = inlined(schema, self._document)
         sent = body(rng, schema) if schema is not None else b"" if rng.random() < 0.9 else b"{}"
         if rng.random() < 0.1:
             path = rng.choice(OTHER_PATHS)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from standfast.ops.sidecar.control.assignment import wanted_of
+from standfast.ops.sidecar.control.schema import Assignment, Source, Task
 from standfast.store.clock import ManualClock
 from standfast.store.errors import InvalidRequest, Unavailable
 from support.door import Desk
@@ -38,11 +39,11 @@ def test_offsets_do_not_go_back(desk: Desk) -> None:
 
 
 def test_assigned_sources_are_of_the_partition_of_their_task() -> None:
-    task = {"partition": 1, "role": "active", "sources": [{"topic": "t", "partition": 1}]}
-    assert wanted_of({"generation": 1, "tasks": [task]}).sources == {1: (("t", 1),)}
-    task["sources"] = [{"topic": "t", "partition": 1}, {"topic": "t", "partition": 3}]
+    sources = (Source("t", 1),)
+    assert wanted_of(Assignment(1, (Task(1, "active", sources),))).sources == {1: (("t", 1),)}
+    sources = (Source("t", 1), Source("t", 3))
     with pytest.raises(InvalidRequest, match="task 1 cannot have partition 3 of 't'"):
-        wanted_of({"generation": 1, "tasks": [task]})
+        wanted_of(Assignment(1, (Task(1, "active", sources),)))
 
 
 def test_offsets_are_taken_only_from_who_knows_the_state(desk: Desk) -> None:

@@ -23,12 +23,23 @@ from standfast.ops.sidecar.control.assignment import (
     without,
 )
 from standfast.ops.sidecar.systemd import Notifier
+from standfast.replication.shapes import plain
 from standfast.store.errors import InvalidRequest
 from support.serve import FOUR, KEYVALUE, Sidecar, Sidecars
 
 ALL = {
-    name: getattr(schemas, name)
-    for name in ("STORES", "ASSIGNMENT", "REVOKE", "HEARTBEAT", "SCHEDULE", "WIPE", "DRAIN")
+    kind.__name__: kind
+    for kind in (
+        schemas.Stores,
+        schemas.Assignment,
+        schemas.Revoke,
+        schemas.Heartbeat,
+        schemas.Schedule,
+        schemas.Snapshot,
+        schemas.Verify,
+        schemas.Wipe,
+        schemas.Drain,
+    )
 }
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -49,7 +60,7 @@ def test_any_body_is_an_object_of_the_schema_or_a_clear_refusal(name: str, body:
     except InvalidRequest as error:
         assert str(error) and len(str(error)) < 500
     else:
-        assert isinstance(found, dict)
+        assert type(found).__name__ == name
 
 
 @pytest.mark.parametrize(
@@ -57,19 +68,85 @@ def test_any_body_is_an_object_of_the_schema_or_a_clear_refusal(name: str, body:
     [
         (b"[" * 100_000, "not JSON"),
         (b'{"generation": NaN, "tasks": []}', "not JSON"),
-        (b'{"generation": 1e400, "tasks": []}', "integer"),
+        (b'{"generation": 1e400, "tasks": []}', "`int`"),
         (b'{"generation": ' + b"9" * 4_000 + b', "tasks": []}', "generation"),
-        (b'{"generation": true, "tasks": []}', "integer"),
-        (b'{"generation": 1}', "'tasks' is missing"),
-        (b'{"generation": 1, "tasks": [], "more": 1}', "no field 'more'"),
-        (b'{"generation": 1, "tasks": [{"partition": 0, "role": "leader"}]}', "tasks[0].role"),
+        (b'{"generation": ' + b"9" * 5_000 + b', "tasks": []}', "not JSON"),
+        (b'{"generation": true, "tasks": []}', "Expected `int`, got `bool` - at `$.generation`"),
+        (b'{"generation": 1}', "missing required field `tasks`"),
+        (b'{"generation": 1, "tasks": [], "more": 1}', "unknown field `more` (there are generation, tasks, lease_ms)"),
+        (
+            b'{"generation": 1, "tasks": [], "' + b"m" * 10_000 + b'": 1}',
+            "mmm... (there are generation, tasks, lease_ms)",
+        ),
+        (
+            b'{"generation": 1, "tasks": [{"partition": 0, "role": "leader"}]}',
+            "'leader' - at `$.tasks[0].role` (there are active, standby)",
+        ),
+        (b'{"generation": 1, "tasks": [], "lease_ms": null}', "got `null` - at `$.lease_ms`"),
+        (b'{"generation": 1, "tasks": [], "lease_ms": 99}', "`int` >= 100 - at `$.lease_ms`"),
+        (b'{"generation": 1, "tasks": [], "lease_ms": "100"}', "got `str` - at `$.lease_ms`"),
+        (
+            b'{"generation": 1, "tasks": [{"partition": 100000, "role": "active"}]}',
+            "<= 99999 - at `$.tasks[0].partition`",
+        ),
+        (b'{"generation": 1, "tasks": [%b0]}' % (b"0," * 99_999), "length <= 99999 - at `$.tasks`"),
+        (b'{"generation": 1, "tasks": {}}', "Expected `array`, got `object` - at `$.tasks`"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"{}{}", "not JSON"),
         (b"\xff\xfe", "not JSON"),
+        (b"\xff\xfe{\x00}\x00", "not JSON"),
     ],
 )
 def test_wrong_bodies_say_where_they_are_wrong(body: bytes, told: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        schemas.parse_body(body, schemas.ASSIGNMENT)
+        schemas.parse_body(body, schemas.Assignment)
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("store", "told"),
+    [
+        ({"name": "a" * 129}, "$.stores[0].name"),
+        ({"name": ""}, "$.stores[0].name"),
+        ({"name": "../a"}, "$.stores[0].name"),
+        ({"kind": "queue"}, "`$.stores[0].kind` (there are keyvalue, session, versioned, window)"),
+        ({"retention_ms": 0}, ">= 1 - at `$.stores[0].retention_ms`"),
+        ({"retention_ms": 2**63}, "$.stores[0].retention_ms"),
+        ({"caching": 1}, "Expected `bool`, got `int` - at `$.stores[0].caching`"),
+        ({"changelog": {"a": "x" * 201}}, "length <= 200 - at `$.stores[0].changelog[...]`"),
+        ({"changelog": {str(at): "x" for at in range(51)}}, "length <= 50 - at `$.stores[0].changelog`"),
+        ({"changelog": {"a": 1}}, "Expected `str`, got `int` - at `$.stores[0].changelog[...]`"),
+        ({"changelog": {"a": "\ud800"}}, "not JSON"),
+        ({"changelog": []}, "$.stores[0].changelog"),
+    ],
+)
+def test_texts_and_lists_of_a_declaration_have_their_bounds(store: dict[str, Any], told: str) -> None:
+    body = {"stores": [{"name": "kv", "kind": "keyvalue"} | store]}
+    with pytest.raises(InvalidRequest) as refused:
+        schemas.parse_body(json.dumps(body).encode(), schemas.Stores)
+    assert told in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(0, "length >= 1 - at `$.stores`"), (101, "length <= 100 - at `$.stores`")]
+)
+def test_a_declaration_has_one_to_a_hundred_stores(count: int, told: str) -> None:
+    def body(number: int) -> bytes:
+        return json.dumps({"stores": [{"name": f"s{at}", "kind": "keyvalue"} for at in range(number)]}).encode()
+
+    with pytest.raises(InvalidRequest) as refused:
+        schemas.parse_body(body(count), schemas.Stores)
+    assert told in str(refused.value)
+    assert len(schemas.parse_body(body(100), schemas.Stores).stores) == 100
+
+
+def test_what_a_request_leaves_out_is_left_out_and_no_body_is_an_empty_object() -> None:
+    assert plain(schemas.parse_body(b'{"stores": [{"name": "kv", "kind": "window"}]}', schemas.Stores)) == {
+        "stores": ({"name": "kv", "kind": "window"},)
+    }
+    assert schemas.parse_body(b"", schemas.Verify) == schemas.Verify()
+    assert schemas.given(schemas.parse_body(b"{}", schemas.Drain).wait_ms, 7) == 7
 
 
 def test_definitions_of_stores_go_there_and_back() -> None:
@@ -86,7 +163,7 @@ def test_definitions_of_stores_go_there_and_back() -> None:
 
 
 def test_generations_and_leases() -> None:
-    present = wanted_of({"generation": 4, "tasks": [{"partition": 0, "role": "active"}]})
+    present = wanted_of(schemas.Assignment(4, (schemas.Task(0, "active"),)))
     lease = Lease(100).renewed(1_000)
     assert not decide(present, lease, present)
     assert decide(present, lease, Wanted(5))
@@ -106,7 +183,7 @@ def test_generations_and_leases() -> None:
     check_generation(present, lease, 4)
     assert without(present, {0}) == Wanted(4)
     with pytest.raises(InvalidRequest, match="twice"):
-        wanted_of({"generation": 1, "tasks": [{"partition": 0, "role": "active"}, {"partition": 0, "role": "standby"}]})
+        wanted_of(schemas.Assignment(1, (schemas.Task(0, "active"), schemas.Task(0, "standby"))))
 
 
 def test_notifier_is_silent_where_nobody_asks() -> None:
@@ -193,8 +270,8 @@ def test_tokens_are_asked_for_where_there_are_some(sidecars: Sidecars, tmp_path:
 
 def test_whole_numbers_may_be_written_with_a_point() -> None:
     """As JSON Schema has it: 7.0 is an integer, 7.5 and what a float cannot count up to are none."""
-    found = schemas.parse_body(b'{"generation": 7.0}', schemas.HEARTBEAT)["generation"]
+    found = schemas.parse_body(b'{"generation": 7.0}', schemas.Heartbeat).generation
     assert (found, type(found)) == (7, int)
     for text in (b"7.5", b"1e300", b"-1.0", b"1e16"):
-        with pytest.raises(InvalidRequest, match=r"generation: must be"):
-            schemas.parse_body(b'{"generation": %b}' % text, schemas.HEARTBEAT)
+        with pytest.raises(InvalidRequest, match=r"Expected `int`.* - at `\$.generation`"):
+            schemas.parse_body(b'{"generation": %b}' % text, schemas.Heartbeat)

@@ -25,9 +25,11 @@ from standfast.ops.shared.reasons import Refused
 from standfast.ops.sidecar.control import routes as control_routes
 from standfast.ops.sidecar.control.answers import Answers
 from standfast.ops.sidecar.control.plane import ControlPlane
+from standfast.ops.sidecar.control.schema import Assignment, Revoke, Store, Stores, Task
 from standfast.ops.sidecar.engine.commit import CommitRequest
 from standfast.ops.sidecar.engine.task import Binding, Commit
 from standfast.ops.sidecar.serve_http import application, bounded
+from standfast.replication.shapes import fit
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Fenced, InvalidRequest, Unavailable
 from standfast.store.task.state_dir import StateDir
@@ -55,7 +57,10 @@ class Plane:
 
     async def assign(self, generation: int, *active: int, **more: Any) -> None:
         tasks = [{"partition": one, "role": "active"} for one in active]
-        await self.call(lambda: self.plane.assign({"generation": generation, "tasks": tasks, **more}))
+        await self.call(lambda: self.plane.assign(fit({"generation": generation, "tasks": tasks, **more}, Assignment)))
+
+    async def revoke(self, **body: Any) -> dict[int, dict[str, int]]:
+        return await self.call(lambda: self.plane.revoke(fit(body, Revoke)))
 
     async def until(self, holds: Callable[[], object]) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -98,8 +103,8 @@ def on_plane(root: Path, test: Callable[[Plane], Awaitable[None]]) -> None:
 
     async def run() -> None:
         plane = Plane(root)
-        stores = [{"name": "kv", "kind": "keyvalue"}]
-        await plane.call(lambda: plane.plane.declare({"partitions": 3, "stores": stores}))
+        stores = Stores((Store("kv", "keyvalue"),), 3)
+        await plane.call(lambda: plane.plane.declare(stores))
         try:
             await test(plane)
         finally:
@@ -197,7 +202,7 @@ def test_sidecar_that_was_abandoned_is_ready_again_with_the_next_assignment(tmp_
 def test_lease_that_ends_after_all_was_revoked_leaves_the_sidecar_ready(tmp_path: Path) -> None:
     async def test(made: Plane) -> None:
         await made.assign(1, 0, lease_ms=60_000)
-        await made.call(lambda: made.plane.revoke({"generation": 1, "partitions": [0]}))
+        await made.revoke(generation=1, partitions=[0])
         await end_lease(made)
         assert made.answers.ready()["ready"] and made.plane.ready
 
@@ -226,7 +231,7 @@ def test_sidecar_is_unready_for_a_task_that_was_taken_over_until_the_application
             if how == "assigned":
                 await made.assign(2, 1)
             else:
-                await made.call(lambda: made.plane.revoke({"generation": 1, "partitions": [0]}))
+                await made.revoke(generation=1, partitions=[0])
             await made.ready()
             assert made.answers.ready()["fenced"] == {} and made.plane.ready
 
@@ -320,9 +325,7 @@ def test_partition_whose_files_cannot_be_set_aside_is_opened_again(tmp_path: Pat
 def test_final_positions_of_a_revoke_are_those_after_the_commit_that_ran(tmp_path: Path) -> None:
     async def test(made: Plane) -> None:
         _, commit = await made.committing(CommitRequest())
-        revoked = asyncio.ensure_future(
-            made.call(lambda: made.plane.revoke({"generation": 1, "partitions": [0], "mode": "clean"}))
-        )
+        revoked = asyncio.ensure_future(made.revoke(generation=1, partitions=[0], mode="clean"))
         await made.until(lambda: not made.plane.table.now.open)
         commit.run()
         made.plane.engine.end_commit(commit)
@@ -374,8 +377,8 @@ def test_rows_of_all_partitions_are_refused_while_one_of_them_cannot_be_read(tmp
         scan = "/v1/stores/kv/scan"
         whole = (await get(made, scan)).json()
         assert [one["partition"] for one in whole["partitions"]] == [0, 1]
-        tasks = [{"partition": 0, "role": "active"}, {"partition": 1, "role": "standby"}]
-        await made.call(lambda: made.plane.assign({"generation": 2, "tasks": tasks}))
+        tasks = (Task(0, "active"), Task(1, "standby"))
+        await made.call(lambda: made.plane.assign(Assignment(2, tasks)))
         await made.ready()
         assert (await get(made, scan)).json()["reason"] == "NOT_ACTIVE"
         assert (await get(made, "/v1/stores/kv/get?key=k")).status_code == 409
@@ -389,8 +392,8 @@ def test_rows_of_all_partitions_are_refused_while_one_of_them_cannot_be_read(tmp
 
 def test_control_tick_takes_the_lock_of_the_session_once(tmp_path: Path) -> None:
     async def test(made: Plane) -> None:
-        tasks = [{"partition": 0, "role": "active"}, {"partition": 1, "role": "standby"}]
-        await made.call(lambda: made.plane.assign({"generation": 1, "tasks": tasks}))
+        tasks = (Task(0, "active"), Task(1, "standby"))
+        await made.call(lambda: made.plane.assign(Assignment(1, tasks)))
         await made.ready()
 
         def ticks(number: int) -> int:

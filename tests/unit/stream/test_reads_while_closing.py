@@ -198,8 +198,7 @@ def test_partition_goes_and_comes_back_while_a_range_of_it_is_being_read(tmp_pat
                 if how == "generation":
                     await made.assign(2)
                 else:
-                    body = {"generation": 1, "partitions": [0], "mode": "lost" if how == "lost" else "clean"}
-                    await made.call(lambda: made.plane.revoke(body))
+                    await made.revoke(generation=1, partitions=[0], mode="lost" if how == "lost" else "clean")
                 await made.assign(3, 0)
                 await made.ready()
             finally:
