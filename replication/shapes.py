@@ -52,9 +52,14 @@ def plain(shape: object) -> Any:
     return msgspec.to_builtins(shape)
 
 
+def dump(shape: object) -> bytes:
+    """A shape as compact JSON, in ASCII."""
+    return json.dumps(plain(shape), separators=(",", ":")).encode()
+
+
 def line(shape: object) -> bytes:
-    """A shape as one line of compact JSON, in ASCII."""
-    return json.dumps(plain(shape), separators=(",", ":")).encode() + b"\n"
+    """A shape as one line, for a pipe."""
+    return dump(shape) + b"\n"
 
 
 def _explained(made: Callable[[], T], kind: type[T]) -> T:

@@ -11,7 +11,6 @@ from the task's record; serdes of the application's own are not known here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 from standfast.ops.observe.reads import Part
 from standfast.ops.shared.run_file import find_app, owner_pid
 from standfast.replication.offsets import TaskId
+from standfast.restore.verify.at_rest import read_marker
 from standfast.store import serde as serdes
 from standfast.store.buffer import WriteBuffer
 from standfast.store.engine import DEFAULT_FAMILY
@@ -59,14 +59,14 @@ class OfflineTask:
 
 def find_tasks(directory: Path, app: str | None) -> list[OfflineTask]:
     """Tasks that a directory of any of the three levels names. Raises InvalidRequest if it holds none."""
-    marked = _marked(directory)
-    if marked is not None and marked["task"] is not None:
-        return [_task(marked["app"], directory)]
+    marked = read_marker(directory)
+    if marked is not None and marked.task is not None:
+        return [_task(marked.app, directory)]
     path = find_app(directory, app)
-    found = _marked(path)
+    found = read_marker(path)
     if found is None:
         raise InvalidRequest(f"{path} is no state directory of standfast (it has no {MARKER} marker)")
-    tasks = tasks_of(found["app"], path)
+    tasks = tasks_of(found.app, path)
     if not tasks:
         raise InvalidRequest(f"{path} holds no task: no partition was ever assigned here, or all stores are in memory")
     return tasks
@@ -190,16 +190,6 @@ def open_tasks(tasks: list[OfflineTask]) -> Iterator[list[OfflineStores]]:
 def _belongs(family: str, store: str) -> bool:
     parsed = parse_family(family)
     return family == store if parsed is None else parsed[0] == store
-
-
-def _marked(directory: Path) -> dict[str, Any] | None:
-    try:
-        fields = json.loads((directory / MARKER).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None  # `find_app` says which
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{directory / MARKER} is not readable ({error}): restore it") from error
-    return {"app": fields.get("app"), "task": fields.get("task")}
 
 
 def tasks_of(app: str, path: Path) -> list[OfflineTask]:

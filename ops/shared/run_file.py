@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from standfast.replication.shapes import Shape, plain, read
 from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.names import check_name
 from standfast.store.task.state_dir import MARKER, write_atomically
 
 RUN_FILE = "RUN.json"
-SCHEMA = "standfast.run/1"
 
 
-@dataclass(frozen=True, slots=True)
-class RunInfo:
+class RunInfo(Shape, frozen=True, tag_field="schema", tag="standfast.run/1"):
     """A running instance; `started_ms` is wall time, `run_dir` is a sidecar's, "" for other instances."""
 
     app: str
@@ -45,7 +43,7 @@ class RunInfo:
 
 def write_run_file(state_path: Path, info: RunInfo) -> None:
     """Tell clients of this instance; `state_path` is `<state_dir>/<app>`."""
-    write_atomically(state_path / RUN_FILE, json.dumps({"schema": SCHEMA, **asdict(info)}) + "\n")
+    write_atomically(state_path / RUN_FILE, json.dumps(plain(info)) + "\n")
 
 
 def remove_run_file(state_path: Path, info: RunInfo) -> None:
@@ -147,13 +145,6 @@ def _listed(state_dir: Path) -> str:
 def _parse(path: Path) -> RunInfo:
     raw = path.read_bytes()
     try:
-        fields = json.loads(raw)
-        schema = fields.pop("schema")
-        if schema != SCHEMA:
-            raise ValueError(f"schema {schema!r}")
-        info = RunInfo(**fields)
-        if not isinstance(info.pid, int) or not isinstance(info.port, int):
-            raise ValueError("pid and port must be numbers")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return read(raw, RunInfo)
+    except ValueError as error:
         raise InvalidRequest(f"{path} is not readable ({error}): remove it, the instance writes it anew") from error
-    return info

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from standfast.ops.shared.loopback import HOST
 from standfast.ops.shared.process_id import ProcessId, is_alive, send, wait_gone
+from standfast.replication.shapes import Shape, plain, read
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.task.state_dir import write_atomically
 
 STATE_FILE = "BROKER.json"
-SCHEMA = "standfast.broker-state/1"
 STOP_MS_MAX = 30_000
 
 
-@dataclass(frozen=True, slots=True)
-class RunningBroker:
+class RunningBroker(Shape, frozen=True, tag_field="schema", tag="standfast.broker-state/1"):
     """A broker; `version` is Kafka's, `java` and `log` are paths."""
 
     pid: int
@@ -52,22 +50,17 @@ def running_broker(directory: Path) -> RunningBroker | None:
     """The broker that runs in a directory; None if none does. Raises InvalidRequest if the file cannot be read."""
     path = directory / STATE_FILE
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        if fields.pop("schema") != SCHEMA:
-            raise ValueError("it has another schema")
-        found = RunningBroker(**fields)
-        if not isinstance(found.pid, int) or not isinstance(found.port, int):
-            raise ValueError("pid and port must be numbers")
+        found = read(path.read_bytes(), RunningBroker)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise InvalidRequest(f"{path} is not readable ({error}): stop the broker by hand, then remove it") from error
     return found if is_alive(found.process) else None
 
 
 def record_broker(directory: Path, broker: RunningBroker) -> None:
     """Write the file."""
-    write_atomically(directory / STATE_FILE, json.dumps({"schema": SCHEMA, **asdict(broker)}) + "\n")
+    write_atomically(directory / STATE_FILE, json.dumps(plain(broker)) + "\n")
 
 
 def end_broker(directory: Path, clock: Clock | None = None, *, at_once: bool = False) -> RunningBroker | None:

@@ -28,15 +28,34 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from standfast.replication.log import GroupView, Member, Record
+from standfast.replication.shapes import Shape, dump, read
 from standfast.store.errors import InvalidRequest
 
 MEMBERS_SUFFIX = "-standfast-members"  # <group>-standfast-members, 1 partition
 SEEN = "seen"  # header of a removal
 _MEMBER = "member"
 _WRITER = "writer"
+T = TypeVar("T")
+
+
+class Presence(Shape, frozen=True, forbid_unknown_fields=False):
+    """A join or a beat, with what later versions may add."""
+
+    kind: str
+    session: str
+    lease_ms: int
+    generation: int
+    metadata: str
+    plan: int = 0
+
+
+class Claim(Shape, frozen=True, forbid_unknown_fields=False):
+    """The epoch with which a member opened a writer."""
+
+    epoch: int
 
 
 class Owner(NamedTuple):
@@ -82,7 +101,7 @@ class Members:
             if kind == _MEMBER and len(names) == 1:
                 self._apply_member(names[0], record, now_ms, old)
             elif kind == _WRITER and len(names) == 2 and record.value is not None:
-                epoch = int(_object(record.value)["epoch"])
+                epoch = _typed(record.value, Claim).epoch
                 if names[0] not in self.owners or epoch > self.owners[names[0]].epoch:
                     self.owners[names[0]] = Owner(names[1], epoch)
         for lease in self.leases.values():
@@ -119,20 +138,20 @@ class Members:
                 del self.leases[name]
                 self.generation += 1
             return
-        content = _object(record.value)
+        said = _typed(record.value, Presence)
         lease = self.leases.get(name)
-        if content["kind"] != "join":
-            if (lease is None and known) or (lease is not None and lease.session != content["session"]):
+        if said.kind != "join":
+            if (lease is None and known) or (lease is not None and lease.session != said.session):
                 return  # void: it was removed, or joined anew, before
-            self.generation = max(self.generation, int(content["generation"]))
+            self.generation = max(self.generation, said.generation)
         elif lease is None:
-            self.generation = max(self.generation, int(content["generation"])) + 1
-        lease_ms, metadata, plan = int(content["lease_ms"]), content["metadata"], int(content.get("plan", 0))
-        if content["kind"] != "join" and lease is not None and plan < lease.plan:
+            self.generation = max(self.generation, said.generation) + 1
+        metadata, plan = said.metadata, said.plan
+        if said.kind != "join" and lease is not None and plan < lease.plan:
             metadata, plan = lease.metadata, lease.plan
-        deadline_ms = now_ms + lease_ms
+        deadline_ms = now_ms + said.lease_ms
         self.leases[name] = Lease(
-            name, metadata, content["session"], lease_ms, deadline_ms, record.timestamp, old, plan, record.offset
+            name, metadata, said.session, said.lease_ms, deadline_ms, record.timestamp, old, plan, record.offset
         )
 
 
@@ -143,15 +162,7 @@ def member_key(member_id: str) -> bytes:
 
 def member_value(kind: str, session: str, lease_ms: int, generation: int, metadata: str, plan: int) -> bytes:
     """A join or a beat."""
-    content = {
-        "kind": kind,
-        "session": session,
-        "lease_ms": lease_ms,
-        "generation": generation,
-        "metadata": metadata,
-        "plan": plan,
-    }
-    return json.dumps(content, separators=(",", ":")).encode()
+    return dump(Presence(kind, session, lease_ms, generation, metadata, plan))
 
 
 def removal_headers(lease: Lease) -> list[tuple[str, bytes]]:
@@ -165,23 +176,17 @@ def claim(transactional_id: str, owner: str, epoch: int) -> tuple[bytes, bytes]:
 
 
 def _parse(key: bytes | None) -> list[str]:
-    try:
-        parts = json.loads(key or b"")
-    except ValueError as error:
-        raise _foreign(key) from error
-    if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
+    parts = _typed(key, list[str])
+    if not parts:
         raise _foreign(key)
     return parts
 
 
-def _object(value: bytes) -> dict[str, Any]:
+def _typed(found: bytes | None, kind: type[T]) -> T:
     try:
-        content = json.loads(value)
+        return read(found or b"", kind)
     except ValueError as error:
-        raise _foreign(value) from error
-    if not isinstance(content, dict):
-        raise _foreign(value)
-    return content
+        raise _foreign(found) from error
 
 
 def _foreign(found: bytes | None) -> InvalidRequest:

@@ -20,7 +20,6 @@ under the tasks). sha256 of every file of a manifest is checked before it is use
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -38,7 +37,15 @@ from standfast.restore.files.manifest_files import check_files
 from standfast.restore.spark.files import files_of
 from standfast.restore.spark.folder import Folder, below, shown_address
 from standfast.restore.spark.task_files import open_fetched
-from standfast.restore.verify.at_rest import MEMORY_BYTES, StoreAtRest, definitions_of, open_task, store_of, view
+from standfast.restore.verify.at_rest import (
+    MEMORY_BYTES,
+    StoreAtRest,
+    definitions_of,
+    open_task,
+    read_marker,
+    store_of,
+    view,
+)
 from standfast.restore.verify.take_in import link_files
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import Held, InvalidRequest, UnknownStore
@@ -318,8 +325,8 @@ def places_at(address: str, app: str | None) -> list[Place]:
     root = folder.local
     if not root.is_dir():
         raise InvalidRequest(f"{root} does not exist: name a state directory, or a folder with a manifest")
-    marked = _marker(root)
-    if marked is not None and marked.get("task"):
+    marked = read_marker(root)
+    if marked is not None and marked.task:
         found = [_place(root)]
     else:
         path = root if marked is not None else _application(root, app)
@@ -378,18 +385,8 @@ def _application(root: Path, app: str | None) -> Path:
 
 
 def _place(path: Path) -> Place:
-    marked = _marker(path) or {}
-    return Place(str(marked.get("app", "")), TaskId.parse(path.name), str(path))
-
-
-def _marker(path: Path) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads((path / MARKER).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{path / MARKER} is not readable ({error}): restore it") from error
-    return found
+    marked = read_marker(path)
+    return Place("" if marked is None else marked.app, TaskId.parse(path.name), str(path))
 
 
 def _refuse_owned(path: Path) -> None:

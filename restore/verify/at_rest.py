@@ -14,17 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from standfast.replication.shapes import Shape, read
 from standfast.store.buffer import WriteBuffer
 from standfast.store.engine import DEFAULT_FAMILY, Engine
-from standfast.store.errors import UnknownStore
+from standfast.store.errors import InvalidRequest, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rows import StoreRows
 from standfast.store.specs import StoreSpec
 from standfast.store.task.cut import CUT_KEY, STORES_KEY, Cut, Position, StoreTimes, decode_record
+from standfast.store.task.state_dir import MARKER
 from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.kinds import definition_spec, open_store
 
 MEMORY_BYTES = 64 << 20
+
+
+class Marker(Shape, frozen=True, forbid_unknown_fields=False):
+    """Whose a directory is; `task` is None for that of an application."""
+
+    app: str
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,16 @@ class StoreAtRest:
         """As it was declared; serdes of the application's own are bytes."""
         spec: StoreSpec = self.store.spec
         return spec
+
+
+def read_marker(directory: Path) -> Marker | None:
+    """The marker of a directory, of whichever format; None without one. Raises InvalidRequest if it is damaged."""
+    try:
+        return read((directory / MARKER).read_bytes(), Marker)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{directory / MARKER} is not readable ({error}): restore it") from error
 
 
 def definitions_of(engine: Engine, where: str) -> dict[str, Any]:
