@@ -139,8 +139,8 @@ bench-spark: $(VENV)/.spark ## rebuild and verify on Spark: 1, 4 and 16 million 
 
 pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	@for set in core spark dev; do \
-	  extra=""; if [ $$set != core ]; then extra="--extra spark --extra connect --constraint requirements/core.txt --constraint requirements/spark.in"; fi; \
-	  if [ $$set = dev ]; then extra="$$extra --extra serve --extra dev --constraint requirements/spark.txt"; fi; \
+	  extra="--extra serve"; if [ $$set != core ]; then extra="$$extra --extra spark --extra connect --constraint requirements/core.txt --constraint requirements/spark.in"; fi; \
+	  if [ $$set = dev ]; then extra="$$extra --extra dev --constraint requirements/spark.txt"; fi; \
 	  echo "==> pins: requirements/$$set.txt"; \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-strip-extras \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" \

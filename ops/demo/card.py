@@ -12,6 +12,7 @@ from rich.text import Text
 
 from standfast.ops.demo.board import DAY_MS
 from standfast.ops.demo.result import DemoResult, left_out, removal_line
+from standfast.ops.shared.extras import install
 from standfast.ops.shared.output import WIDE
 from standfast.ops.shared.table import wrap
 
@@ -155,7 +156,8 @@ def _counted(result: DemoResult) -> tuple[str, str]:
 
 def _rest(result: DemoResult) -> list[tuple[str, str]]:
     found = [("digest", f"{store} {digest}") for store, digest in result.digests.items()]
-    found.append(("metrics", f"{result.metrics.address}/metrics served {result.metrics.samples} samples"))
+    served = f"{result.metrics.address}/metrics served {result.metrics.samples} samples"
+    found.append(("metrics", served if result.metrics.address else f"not served without: {install('serve')}"))
     found += [("left out", text) for text in left_out(result)]
     if result.log.shared:
         found.append(("topics", _topics(result)))

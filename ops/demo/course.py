@@ -196,7 +196,7 @@ class Course:
 
         self._wait("A to stand by again", settled)
         self.b_last, self.published = self._b, self._view.published
-        self.metrics = Metrics(self._b.metrics, count_samples(self._b.metrics))
+        self.metrics = Metrics(self._b.metrics, count_samples(self._b.metrics) if self._b.metrics else 0)
         self._display.event(
             f"A came back as standby and replayed the {self.a_back.standby_records:,} changes it had missed"
         )

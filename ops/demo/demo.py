@@ -113,6 +113,10 @@ def start(arguments: argparse.Namespace) -> int:
     arguments.data = arguments.data or "sample"
     arguments.guarantee = arguments.guarantee or "exactly_once"
     arguments.lease_ms = arguments.lease_ms or LEASE_MS
+    if arguments.metrics_port is not None:
+        from standfast.ops.shared.extras import SERVE, require
+
+        require("serve", *SERVE)
     arguments.metrics_port = arguments.metrics_port or 0
     return run(arguments)
 

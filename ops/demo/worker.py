@@ -23,6 +23,7 @@ from urllib.parse import quote
 from standfast.ops.demo.board import BoardSettings, Tally, build_app
 from standfast.ops.http.server import OpsServer
 from standfast.ops.observe.status import status_document
+from standfast.ops.shared.extras import can_serve
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId
 from standfast.store.clock import Clock, SystemClock
@@ -95,13 +96,15 @@ def main(state: Path) -> int:
     tally, watcher = Tally(clock=clock), Watcher(clock)
     app = build_app(BoardSettings(**order["settings"]), tally, order["log"], state, [watcher])
     session = app.open()
-    server = OpsServer(session, port=order["port"])
-    reporter = threading.Thread(target=report, args=(app, session, tally, watcher, server.address, parent))
+    server = OpsServer(session, port=order["port"]) if can_serve() else None
+    metrics = "" if server is None else server.address
+    reporter = threading.Thread(target=report, args=(app, session, tally, watcher, metrics, parent))
     try:
         reporter.start()
         app.run()
     finally:
-        server.close()
+        if server is not None:
+            server.close()
         reporter.join()
     return 0
 

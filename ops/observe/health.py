@@ -1,4 +1,4 @@
-"""Health of a sidecar: what /startupz, /livez and /readyz answer, from one set of facts.
+"""Health of an instance: what /startupz, /livez and /readyz answer; a sidecar's, from one set of facts.
 
     startupz   configuration valid, locks held, sockets bound        you may call me; never waits for log or restore
     livez      loop and worker were heard within 10 s, control thread within 5 min, no fatal error    asks nobody
@@ -69,6 +69,7 @@ class Check:
     ok: bool
     text: str = ""
     degraded: bool = False
+    lines: tuple[str, ...] = ()  # reasons that are told one by one, as they are
 
     def line(self) -> str:
         """As the Kubernetes API server and etcd write it."""
@@ -108,7 +109,7 @@ class Health:
             "schema": SCHEMA,
             "check": self.what,
             "ok": self.ok,
-            "reasons": [f"{check.name}: {check.text}" for check in bad],
+            "reasons": [line for check in bad for line in check.lines or (f"{check.name}: {check.text}",)],
             "degraded": [f"{check.name}: {check.text}" for check in self.checks if check.degraded],
             "checks": [
                 {"name": check.name, "ok": check.ok, "text": check.text, "excluded": check.name in self.excluded}
@@ -168,6 +169,12 @@ def ready(facts: Facts, exclude: Iterable[str] = ()) -> Health:
         Check("log", not facts.log_trouble, facts.log_trouble or facts.log_error, degraded=_log_degraded(facts)),
     )
     return Health("ready", checks, tuple(exclude))
+
+
+def of_session(what: str, wrong: Sequence[str], exclude: Iterable[str] = ()) -> Health:
+    """Health of a session in its own process: `wrong` says what speaks against it, a line each."""
+    check = Check("session", not wrong, "; ".join(wrong[:5]), lines=tuple(wrong))
+    return Health(what, (check,), tuple(exclude))
 
 
 def _log_degraded(facts: Facts) -> bool:

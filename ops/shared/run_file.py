@@ -60,9 +60,9 @@ def read_run_file(state_path: Path) -> RunInfo:
     owner = doorless_owner(state_path)
     if owner is not None:
         raise Unavailable(
-            f"process {owner} runs on {state_path} without an HTTP door: open one there with "
-            "standfast.ops.http.OpsServer(app.open()); without it standfast status and tasks read its files, as other "
-            "commands do with --offline"
+            f"process {owner} runs on {state_path} without an HTTP server: give its App or Session http_port=, or open "
+            "standfast.ops.http.OpsServer(session) there; without it standfast status and tasks read its files, as "
+            "other commands do with --offline"
         )
     try:
         info = _parse(state_path / RUN_FILE)

@@ -25,15 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from starlette.responses import Response
 
 from standfast._version import __version__
 from standfast.ops.config.config import Loaded
 from standfast.ops.config.types import Config
 from standfast.ops.observe.health import live, ready
-from standfast.ops.observe.metrics import CONTENT_TYPE, SidecarMetrics, SidecarReading
+from standfast.ops.observe.metrics import SidecarMetrics, SidecarReading
 from standfast.ops.observe.metrics_doors import HttpNumbers, LoopLag
 from standfast.ops.observe.status_merge import added
+from standfast.ops.page.page import OpsPage
+from standfast.ops.page.peek import Looked, look
 from standfast.ops.shared.log_lines import configure
 from standfast.ops.shared.run_file import RunInfo, pid_alive, remove_run_file, write_run_file
 from standfast.ops.shared.serve_files import RunDir, listen_tcp
@@ -42,10 +43,9 @@ from standfast.ops.sidecar.control.answers import PROTOCOL, Answers
 from standfast.ops.sidecar.control.plane import ControlPlane
 from standfast.ops.sidecar.control.routes import ControlRoutes
 from standfast.ops.sidecar.engine.statistics import EngineStatistics
-from standfast.ops.sidecar.page.page import OpsPage
-from standfast.ops.sidecar.page.peek import Looked, look
-from standfast.ops.sidecar.page.status import page_status
+from standfast.ops.sidecar.page_status import page_status
 from standfast.ops.sidecar.security.audit import Audit
+from standfast.ops.sidecar.security.http_guard import is_admin
 from standfast.ops.sidecar.security.tokens import Tokens
 from standfast.ops.sidecar.serve_http import HttpDoor, application
 from standfast.ops.sidecar.serve_resp import open_resp_door
@@ -146,14 +146,13 @@ class Sidecar:
         self._stop = asyncio.Event()
         self.plane = plane = ControlPlane(self._config, self._state, loop, self._clock)
         self.answers = Answers(plane, self._state.instance_id, self._resp_path)
-        routes = ControlRoutes(plane, self.answers)
+        routes = ControlRoutes(plane, self.answers, self._loop_age_ms, self._scrape)
         routes.on_drain = self._drain
         plane.events.heard = self._heard
         peek = self._look if self._config.http.peek else None
-        page = OpsPage(self._page_status, self._clock, peek=peek) if self._config.http.page else None
+        page = OpsPage(self._page_status, self._clock, peek=peek, acts=is_admin) if self._config.http.page else None
         more = [] if page is None else page.routes
-        allow_quit = self._config.http.allow_quit
-        app = application(routes, self.answers, self._loop_age_ms, self._scrape, more, allow_quit=allow_quit)
+        app = application(routes, more, allow_quit=self._config.http.allow_quit)
         self._http = HttpDoor(app, self._config, self._state.instance_id, self._tokens, self._audit, self._numbers)
         if page is not None:
             self._closing.append(page.close)
@@ -199,10 +198,9 @@ class Sidecar:
             fields["WATCHDOG"] = 1
         self._notify.tell(**fields)
 
-    async def _scrape(self) -> Response:
+    async def _scrape(self) -> bytes:
         self._door = self.plane.engine.statistics()  # on the loop, whose numbers they are
-        exposition = await asyncio.to_thread(self._metrics.exposition)
-        return Response(exposition, 200, media_type=CONTENT_TYPE)
+        return await asyncio.to_thread(self._metrics.exposition)
 
     def _reading(self) -> SidecarReading:
         plane = self.plane

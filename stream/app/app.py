@@ -271,6 +271,8 @@ class App:
     ) -> Session:
         """A session with this application's stores and settings; for run() and the test driver."""
         shared: SessionOptions = {**self.settings, "placement": "shared"}
+        if not background:
+            shared.pop("http_port", None)  # a test driver is no instance
         session = Session(
             self.name,
             log=log,

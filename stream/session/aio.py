@@ -111,6 +111,7 @@ class Session:
     consumer_settings = _Same(lambda session: session.consumer_settings)
     counters = _Same(lambda session: session.counters)
     disk = _Same(lambda session: session.disk)
+    http_address = _Same(lambda session: session.http_address)
     instance_id = _Same(lambda session: session.instance_id)
     listeners = _Same(lambda session: session.listeners)
     log = _Same(lambda session: session.log)

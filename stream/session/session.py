@@ -44,6 +44,7 @@ from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.tracebacks import letting_go
+from standfast.stream.http_port import HttpPort
 from standfast.stream.session.figures import Figures
 from standfast.stream.session.groups import TaskGroup, all_specs
 from standfast.stream.session.instance import Instance
@@ -148,8 +149,11 @@ class Session:
         self._pipeline: FetchPipeline | None = None
         self._keeper = LeaseKeeper(self._settings.lease_ms, self._settings.max_stall_ms, self.clock, self.counters)
         self.progress = self._keeper.progress
-        self._state = state_dir if isinstance(state_dir, StateDir) else StateDir(state_dir, app)
-        try:
+        with ExitStack() as undo:
+            self._http = HttpPort(self._settings.http_port)
+            undo.callback(self._http.close)
+            self._state = state_dir if isinstance(state_dir, StateDir) else StateDir(state_dir, app)
+            undo.callback(self._undo_open)
             leased = background and not self.read_only
             if leased:
                 self._keep_lease(log)
@@ -170,15 +174,18 @@ class Session:
                 self._keeper.begin(self._instance.membership, app, self._lease_group)
             tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
             self.own_loop = OwnLoop(Host(app, self.log.address, self.clock, self._group, *tasks))
-        except BaseException:
-            self._stop_threads()
-            if self._pipeline is not None:
-                self._pipeline.close()
-            self._state.close()
-            raise
-        if background:
-            for name, run in self._background().items():
+            undo.pop_all()
+            undo.callback(self.close)
+            for name, run in self._background().items() if background else ():
                 self._start(name, run)
+            self._http.open(self)
+            undo.pop_all()
+
+    def _undo_open(self) -> None:
+        self._stop_threads()
+        if self._pipeline is not None:
+            self._pipeline.close()
+        self._state.close()
 
     def _disk_guard(self, address: str) -> DiskGuard:
         return disk_guard(self._state.path, address, self._settings.disk_floor_bytes)
@@ -254,6 +261,11 @@ class Session:
     def state_path(self) -> Path:
         """`<state_dir>/<app>`."""
         return self._state.path
+
+    @property
+    def http_address(self) -> str | None:
+        """`http://host:port` of the HTTP server that `http_port` opened."""
+        return None if self._http.server is None else self._http.server.address
 
     def assign(self, active: Iterable[int | TaskId] = (), standby: Iterable[int | TaskId] = ()) -> None:
         """Make exactly these the tasks of this instance; repeating it changes nothing. A number is a task of group 0.
@@ -523,13 +535,16 @@ class Session:
             if self._closed:
                 return
             self._closed = True
-        self._stop_threads()
-        with self._lock, ExitStack() as last:
-            last.callback(self._state.close)
-            last.callback(self._close_log)
-            last.callback(self._instance.close)
-            if self._pipeline is not None:
-                last.callback(self._pipeline.close)
+        try:
+            self._stop_threads()
+            with self._lock, ExitStack() as last:
+                last.callback(self._state.close)
+                last.callback(self._close_log)
+                last.callback(self._instance.close)
+                if self._pipeline is not None:
+                    last.callback(self._pipeline.close)
+        finally:
+            self._http.close()  # last, and without the lock, so that requests that wait for it are answered
 
     def _stop_threads(self) -> None:
         self._stop.set()

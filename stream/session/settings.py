@@ -37,6 +37,7 @@ RESTORE_WORKERS_MAX = 4
 # compaction that follows more than three: 5.7 s instead of 3.5.
 RESTORE_MEMORY_DEFAULT_BYTES = 512 << 20
 RESTORE_MEMORY_MIN_BYTES = 16 << 20
+PORT_MAX = 65_535
 _FLAGS = ("take_over", "accept_empty_log", "accept_missing_history", "accept_unreadable_rows")
 
 
@@ -62,6 +63,7 @@ class SessionOptions(TypedDict, total=False):
     restore_memory_bytes: int
     bulk_restore_records: int
     disk_floor_bytes: int
+    http_port: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ class SessionSettings:
     disk_floor_bytes        with fewer free bytes on the volume of `state_dir`, or of an embedded log, nothing new is
                             written: a put is DiskFull, an application pauses its sources, restores and standbys wait;
                             reads, deletes and commits go on. 0: nothing is watched
+    http_port               number of a port of loopback that serves the ops page, status, rows, metrics and health, 0
+                            for a free one; needs the extra `serve`. None: nothing is served
     """
 
     guarantee: Guarantee = "exactly_once"
@@ -117,6 +121,7 @@ class SessionSettings:
     restore_memory_bytes: int = RESTORE_MEMORY_DEFAULT_BYTES
     bulk_restore_records: int = COLD_RECORDS
     disk_floor_bytes: int = 0
+    http_port: int | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> SessionSettings:
@@ -189,6 +194,10 @@ class SessionSettings:
             f"{name} must be a whole number of at least {least}, not {number!r:.100}"
             for name, number, least in numbers
             if not is_whole(number, least, INT64_MAX)
+        ] + [
+            f"http_port must be a whole number from 0 to {PORT_MAX}, or None: no HTTP server, not {port!r:.100}"
+            for port in [self.http_port]
+            if port is not None and not is_whole(port, 0, PORT_MAX)
         ]
 
 

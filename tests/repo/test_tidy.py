@@ -34,8 +34,8 @@ PURE = {
     "ops/sidecar/control/assignment.py",
     "ops/sidecar/control/schema.py",
     "ops/observe/health.py",
-    "ops/sidecar/page/html.py",
-    "ops/sidecar/page/model.py",
+    "ops/page/html.py",
+    "ops/page/model.py",
     "ops/doctor/reset_plan.py",
     "ops/sidecar/worker/moves.py",
     "ops/observe/verdict.py",
@@ -110,9 +110,9 @@ LIBRARY_HOMES = {
     "pandas": ("restore/spark", "restore/spark_table"),
     "pyarrow": ("restore/spark", "restore/spark_table"),
     "numpy": ("restore/spark", "restore/spark_table"),  # comes with pandas
-    "starlette": ("ops/sidecar", "ops/sidecar/control", "ops/sidecar/page", "ops/sidecar/security"),
-    "uvicorn": ("ops/sidecar", "ops/sidecar/security"),
-    "h11": ("ops/sidecar/security",),  # comes with uvicorn
+    "starlette": ("ops/http", "ops/page", "ops/sidecar", "ops/sidecar/control"),
+    "uvicorn": ("ops/http", "ops/sidecar", "ops/sidecar/security"),
+    "h11": ("ops/http",),  # comes with uvicorn
     "uvloop": ("ops/sidecar",),
     "hiredis": ("ops/sidecar/resp",),
     "rich": ("ops/shared", "ops/demo"),

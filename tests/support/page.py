@@ -22,7 +22,7 @@ from support.missing import missing
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-    from standfast.ops.sidecar.page.page import OpsPage
+    from standfast.ops.page.page import OpsPage
 
 # Heavy imports stand inside the fixtures: this file is read by every run of pytest.
 Serve = Callable[..., Any]
@@ -58,7 +58,7 @@ def serving(page: OpsPage, port: int = 0) -> Iterator[str]:
 @pytest.fixture
 def serve() -> Serve:
     """`with serve(status) as address:`"""
-    from standfast.ops.sidecar.page.page import OpsPage
+    from standfast.ops.page.page import OpsPage
 
     return lambda status, port=0, **settings: serving(OpsPage(status, **settings), port)
 

@@ -12,8 +12,8 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-from standfast.ops.sidecar.page.feed import NOTHING
-from standfast.ops.sidecar.page.page import OpsPage
+from standfast.ops.page.feed import NOTHING
+from standfast.ops.page.page import OpsPage
 
 
 def main() -> None:

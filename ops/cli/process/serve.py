@@ -53,10 +53,9 @@ def run_drain(args: argparse.Namespace) -> int:
 def run_serve(args: argparse.Namespace) -> int:
     """serve."""
     from standfast.ops.cli.arguments import config_of
-    from standfast.ops.shared.extras import require
+    from standfast.ops.shared.extras import SERVE, require
 
-    for module in ("starlette", "uvicorn", "uvloop", "hiredis"):
-        require("serve", module)
+    require("serve", *SERVE, "uvloop", "hiredis")
     loaded = config_of(args)
     config = loaded.config
     from standfast.ops.sidecar import serve

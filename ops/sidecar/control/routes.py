@@ -1,7 +1,7 @@
-"""The control door: what each path of /v1 does, as one table that routes, roles and the OpenAPI document are made of.
+"""Control over HTTP: what each path of /v1 does, as one table that routes, roles and the OpenAPI document are made of.
 
     request ──> body within its limit ──> schema ──> ControlPlane.call ──> JSON
-    error   ──> reason of `reasons` ──> {"schema": "standfast.error/1", "error", "reason", "message"}, Retry-After
+    status, tasks, rows, health, metrics: of every instance, by `ops/http/application.py`
 
 Rules of this file: from requests to calls; what they mean is in `plane.py`, who may call is decided before
 (`http_guard`). Nothing blocks the event loop: what may block runs in the control thread or a worker thread. Requests
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -20,7 +20,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from standfast.ops.http.application import HEALTH, answer, rows, status, tasks
 from standfast.ops.http.rows import Rows
+from standfast.ops.observe.health import Health, live, ready, startup
 from standfast.ops.shared.reasons import (
     LIMIT,
     NOT_ACTIVE,
@@ -29,19 +31,16 @@ from standfast.ops.shared.reasons import (
     TOO_LARGE,
     NotFound,
     Refused,
-    error_document,
-    reason_of,
 )
-from standfast.ops.shared.text import dumps
 from standfast.ops.sidecar.control import schema as schemas
 from standfast.ops.sidecar.control.answers import Answers
 from standfast.ops.sidecar.control.plane import ControlPlane
 from standfast.store.errors import InvalidRequest, Unavailable
 
-JSON = "application/json; charset=utf-8"
 KEEP_ALIVE_S = 15.0
 READ_S = 10.0
 SEND_S_MAX = 10.0
+_JUDGES: dict[str, Callable[..., Health]] = dict(zip(HEALTH, (startup, live, ready), strict=True))
 Role = Literal["none", "read", "write", "admin"]
 Handler: TypeAlias = "Callable[[ControlRoutes, Request, Any], Awaitable[Response]]"
 
@@ -72,21 +71,30 @@ class Call:
 class ControlRoutes:
     """The handlers, over one control plane."""
 
-    def __init__(self, plane: ControlPlane, answers: Answers) -> None:
+    def __init__(
+        self,
+        plane: ControlPlane,
+        answers: Answers,
+        loop_age_ms: Callable[[], int],
+        on_scrape: Callable[[], Awaitable[bytes]],
+    ) -> None:
         self._plane = plane
         self._answers = answers
+        self._loop_age_ms = loop_age_ms
+        self._on_scrape = on_scrape
         self._reads: tuple[object, Rows] | None = None
         self.on_drain: Callable[[float], Awaitable[None]] | None = None
 
     async def respond(self, call: Call, request: Request) -> Response:
-        """The answer to one request; errors of the library become answers too."""
-        try:
-            body = await self._body(request, call)
-            return await call.handler(self, request, body)
-        except (ClientDisconnect, asyncio.CancelledError):
-            raise
-        except Exception as error:  # noqa: BLE001  the door outlives a bug in one answer
-            return error_response(error)
+        """The answer to one request. Raises errors of the library."""
+        body = await self._body(request, call)
+        return await call.handler(self, request, body)
+
+    async def health(self, path: str, exclude: Collection[str]) -> Health:
+        return _JUDGES[path](self._answers.facts(loop_age_ms=self._loop_age_ms()), exclude)
+
+    async def scrape(self) -> bytes:
+        return await self._on_scrape()
 
     async def hello(self, request: Request, body: dict[str, Any]) -> Response:
         return answer(200, self._answers.hello())
@@ -171,8 +179,8 @@ class ControlRoutes:
             raise NotFound(f"there is no schedule {text[:32]!r}")
         return answer(200, {"cancelled": True})
 
-    async def status(self, request: Request, body: dict[str, Any]) -> Response:
-        return answer(200, await asyncio.to_thread(self._answers.status))
+    async def status(self) -> dict[str, Any]:
+        return await asyncio.to_thread(self._answers.status)
 
     async def lags(self, request: Request, body: dict[str, Any]) -> Response:
         return answer(200, await asyncio.to_thread(self._answers.lags))
@@ -181,7 +189,7 @@ class ControlRoutes:
         partition = number(request, "partition", schemas.PARTITION_MAX)
         return answer(200, await asyncio.to_thread(self._answers.locate, partition))
 
-    async def rows(self, request: Request, body: dict[str, Any]) -> Response:
+    async def rows(self, request: Request) -> Response:
         session = self._plane.session.session
         if self._reads is None or self._reads[0] is not session:
             self._reads = (session, Rows(session))
@@ -291,20 +299,6 @@ class EventStream(StreamingResponse):
             self._ended()
 
 
-def answer(status: int, document: Mapping[str, Any]) -> Response:
-    """A JSON document."""
-    return Response(dumps(document).encode() + b"\n", status, {"Cache-Control": "no-store"}, JSON)
-
-
-def error_response(error: BaseException) -> Response:
-    """The answer to an error of any kind."""
-    reason = reason_of(error)
-    made = answer(reason.http, error_document(error))
-    if reason.retry_after_s is not None:
-        made.headers["Retry-After"] = str(reason.retry_after_s)
-    return made
-
-
 def number(request: Request, name: str, most: int) -> int | None:
     """A whole number of the query. Raises InvalidRequest."""
     text = request.query_params.get(name)
@@ -338,10 +332,11 @@ CALLS: tuple[Call, ...] = (
     Call("GET", "/v1/events", "read", "Server-Sent Events", _R.events, statuses=(429, 503)),
     Call("POST", "/v1/schedule", "write", "a punctuator of an active task", _R.schedule, schemas.Schedule),
     Call("DELETE", "/v1/schedule/{id}", "write", "end a punctuator", _R.unschedule, statuses=(400, 404)),
-    Call("GET", "/v1/status", "read", "everything the sidecar knows of itself", _R.status),
+    Call("GET", "/v1/status", "read", "everything the sidecar knows of itself", status),
+    Call("GET", "/v1/tasks", "read", "the tasks of the status alone", tasks),
     Call("GET", "/v1/lags", "read", "position, end and lag of each store", _R.lags),
     Call("GET", "/v1/locate", "read", "which members hold which tasks", _R.locate, query=(_PARTITION,)),
-    Call("GET", "/v1/stores/{name}/{verb}", "read", "rows for people: get, scan, fetch", _R.rows),
+    Call("GET", "/v1/stores/{name}/{verb}", "read", "rows for people: get, scan, fetch", rows),
     Call(
         "POST",
         "/v1/verify",

@@ -184,6 +184,12 @@ class Guard:
         return self._tokens.find(token) or Refusal(401, "NOAUTH", "this token is not known, or not any more")
 
 
+def is_admin(scope: Scope) -> bool:
+    """Whether who calls, as a guard found, may do what only an administrator may."""
+    actor = scope.get("actor")
+    return isinstance(actor, Actor) and actor.may(Role.ADMIN)
+
+
 def _shown_path(path: str) -> str:
     """What may be told of a path: behind it are names of stores, and keys."""
     parts = path.split("/")

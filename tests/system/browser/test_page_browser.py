@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,10 @@ from playwright.sync_api import Browser, Page, expect
 
 import standfast as sf
 from standfast.ops.observe.status import status_document
-from standfast.ops.sidecar.page.feed import NOTHING
+from standfast.ops.page.feed import NOTHING
+from standfast.replication.log import Outgoing, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.tail.open_log import open_log
 from support.places import SUPPORT
 
 if TYPE_CHECKING:
@@ -319,6 +324,34 @@ def test_only_who_may_is_shown_buttons(sidecars: Sidecars, chromium: Browser, tm
             tab.get_by_role("button", name="Verify all stores").click()
             expect(tab.locator("#act-result")).to_contain_text("Refused: ", timeout=WAIT_MS)  # there is no store
         context.close()
+
+
+def test_page_of_an_application_shows_its_tasks_at_work_and_says_when_it_is_gone(tmp_path: Path, tab: Page) -> None:
+    log = f"sqlite:///{tmp_path}/log"
+    with closing(open_log(log)) as opened:
+        opened.admin.create_topic("in", 1, TopicPolicy())
+    visits = sf.KeyValueStore("visits", sf.serde.string, sf.serde.int64)
+    app = sf.App("app", log=log, state_dir=tmp_path / "state", stores=[visits], http_port=0)
+    app.stream("in").group_by_key().count("visits")
+    address = str(app.open().http_address)
+    runs = threading.Thread(target=app.run)
+    runs.start()
+    try:
+        tab.goto(address)
+        expect(tab.locator("#verdict")).to_contain_text("READY 1 active", timeout=2 * WAIT_MS)
+        expect(tab.locator("#connection")).to_have_text("live")
+        expect(row(tab, "tasks", "0_0").locator(".state")).to_have_text("● running")
+        with closing(open_log(log)) as opened:
+            opened.producer().append({TopicPartition("in", 0): [Outgoing(b"k", b"1", 1)]})
+        expect(row(tab, "tasks", "0_0")).to_contain_text("in/0 at 1", timeout=WAIT_MS)
+        assert tab.locator("button, #events, #doors, #schedules").count() == 0
+        link = tab.get_by_role("link", name="status").get_attribute("href")
+        assert app.session is not None
+        assert tab.request.get(f"{address}/{link}").json()["instance"] == app.session.instance_id
+    finally:
+        app.stop()
+        runs.join(60)
+    expect(tab.locator("#connection")).to_contain_text("connection lost", timeout=WAIT_MS)
 
 
 # The contrast of every text with what is behind it, as WCAG 2 has it.

@@ -8,14 +8,15 @@ import socket
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPMessage
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import standfast as sf
-from standfast.ops.http.server import CONNECTIONS_MAX, OpsServer
+from standfast.ops.http.server import OpsServer
+from standfast.ops.http.session import CONNECTIONS_MAX
 from standfast.ops.shared.run_file import RUN_FILE, read_run_file
 from standfast.store.clock import ManualClock
 from support.groups import dear
@@ -26,11 +27,11 @@ Ask = Callable[[str], Answer]
 HOUR_MS = 3_600_000
 
 
-def request(server: OpsServer, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
+def request(server: OpsServer, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, HTTPMessage]:
     with closing(HTTPConnection(server.host, server.port, timeout=10)) as connection:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
-        return response.status, response.read(), dict(response.getheaders())
+        return response.status, response.read(), response.headers
 
 
 def document(server: OpsServer, path: str) -> Answer:
@@ -256,7 +257,14 @@ def test_restoring_store_answers_503_and_readiness_says_who_is_missing(bench: Be
         session.wait_ready(30)
         assert document(server, "/readyz") == (
             200,
-            {"schema": "standfast.health/1", "check": "ready", "ok": True, "reasons": []},
+            {
+                "schema": "standfast.health/1",
+                "check": "ready",
+                "ok": True,
+                "reasons": [],
+                "degraded": [],
+                "checks": [{"name": "session", "ok": True, "text": "", "excluded": False}],
+            },
         )
         assert len(document(server, "/v1/stores/kv/scan")[1]["rows"]) == 3
 
@@ -316,13 +324,16 @@ def test_page_of_another_site_gets_nothing(server: OpsServer) -> None:
     assert request(server, "/v1/status", Host="[::1]:80")[0] == 200
 
 
-def test_connections_beyond_the_bound_are_closed_and_the_others_served(server: OpsServer) -> None:
+def test_of_connections_beyond_the_bound_the_oldest_that_asked_nothing_ends_and_the_others_are_served(
+    server: OpsServer,
+) -> None:
     idle = [socket.create_connection((server.host, server.port), timeout=10) for _ in range(CONNECTIONS_MAX)]
     try:
-        with socket.create_connection((server.host, server.port), timeout=10) as refused:
-            assert refused.recv(1) == b""
-        idle[0].sendall(b"GET /livez HTTP/1.0\r\n\r\n")
-        assert b" 200 " in idle[0].recv(200)
+        with socket.create_connection((server.host, server.port), timeout=10) as newest:
+            assert idle[0].recv(1) == b""
+            for client in (newest, *idle[1:]):
+                client.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+                assert b" 200 " in client.recv(200)
     finally:
         for client in idle:
             client.close()

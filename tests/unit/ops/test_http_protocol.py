@@ -16,8 +16,8 @@ import uvloop
 from starlette.requests import Request
 from starlette.responses import Response
 
+from standfast.ops.http.protocol import let_go, timed
 from standfast.ops.observe.metrics_doors import HttpNumbers, counted
-from standfast.ops.sidecar.security.http_protocol import let_go, timed
 
 pytestmark = pytest.mark.slow
 DEADLINE_S = 0.5

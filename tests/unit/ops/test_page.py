@@ -20,11 +20,11 @@ from standfast.ops.config.config import load_config
 from standfast.ops.observe.metrics_doors import HttpNumbers
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.verdict import duration, size, verdict
-from standfast.ops.sidecar.page.feed import NOTHING, QUEUE_MAX, Feed, Stream
-from standfast.ops.sidecar.page.html import changes, document, render, whole
-from standfast.ops.sidecar.page.model import DONE_MS, History, age, bars, log_share
-from standfast.ops.sidecar.page.page import FILES, OpsPage
-from standfast.ops.sidecar.page.status import page_status
+from standfast.ops.page.feed import NOTHING, QUEUE_MAX, Feed, Stream
+from standfast.ops.page.html import changes, document, render, whole
+from standfast.ops.page.model import DONE_MS, History, age, bars, log_share
+from standfast.ops.page.page import FILES, OpsPage
+from standfast.ops.sidecar.page_status import page_status
 from standfast.ops.sidecar.security.audit import Audit
 from standfast.store.clock import ManualClock
 from standfast.store.errors import Unavailable
@@ -414,7 +414,7 @@ def test_a_stream_tells_changes_and_that_it_lives() -> None:
 def test_reader_that_takes_nothing_is_let_go_without_harm_to_others(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("standfast.ops.sidecar.page.page.SEND_S_MAX", 0.5)
+    monkeypatch.setattr("standfast.ops.page.page.SEND_S_MAX", 0.5)
     epochs = iter(range(1, 1_000_000))
 
     def busy() -> dict[str, Any]:

@@ -12,14 +12,14 @@ from starlette.applications import Starlette
 
 from standfast.ops.config.types import HttpSection
 from standfast.ops.observe.status import status_document
+from standfast.ops.page.feed import NOTHING
+from standfast.ops.page.html import render
+from standfast.ops.page.model import History, percentile, restore_phases
+from standfast.ops.page.page import OpsPage
+from standfast.ops.page.peek import RECORDS_MAX, Look, look
 from standfast.ops.sidecar.control.events import Events
 from standfast.ops.sidecar.control.timers import Timers
-from standfast.ops.sidecar.page.feed import NOTHING
-from standfast.ops.sidecar.page.html import render
-from standfast.ops.sidecar.page.model import History, percentile, restore_phases
-from standfast.ops.sidecar.page.page import OpsPage
-from standfast.ops.sidecar.page.peek import RECORDS_MAX, Look, look
-from standfast.ops.sidecar.security.http_guard import store_of
+from standfast.ops.sidecar.security.http_guard import is_admin, store_of
 from standfast.ops.sidecar.security.tokens import OWNER, READER, Actor
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import UnknownStore
@@ -33,7 +33,7 @@ EVIL = '<img src=x onerror="alert(1)">'
 
 def ask(path: str, actor: Actor | None = None, peek: Look | None = None) -> httpx.Response:
     """The answer of a page that somebody opens whom the guard has judged."""
-    page = OpsPage(lambda: {**NOTHING, "ready": True}, peek=peek)
+    page = OpsPage(lambda: {**NOTHING, "ready": True}, peek=peek, acts=is_admin)
     inner = Starlette(routes=list(page.routes))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

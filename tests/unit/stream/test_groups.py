@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 import standfast as sf
-from standfast.ops.http.routes import Routes
+from standfast.ops.client.client import Client
+from standfast.ops.http.server import OpsServer
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.specs import StoreSpec
@@ -119,14 +119,15 @@ def test_http_door_reads_a_store_of_any_group(bench: Bench) -> None:
     session = running(bench)
     session.task(ONE).store("totals").put("k", "v")
     session.task(ONE).commit()
-    routes = Routes(session)
-    reply = routes.answer("/v1/stores/totals/get?key=k")
-    assert (reply.status, json.loads(reply.body)["rows"][0]["partition"]) == (200, 1)
-    assert [part["partition"] for part in json.loads(reply.body)["partitions"]] == [0, 1]
-    assert routes.answer("/v1/stores/counts/scan?partition=2").status == 200
-    absent = routes.answer("/v1/stores/totals/scan?partition=2")
-    assert (absent.status, "it holds: 0, 1" in absent.body.decode()) == (409, True)
-    assert routes.answer("/readyz").status == 200
+    with OpsServer(session) as server:
+        client = Client.of_address(server.address)
+        found = client.get("/v1/stores/totals/get", {"key": "k"})
+        assert found["rows"][0]["partition"] == 1
+        assert [part["partition"] for part in found["partitions"]] == [0, 1]
+        assert client.ask("/v1/stores/counts/scan", {"partition": 2})[0] == 200
+        status, absent = client.ask("/v1/stores/totals/scan", {"partition": 2})
+        assert (status, "it holds: 0, 1" in absent["message"]) == (409, True)
+        assert client.ask("/readyz")[0] == 200
 
 
 def test_session_commit_commits_group_zero_and_leaves_the_others(bench: Bench) -> None:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from standfast.ops.observe.verdict import size
+from standfast.ops.page.html import head
+from standfast.ops.page.model import clock_text, count
+from standfast.ops.shared.in_thread import in_thread
 from standfast.ops.shared.text import bytes_text
-from standfast.ops.sidecar.page.html import head
-from standfast.ops.sidecar.page.model import clock_text, count
 from standfast.replication.log import Log, Record
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest, StandfastError
@@ -77,7 +79,7 @@ class Peek:
         status = 200
         try:
             async with self._turn:
-                body = _table(await asyncio.to_thread(self._look_at, store, partition))
+                body = _table(await in_thread(partial(self._look_at, store, partition)))
         except StandfastError as error:
             status = 404 if isinstance(error, InvalidRequest) else 503
             body = f'<p class="verdict bad"><span aria-hidden="true">▲</span> {escape(str(error))}</p>'

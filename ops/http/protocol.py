@@ -3,7 +3,8 @@
     connected, or first byte of a request ──timer──> whole request: the timer ends      else: the connection ends
     one connection more than there may be ──> the oldest that asks nothing ends; if all ask, beyond SPARE, the new one
 
-    length of the body told in two ways, or not readable ──> 400 where there is no answer yet, and the connection ends
+    length of the body told in two ways, or not readable ──> 400 (a head that is too long: 431) where there is no answer
+                                                             yet, and the connection ends
     hung up within a request ──> one line in the log
 
 Rules of this file: the clock and the end of one connection, and how many there are; uvicorn does the rest (its own
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -21,6 +23,8 @@ import uvicorn
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from standfast.ops.shared.reasons import BAD_REQUEST, ERROR_SCHEMA
+from standfast.ops.shared.text import dumps
 from standfast.store.log import logger
 
 Message = MutableMapping[str, Any]
@@ -41,13 +45,44 @@ class _Unambiguous(h11.Connection):
     never checked.
     """
 
+    refused = HTTPStatus.BAD_REQUEST  # the status for what could not be read
+
+    def __init__(self, head_bytes_max: int) -> None:
+        super().__init__(h11.SERVER, head_bytes_max)
+        self._head_bytes_max = head_bytes_max
+
     def next_event(self) -> Any:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            names = {name for name, _ in event.headers}
-            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
-                raise h11.RemoteProtocolError("the length of the body has two meanings")
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self._check(event)
+        except h11.RemoteProtocolError as error:
+            self.refused = HTTPStatus(error.error_status_hint)
+            raise
         return event
+
+    def _check(self, event: h11.Request) -> None:
+        names = {name for name, _ in event.headers}
+        if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+            raise h11.RemoteProtocolError("the length of the body has two meanings")
+        # h11 itself bounds a head only while it has not come whole.
+        if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > self._head_bytes_max:
+            raise h11.RemoteProtocolError("the head is too long", error_status_hint=431)
+
+
+def _refusal(conn: _Unambiguous) -> bytes:
+    """An answer that repeats nothing of what came."""
+    status = conn.refused
+    message = f"the request was refused: {status.phrase}"
+    document = {"schema": ERROR_SCHEMA, "error": "BadRequest", "reason": BAD_REQUEST.name, "message": message}
+    body = dumps(document).encode() + b"\n"
+    headers = {
+        "content-type": "application/json; charset=utf-8",
+        "content-length": str(len(body)),
+        "connection": "close",
+    }
+    head = h11.Response(status_code=status, reason=status.phrase.encode(), headers=list(headers.items()))
+    return b"".join(conn.send(event) or b"" for event in (head, h11.Data(data=body), h11.EndOfMessage()))
 
 
 def let_go(app: App) -> App:
@@ -82,7 +117,8 @@ def timed(
 
         def __init__(self, config: uvicorn.Config, *args: Any, **options: Any) -> None:
             super().__init__(config, *args, **options)
-            self.conn = _Unambiguous(h11.SERVER, config.h11_max_incomplete_event_size or HEAD_BYTES)
+            self.conn = _Unambiguous(config.h11_max_incomplete_event_size or HEAD_BYTES)
+            self.access_log = False  # paths hold keys; uvicorn decides by whether the program logs at all
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -92,7 +128,7 @@ def timed(
                 self._make_room(connections_max)
 
         def _make_room(self, most: int) -> None:
-            # Whoever asked something is kept longer than who never did; then the oldest goes first.
+            # End idle connections that never sent a request first, then the oldest.
             connections: list[Any] = list(self.connections)
             others = [one for one in connections if one is not self and not one.transport.is_closing()]
             idle = [one for one in others if not one.cycle or one.cycle.response_complete]
@@ -115,9 +151,8 @@ def timed(
                 cycle.disconnected = True
                 cycle.message_event.set()
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                super().send_400_response(msg)
-            else:
-                self.transport.close()
+                self.transport.write(_refusal(self.conn))
+            self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._end()

@@ -17,8 +17,9 @@ from html import escape
 from typing import Any
 
 from standfast.ops.observe.verdict import Json
-from standfast.ops.sidecar.page.html import Page, changes, document, render, whole
-from standfast.ops.sidecar.page.model import History
+from standfast.ops.page.html import Page, changes, document, render, whole
+from standfast.ops.page.model import History
+from standfast.ops.shared.in_thread import in_thread
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 
@@ -89,7 +90,7 @@ class Feed:
         async with self._lock:
             now_ms = self._clock.monotonic_ms()
             if self._page_ms is None or now_ms - self._page_ms >= SHARED_MS:
-                page = await asyncio.to_thread(self._render)
+                page = await in_thread(self._render)
                 if page != self._page:
                     self._seen = secrets.token_hex(8)
                 self._page, self._page_ms = page, now_ms

@@ -4,7 +4,8 @@
 
     A sidecar may add: sidecar {draining, ...}, version, health {degraded: [..]}, disk {free_bytes, total_bytes,
     floor_bytes}, doors [{door, what, value}], events [{number, at_ms, event, actor, outcome, fields}], schedules
-    [{task, kind, next_ms, missed}], config {name: value}: see `status.py`. What is not there is not shown.
+    [{task, kind, next_ms, missed}], config {name: value}: see `ops/sidecar/page_status.py`. What is not there is not
+    shown.
 
 Rules of this file: pure; decides and formats, knows no HTML. Times in milliseconds, sizes in bytes. Ages are coarse, so
 that a row changes only when there is news.

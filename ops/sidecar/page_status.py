@@ -18,8 +18,8 @@ from standfast.ops.config.config import Loaded
 from standfast.ops.config.show import DEFAULT, rows
 from standfast.ops.observe.metrics_doors import DataDoor, HttpNumbers
 from standfast.ops.observe.status import histogram_document
+from standfast.ops.page.model import percentile
 from standfast.ops.sidecar.engine.statistics import CALL_BUCKETS_S
-from standfast.ops.sidecar.page.model import percentile
 from standfast.ops.sidecar.security.audit import Audit
 from standfast.store.histogram import Histogram
 from standfast.store.log import logger

@@ -15,7 +15,7 @@ from html import escape
 from typing import Any
 
 from standfast.ops.observe.verdict import Json, duration, size, store_key, stores_of, verdict
-from standfast.ops.sidecar.page.model import (
+from standfast.ops.page.model import (
     LAGS_KEPT,
     Bar,
     History,
@@ -130,8 +130,9 @@ def render(status: Json, history: History, now_ms: int) -> Page:
         "changelogs": dict(_limited(_changelog_rows(status))),
         "schedules": dict(_schedule_row(one) for one in status.get("schedules", ())),
         "doors": dict(_door_row(one) for one in status.get("doors", ())),
-        "events": dict(_event_row(one) for one in reversed(status.get("events", ()))),
     }
+    if "events" in status:
+        tables["events"] = dict(_event_row(one) for one in reversed(status["events"]))
     shape = f'<span aria-hidden="true">{LEVELS[found.level]}</span>'
     blocks = {
         "verdict": f'<p class="verdict {found.level}">{shape} <strong>{found.word}</strong> {escape(found.text)}</p>',
@@ -195,7 +196,9 @@ def head(title: str, up: str = "") -> str:
 
 def document(status: Json, page: Page, now_ms: int, seen: str = "", *, actions: bool = False) -> str:
     """The whole page; `seen` names it, so that a stream need not tell it again. `actions`: with buttons."""
-    shown = [spec for spec in TABLES if spec.name not in OPTIONAL or page.tables[spec.name]]
+    shown = [
+        spec for spec in TABLES if spec.name in page.tables and (spec.name not in OPTIONAL or page.tables[spec.name])
+    ]
     links = "".join(f'<a href="#{spec.name}">{spec.title}</a>' for spec in shown)
     links += '<a href="#actions" id="to-actions" hidden>Actions</a>' if actions else ""
     return f"""{head(page.title)}<script src="page.js" defer></script>

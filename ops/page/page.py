@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from starlette.requests import Request
@@ -22,10 +23,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from standfast.ops.sidecar.page.feed import STREAMS_MAX, Feed, Status, Stream
-from standfast.ops.sidecar.page.html import whole
-from standfast.ops.sidecar.page.peek import Look, Peek
-from standfast.ops.sidecar.security.tokens import Actor, Role
+from standfast.ops.page.feed import STREAMS_MAX, Feed, Status, Stream
+from standfast.ops.page.html import whole
+from standfast.ops.page.peek import Look, Peek
 from standfast.store.clock import Clock, SystemClock
 
 RETRY_MS = 1_000
@@ -47,12 +47,24 @@ HEADERS = {
 }
 
 
+Acts = Callable[[Scope], bool]  # of a request
+
+
 class OpsPage:
-    """The page over a status; `status` is called in a thread and may raise errors of the library."""
+    """The page over a status; `status` is called in a thread and may raise errors of the library.
+
+    `peek` looks at the newest records of a changelog; `acts` says whether who asks is shown buttons for calls of /v1.
+    """
 
     def __init__(
-        self, status: Status, clock: Clock | None = None, streams_max: int = STREAMS_MAX, peek: Look | None = None
+        self,
+        status: Status,
+        clock: Clock | None = None,
+        streams_max: int = STREAMS_MAX,
+        peek: Look | None = None,
+        acts: Acts = lambda scope: False,
     ) -> None:
+        self._acts = acts
         if peek is not None:
             read, status = status, lambda: {**read(), "peek": True}
         self.feed = Feed(status, clock or SystemClock(), streams_max)
@@ -71,9 +83,8 @@ class OpsPage:
         self.feed.close()
 
     async def _page(self, request: Request) -> Response:
-        actor = request.scope.get("actor")
-        acts = isinstance(actor, Actor) and actor.may(Role.ADMIN)
-        return Response(await self.feed.html(actions=acts), headers=HEADERS, media_type="text/html; charset=utf-8")
+        html = await self.feed.html(actions=self._acts(request.scope))
+        return Response(html, headers=HEADERS, media_type="text/html; charset=utf-8")
 
     async def _json(self, request: Request) -> Response:
         return Response(json.dumps(whole(await self.feed.page())), headers=HEADERS, media_type="application/json")

@@ -1,0 +1,212 @@
+"""One HTTP application for every instance: a session, a replica, and the sidecar, which adds its control calls.
+
+    socket ──> uvicorn (h11, limits) ──> bounded, named, guards ──> Starlette ──> health, metrics, status, tasks, rows
+                                                                             └──> control calls, the page
+
+Rules of this file: from requests to an `Instance` and back. An error becomes a document by the table of `reasons.py`.
+Nothing blocks the event loop. Requests are not logged: their paths hold keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, Protocol
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from standfast.ops.client.client import INSTANCE_HEADER
+from standfast.ops.http.protocol import let_go
+from standfast.ops.observe.health import Health
+from standfast.ops.observe.metrics import CONTENT_TYPE
+from standfast.ops.observe.status import tasks_document
+from standfast.ops.shared.reasons import BAD_REQUEST, LIMIT, NotFound, Reason, Refused, error_document, reason_of
+from standfast.ops.shared.text import dumps
+
+JSON = "application/json; charset=utf-8"
+HEALTH = ("/startupz", "/livez", "/readyz")
+HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+Json = dict[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Instance(Protocol):
+    """What stands behind the paths that every instance has. Methods raise errors of the library."""
+
+    async def health(self, path: str, exclude: Collection[str]) -> Health:
+        """The answer to a path of HEALTH, without the checks in `exclude`."""
+        ...
+
+    async def scrape(self) -> bytes:
+        """Metrics, as CONTENT_TYPE says."""
+        ...
+
+    async def status(self) -> Json:
+        """The status document."""
+        ...
+
+    async def rows(self, request: Request) -> Response:
+        """The rows that a path /v1/stores/NAME/VERB and its query ask for."""
+        ...
+
+
+class MethodNotAllowed(Refused):
+    """The path is there, but not for this method."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason(BAD_REQUEST.name, 405, BAD_REQUEST.resp), message)
+
+
+def application(
+    instance: Instance, more: Iterable[BaseRoute], *, health_as_json: bool = False, help: str = "see /v1/openapi.json"
+) -> Starlette:
+    """The application, without guards. `more`: its further routes; `help`: where the paths are listed."""
+
+    async def health(request: Request) -> Response:
+        excluded = [name for name in request.query_params.getlist("exclude") if name]
+        found = await instance.health(request.url.path, excluded)
+        return health_response(request, found, as_json=health_as_json)
+
+    async def metrics(request: Request) -> Response:
+        return Response(await instance.scrape(), 200, HEADERS, CONTENT_TYPE)
+
+    async def missing(request: Request, error: Exception) -> Response:
+        return error_response(NotFound(f"no such path: {help}"))
+
+    async def wrong_method(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        response = error_response(MethodNotAllowed(f"no such method here: {help}"))
+        response.headers["Allow"] = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        return response
+
+    made = Starlette(
+        routes=[
+            *(Route(path, answering(health), methods=["GET"]) for path in HEALTH),
+            Route("/metrics", answering(metrics), methods=["GET"]),
+            *more,
+        ],
+        middleware=[Middleware(let_go)],  # within Starlette's own, which answers 500 to whatever is raised
+        exception_handlers={404: missing, 405: wrong_method},
+    )
+    made.router.redirect_slashes = False
+    return made
+
+
+async def status(instance: Instance, request: Request, body: Any = None) -> Response:
+    """GET /v1/status."""
+    return answer(200, await instance.status())
+
+
+async def tasks(instance: Instance, request: Request, body: Any = None) -> Response:
+    """GET /v1/tasks: the tasks of the status alone."""
+    return answer(200, tasks_document(await instance.status()))
+
+
+async def rows(instance: Instance, request: Request, body: Any = None) -> Response:
+    """GET /v1/stores/NAME/get, scan or fetch."""
+    return await instance.rows(request)
+
+
+def answering(handler: Handler) -> Handler:
+    """The handler, of which errors become answers too."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except (ClientDisconnect, asyncio.CancelledError):
+            raise
+        except Exception as error:  # noqa: BLE001  the server outlives a bug in one answer
+            return error_response(error)
+
+    return handle
+
+
+def answer(status: int, document: Mapping[str, Any]) -> Response:
+    """A JSON document."""
+    return Response(dumps(document).encode() + b"\n", status, HEADERS, JSON)
+
+
+def error_response(error: BaseException) -> Response:
+    """The answer to an error of any kind."""
+    reason = reason_of(error)
+    made = answer(reason.http, error_document(error))
+    if reason.retry_after_s is not None:
+        made.headers["Retry-After"] = str(reason.retry_after_s)
+    return made
+
+
+def health_response(request: Request, health: Health, *, as_json: bool) -> Response:
+    """Text for people and probes, JSON by the Accept header, or where nothing else is asked for (`as_json`)."""
+    status, accept = 200 if health.ok else 503, request.headers.get("accept", "")
+    verbose = "verbose" in request.query_params
+    if "application/json" in accept or (as_json and "text/" not in accept and not verbose):
+        return answer(status, health.document())
+    text = health.text(verbose=verbose or not health.ok)
+    return Response(text, status, HEADERS, "text/plain; charset=utf-8")
+
+
+def named(app: App, instance: str) -> App:
+    """Every answer names the instance, so that a client of an old info file notices."""
+    header = (INSTANCE_HEADER.lower().encode(), instance.encode())
+
+    async def wrapped(scope: Message, receive: Receive, send: Send) -> None:
+        async def mark(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        await app(scope, receive, mark)
+
+    return wrapped
+
+
+def bounded(app: App, most: int, why: str, beside: Collection[str] = ()) -> App:
+    """So many requests at a time, streams and long polls among them; paths `beside` them are answered all the same."""
+    running = 0
+
+    async def wrapped(scope: Message, receive: Receive, send: Send) -> None:
+        nonlocal running
+        if scope["path"] in beside:
+            await app(scope, receive, send)
+            return
+        if running >= most:
+            refused = Refused(LIMIT, f"{running} requests are being answered: that is the limit{why}")
+            await error_response(refused)(scope, receive, send)
+            return
+        running += 1
+        try:
+            await app(scope, receive, send)
+        finally:
+            running -= 1
+
+    return wrapped
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn in a loop of ours: signals are ours. `ending` is called on the loop before it waits for open answers."""
+
+    ending: Callable[[], None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for one in sockets or ():
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)  # a process that was forked has a copy, and would keep the port
+        if self.ending is not None:
+            self.ending()
+        await super().shutdown(sockets)

@@ -1,0 +1,140 @@
+"""A session behind the HTTP application: what it answers, and the limits of its server.
+
+Rules of this file: whatever takes the session's lock, or asks the log, runs in a thread: a hang there shows as a
+time-out of that request, and at most CONNECTIONS_MAX of them hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from standfast._version import __version__
+from standfast.ops.http.application import (
+    App,
+    HttpServer,
+    Json,
+    Message,
+    Receive,
+    Send,
+    answer,
+    answering,
+    application,
+    bounded,
+    named,
+    rows,
+    status,
+    tasks,
+)
+from standfast.ops.http.protocol import timed
+from standfast.ops.http.rows import ROW_PATHS, Rows
+from standfast.ops.observe.health import Facts, Health, of_session, startup
+from standfast.ops.observe.metrics import SessionMetrics
+from standfast.ops.observe.status import not_ready_reasons, status_document
+from standfast.ops.page.page import OpsPage
+from standfast.ops.shared.in_thread import in_thread
+from standfast.ops.shared.loopback import is_loopback
+from standfast.ops.shared.reasons import BAD_REQUEST, ERROR_SCHEMA
+from standfast.store.errors import StandfastError
+from standfast.stream.session.session import Session
+
+URL_BYTES_MAX = 8 << 10
+HEAD_BYTES_MAX = 32 << 10
+CONNECTIONS_MAX = 32
+REQUEST_S = 10.0
+PATHS = {"/v1/status": status, "/v1/tasks": tasks, "/v1/stores/{rows:path}": rows}
+HELP = f"there are /, /metrics, /livez, /readyz, /v1/status, /v1/tasks, {', '.join(ROW_PATHS)}"
+
+
+class SessionInstance:
+    """The Instance of a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._rows = Rows(session)
+        self._metrics = SessionMetrics(session)
+
+    async def health(self, path: str, exclude: Collection[str]) -> Health:
+        if path == "/startupz":
+            return startup(Facts(), exclude)
+        return await in_thread(partial(self._health, path.strip("/z"), exclude))
+
+    def _health(self, what: str, exclude: Collection[str]) -> Health:
+        try:
+            # Takes the session's lock and looks at its background work, but asks neither the log nor the disk, so that
+            # a slow log does not take the instance out of service.
+            tasks = self._session.all_tasks().values()
+            wrong = not_ready_reasons(self._session.missing(), tasks) if what == "ready" else []
+        except StandfastError as error:
+            wrong = [str(error)]
+        return of_session(what, wrong, exclude)
+
+    async def scrape(self) -> bytes:
+        return await in_thread(self._metrics.exposition)
+
+    async def status(self) -> Json:
+        return await in_thread(self._status)
+
+    def _status(self) -> Json:
+        return status_document(self._session.statistics())
+
+    async def rows(self, request: Request) -> Response:
+        path, query = request.scope["raw_path"].decode("ascii"), request.scope["query_string"].decode("ascii")
+        return answer(200, await in_thread(lambda: self._rows.document(path, query)))
+
+    def page_status(self) -> Json:
+        """The status, with what the page shows beside it."""
+        return self._status() | {"version": __version__}
+
+
+def session_server(session: Session, *, check_host: bool) -> HttpServer:
+    """A server of a session, to be run on a loop. `check_host`: answer only those who call it by a loopback name."""
+    instance = SessionInstance(session)
+    page = OpsPage(instance.page_status)
+    routes = [Route(path, answering(partial(handler, instance)), methods=["GET"]) for path, handler in PATHS.items()]
+    app = bounded(application(instance, [*routes, *page.routes], health_as_json=True, help=HELP), CONNECTIONS_MAX, "")
+    settings = uvicorn.Config(
+        named(_checked(app, check_host=check_host), session.instance_id),
+        http=timed(REQUEST_S, connections_max=CONNECTIONS_MAX),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        timeout_graceful_shutdown=1,
+    )
+    server = HttpServer(settings)
+    server.ending = page.close
+    return server
+
+
+def _checked(app: App, *, check_host: bool) -> App:
+    """Refuses what is too long, and a page of another site that points its own name at 127.0.0.1."""
+
+    async def wrapped(scope: Message, receive: Receive, send: Send) -> None:
+        if len(scope["raw_path"]) + len(scope["query_string"]) > URL_BYTES_MAX:
+            refused = 414, "BadRequest", f"the path is longer than {URL_BYTES_MAX} bytes"
+        elif check_host and not all(map(_is_ours, scope["headers"])):
+            refused = 403, "Forbidden", "the Host header names another machine: use 127.0.0.1 or localhost"
+        else:
+            await app(scope, receive, send)
+            return
+        status, name, message = refused
+        document = {"schema": ERROR_SCHEMA, "error": name, "reason": BAD_REQUEST.name, "message": message}
+        await answer(status, document)(scope, receive, send)
+
+    return wrapped
+
+
+def _is_ours(header: tuple[bytes, bytes]) -> bool:
+    name, value = header
+    host = value.decode("latin-1")
+    bare = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
+    return name != b"host" or is_loopback(bare)
