@@ -13,11 +13,10 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from html import escape
 from typing import Any
 
 from standfast.ops.observe.verdict import Json
-from standfast.ops.page.html import Page, changes, document, render, whole
+from standfast.ops.page.html import Page, changes, document, render, verdict_block, whole
 from standfast.ops.page.model import History
 from standfast.ops.shared.in_thread import in_thread
 from standfast.store.clock import Clock
@@ -154,7 +153,5 @@ class Feed:
 
     def _unreadable(self, why: str) -> Page:
         page = self._page if self._page_ms is not None else render(NOTHING, self._history, 0)
-        text = (
-            f'<p class="verdict bad"><span aria-hidden="true">▲</span> <strong>NOT READABLE</strong> {escape(why)}</p>'
-        )
-        return replace(page, title="NOT READABLE", blocks={**page.blocks, "verdict": text})
+        blocks = {**page.blocks, "verdict": verdict_block("bad", "NOT READABLE", why)}
+        return replace(page, title="NOT READABLE", blocks=blocks)

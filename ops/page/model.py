@@ -14,6 +14,7 @@ that a row changes only when there is news.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
@@ -209,6 +210,32 @@ def restore_phases(status: Json) -> str:
     whole = sum(phases.values())
     shares = [f"{name} {spent * 100 // whole} %" for name, spent in phases.items() if whole and spent * 100 >= whole]
     return f"{', '.join(shares)} of {duration(whole / 1e9)}" if shares else ""
+
+
+def facts(status: Json) -> list[tuple[str, object]]:
+    """What stands at the end of the page: (name, value), without those that are not known."""
+    disk = status.get("disk")
+    room = f"{size(disk['free_bytes'])} free of {size(disk['total_bytes'])}" if disk else ""
+    floor = f", writes are refused below {size(disk['floor_bytes'])}" if disk and disk.get("floor_bytes") else ""
+    found: list[tuple[str, object]] = [
+        ("application", status["app"]),
+        ("instance", status["instance"]),
+        ("version", status.get("version", "")),
+        ("disk", room + floor),
+        ("members", ", ".join(map(str, status["members"]))),
+        ("time of restores", restore_phases(status)),
+        *((name.replace("_", " "), value) for name, value in (status.get("sidecar") or {}).items()),
+        *(status.get("config") or {}).items(),
+    ]
+    return [(name, value) for name, value in found if value not in ("", None)]
+
+
+def points(lags: Sequence[int], width: int, height: int) -> str:
+    """The line of lags within a picture of this size, as SVG has it."""
+    most, step = max(*lags, 1), width / (LAGS_KEPT - 1)
+    return " ".join(
+        f"{number * step:.0f},{height - 1 - lag * (height - 2) / most:.0f}" for number, lag in enumerate(lags)
+    )
 
 
 def promotable(store: Json, rate: float) -> str:
