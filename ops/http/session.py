@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from standfast._version import __version__
 from standfast.ops.http.application import (
+    HEALTH,
     App,
     HttpServer,
     Json,
@@ -97,9 +98,9 @@ def session_server(session: Session, *, check_host: bool) -> HttpServer:
     instance = SessionInstance(session)
     page = OpsPage(instance.page_status)
     routes = [Route(path, answering(partial(handler, instance)), methods=["GET"]) for path, handler in PATHS.items()]
-    app = bounded(application(instance, [*routes, *page.routes], health_as_json=True, help=HELP), CONNECTIONS_MAX, "")
+    app = application(instance, [*routes, *page.routes], health_as_json=True, help=HELP)
     settings = uvicorn.Config(
-        named(_checked(app, check_host=check_host), session.instance_id),
+        named(_checked(bounded(app, CONNECTIONS_MAX, "", beside=HEALTH), check_host=check_host), session.instance_id),
         http=timed(REQUEST_S, connections_max=CONNECTIONS_MAX),
         ws="none",
         lifespan="off",

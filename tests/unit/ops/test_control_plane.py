@@ -28,7 +28,7 @@ from standfast.ops.sidecar.control.plane import ControlPlane
 from standfast.ops.sidecar.control.schema import Assignment, Revoke, Store, Stores, Task
 from standfast.ops.sidecar.engine.commit import CommitRequest
 from standfast.ops.sidecar.engine.task import Binding, Commit
-from standfast.ops.sidecar.serve_http import application, bounded
+from standfast.ops.sidecar.serve_http import HEALTH, application, bounded
 from standfast.replication.shapes import fit
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Fenced, InvalidRequest, Unavailable
@@ -361,13 +361,13 @@ def test_probes_ask_no_disk_and_see_a_control_thread_that_hangs(
 
 
 async def get(made: Plane, path: str) -> httpx.Response:
-    app = application(control_routes.ControlRoutes(made.plane, made.answers), made.answers, lambda: 0, no_metrics)
+    app = application(control_routes.ControlRoutes(made.plane, made.answers, lambda: 0, no_metrics))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
         return await client.get(path)
 
 
-async def no_metrics() -> Response:
-    return Response()
+async def no_metrics() -> bytes:
+    return b""
 
 
 def test_rows_of_all_partitions_are_refused_while_one_of_them_cannot_be_read(tmp_path: Path) -> None:
@@ -433,7 +433,7 @@ def test_rows_are_not_read_while_the_gate_is_shut(tmp_path: Path) -> None:
 def test_reader_of_events_that_stops_reading_loses_its_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(made: Plane) -> None:
         monkeypatch.setattr(control_routes, "SEND_S_MAX", 0.05)
-        routes = control_routes.ControlRoutes(made.plane, made.answers)
+        routes = control_routes.ControlRoutes(made.plane, made.answers, lambda: 0, no_metrics)
         scope = {"type": "http", "method": "GET", "path": "/v1/events", "headers": [], "query_string": b""}
         stream = await routes.events(Request(scope), {})
         assert len(made.plane.events) == 1
@@ -461,7 +461,7 @@ def test_probes_are_answered_beside_as_many_requests_as_there_may_be() -> None:
                 await go_on.wait()
             await Response("well")(scope, receive, send)
 
-        transport = httpx.ASGITransport(app=bounded(slow, 1))
+        transport = httpx.ASGITransport(app=bounded(slow, 1, "", beside=HEALTH))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             first = asyncio.ensure_future(client.get("/v1/events"))
             await asyncio.sleep(0)
