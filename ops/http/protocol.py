@@ -46,6 +46,7 @@ class _Unambiguous(h11.Connection):
     """
 
     refused = HTTPStatus.BAD_REQUEST  # the status for what could not be read
+    with_body = True  # whether its answer has one
 
     def __init__(self, head_bytes_max: int) -> None:
         super().__init__(h11.SERVER, head_bytes_max)
@@ -55,6 +56,7 @@ class _Unambiguous(h11.Connection):
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
+                self.with_body = event.method != b"HEAD"
                 self._check(event)
         except h11.RemoteProtocolError as error:
             self.refused = HTTPStatus(error.error_status_hint)
@@ -82,7 +84,8 @@ def _refusal(conn: _Unambiguous) -> bytes:
         "connection": "close",
     }
     head = h11.Response(status_code=status, reason=status.phrase.encode(), headers=list(headers.items()))
-    return b"".join(conn.send(event) or b"" for event in (head, h11.Data(data=body), h11.EndOfMessage()))
+    data = h11.Data(data=body if conn.with_body else b"")
+    return b"".join(conn.send(event) or b"" for event in (head, data, h11.EndOfMessage()))
 
 
 def let_go(app: App) -> App:

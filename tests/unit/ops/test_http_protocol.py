@@ -16,7 +16,7 @@ import uvloop
 from starlette.requests import Request
 from starlette.responses import Response
 
-from standfast.ops.http.protocol import let_go, timed
+from standfast.ops.http.protocol import HEAD_BYTES, let_go, timed
 from standfast.ops.observe.metrics_doors import HttpNumbers, counted
 
 pytestmark = pytest.mark.slow
@@ -137,6 +137,22 @@ def test_request_whose_length_has_two_meanings_is_refused_and_nothing_behind_it_
         assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1 ") == 1
         assert b"connection: close" in answer.lower()
         assert ask(port, PIPELINED + head + CHUNKS + PIPELINED)[0].count(b"HTTP/1.1 200") == 1
+    assert [record.exc_info for record in caplog.records] == [None] * len(caplog.records)
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("before", [b"", PIPELINED], ids=["alone", "pipelined"])
+def test_head_that_is_too_long_is_refused_with_a_body_only_where_one_may_follow(
+    before: bytes, method: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = method + b" /" + b"x" * HEAD_BYTES + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving() as port:
+        answer, _ = ask(port, before + head)
+        # `ask` ends at the first answer's body.
+        if not before:
+            assert answer.startswith(b"HTTP/1.1 431") and answer.count(b"HTTP/1.1 ") == 1
+            assert answer.endswith(b"}\n" if method == b"GET" else b"\r\n\r\n")
+        assert ask(port, PIPELINED)[0].startswith(b"HTTP/1.1 200")
     assert [record.exc_info for record in caplog.records] == [None] * len(caplog.records)
 
 
