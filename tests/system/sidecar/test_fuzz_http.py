@@ -286,13 +286,15 @@ def test_http_door_bears_anything(sidecars: Sidecars, tmp_path: Path) -> None:
     assert split.hostname is not None and split.port is not None
     rng, left = seeded("http"), list[socket.socket]()
     watched = Watched(sidecar, "http", GROWTH_MIB)
-    for number, one in enumerate(rounds(rng, "http")):
-        if not quietly(lambda one=one: send((split.hostname, split.port), one, attack(one, calls), left)):
-            time.sleep(0.01)
-        if number % 200 == 199:
-            watched.check()
-    for one in left:
-        one.close()
+    try:
+        for number, one in enumerate(rounds(rng, "http")):
+            if not quietly(lambda one=one: send((split.hostname, split.port), one, attack(one, calls), left)):
+                time.sleep(0.01)
+            if number % 200 == 199:
+                watched.check()
+    finally:  # sockets of a run that failed would fail the tests after it
+        for one in left:
+            one.close()
     still_answers(sidecar, hello)
     watched.end()
     codes = answered(sidecar)
