@@ -53,6 +53,8 @@ class _Unambiguous(h11.Connection):
         self._head_bytes_max = head_bytes_max
 
     def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:  # the method of what comes is not known yet
+            self.with_body = True
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
