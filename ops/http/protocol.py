@@ -53,7 +53,7 @@ class _Unambiguous(h11.Connection):
         self._head_bytes_max = head_bytes_max
 
     def next_event(self) -> Any:
-        if self.their_state is h11.IDLE:  # the method of what comes is not known yet
+        if self.their_state is h11.IDLE:  # a new request, whose method is not read yet
             self.with_body = True
         try:
             event = super().next_event()

@@ -137,7 +137,7 @@ def verdict_block(level: str, word: str, text: str) -> str:
 
 
 def changes(old: Page, new: Page) -> dict[str, Any]:
-    """What a reader of `old` needs to know to show `new`; empty if nothing. `order` is told only where it changed."""
+    """The changes that turn a page of `old` into one of `new`; empty if none. `order` is in them only if it changed."""
     told: dict[str, Any] = {}
     if old.title != new.title:
         told["title"] = new.title

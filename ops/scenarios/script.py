@@ -70,7 +70,7 @@ class Command:
 
     @property
     def told(self) -> str:
-        """What it is for people."""
+        """The command as a reader of the report sees it."""
         return self.given.partition(STANDS_FOR)[0]
 
 

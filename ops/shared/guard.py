@@ -34,7 +34,7 @@ def tell(error: BaseException) -> int:
     problems = error.problems if isinstance(error, BadConfig) else (str(error),)
     if not isinstance(error, StandfastError):
         traceback.print_exception(error, file=sys.stderr)
-        notes = getattr(error, "__notes__", ())  # an application's own error, and what was done about it
+        notes = getattr(error, "__notes__", ())  # an application's own error carries its handling as notes
         blame = "; ".join(notes) or "a bug of standfast: please report it with the lines above"
         problems = (f"{type(error).__name__}: {error} ({blame})",)
     for problem in problems:

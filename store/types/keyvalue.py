@@ -100,7 +100,7 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
         return self.rows.write_all(self.name, pairs, TIMESTAMP.pack(timestamp) if self._skip else b"", timestamp)
 
     def put_if_absent(self, key: K, value: V, timestamp: int | None = None) -> V | None:
-        """Set the value only where there is none; returns what was there, or None. `timestamp` in ms. Costs both."""
+        """Set the value only if the key has none; returns the earlier value, or None. `timestamp` in ms. Costs both."""
         old = self.get(key)
         if old is None:
             self.put(key, value, timestamp)

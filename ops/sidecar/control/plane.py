@@ -421,7 +421,7 @@ class ControlPlane:
     def _open_again(self, partition: int, task: Task, now_ms: int) -> bool:
         """Open a failed task again, at a measured pace (the session restores lost state itself). Whether it tried."""
         if isinstance(task.error, Fenced) or self.watch.now() is not None:
-            return False  # nobody would come further: it is opened as soon as the log can be used
+            return False  # no instance could open it now: it is opened as soon as the log can be used
         due_ms = self._reopen_ms.setdefault(partition, now_ms)
         if now_ms < due_ms:
             return False
