@@ -48,6 +48,7 @@ from standfast.restore.verify.preflight import Preflight, preflight
 from standfast.restore.verify.verify import StoreVerdict
 from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
 from standfast.store.specs import StoreSpec
+from standfast.store.task.state_dir import written_name
 from standfast.store.types.kinds import definition_spec
 
 if TYPE_CHECKING:
@@ -214,7 +215,8 @@ def check_out(folder: Folder) -> None:
     for one in folder.list():
         if one.name == SUMMARY:
             raise InvalidRequest(f"{folder} holds a report already ({SUMMARY}): name a new folder")
-        if one.name not in REPORT_FILES and not _REBUILT_FILE.fullmatch(one.name):
+        written = written_name(one.name)  # a kill may leave any of them under its temporary name
+        if written not in (*REPORT_FILES, SUMMARY) and not _REBUILT_FILE.fullmatch(written):
             raise InvalidRequest(f"{folder} is not empty (it holds {one.name}): name a new folder")
 
 

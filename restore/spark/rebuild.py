@@ -50,6 +50,7 @@ from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.rocks.sst import COMPRESSION
 from standfast.store.rocks.sst_stream import SstWriter, rocksdict_version
 from standfast.store.task.cut import StoreTimes
+from standfast.store.task.state_dir import written_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -193,8 +194,13 @@ def check_target(folder: Folder) -> None:
     for one in folder.list():
         if one.name == FILE_NAME:
             raise InvalidRequest(f"{folder} holds a manifest already: name a new folder, or remove that one yourself")
-        if not FILE.fullmatch(one.name):
+        if not is_leftover(one.name):
             raise InvalidRequest(f"{folder} is not empty (it holds {one.name}): name a new folder")
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a rebuild that was cut short may have left such a file: rows, or a manifest under its temporary name."""
+    return FILE.fullmatch(name) is not None or (name != FILE_NAME and written_name(name) == FILE_NAME)
 
 
 def orphans(folder: Folder) -> list[Stored]:
@@ -203,7 +209,7 @@ def orphans(folder: Folder) -> list[Stored]:
 
     raw = folder.read(FILE_NAME)
     named = parse_manifest(raw, f"{folder}/{FILE_NAME}").file_names() if raw is not None else frozenset()
-    return [one for one in folder.list() if FILE.fullmatch(one.name) and one.name not in named]
+    return [one for one in folder.list() if is_leftover(one.name) and one.name not in named]
 
 
 def _writing(job: RebuildJob) -> Mapper:

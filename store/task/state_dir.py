@@ -28,6 +28,7 @@ from standfast.store.names import check_name
 from standfast.store.rocks.files import copy_closed
 
 MARKER = "STANDFAST"
+_TEMPORARY = re.compile(r"(.+)\.[0-9a-f]{8}\.tmp", re.DOTALL)
 MARKER_FORMAT = 1
 BULK_FOLDER = ".bulk"
 ASIDE_FOLDER = ".aside"
@@ -241,6 +242,12 @@ def write_marker(directory: Path, app: str, task: str | None) -> None:
     if not (directory / MARKER).exists():
         fields = {"format": MARKER_FORMAT, "app": app, "task": task}
         write_atomically(directory / MARKER, json.dumps(fields) + "\n")
+
+
+def written_name(name: str) -> str:
+    """The name that `write_atomically` meant for a file that a kill left under its temporary one; else `name`."""
+    found = _TEMPORARY.fullmatch(name)
+    return name if found is None else found[1]
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666, group: str | None = None) -> None:
