@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from standfast.replication.checks import check_commit, check_join
 from standfast.replication.embedded.db import Database, Transaction
 from standfast.replication.embedded.sums import check_seal, seal
 from standfast.replication.log import Committed, ConsumerMember, EnteredView, GroupView, Member, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
-from standfast.store.errors import Fenced, InvalidRequest
-
-METADATA_BYTES_MAX = 4_096
-LEASE_MS_MAX = 24 * 3_600_000
+from standfast.store.errors import Fenced
 
 
 class _Lease(NamedTuple):
@@ -52,10 +50,7 @@ class EmbeddedGroup:
 
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
         """Become (or stay, with new metadata) a member until the lease runs out or leave() is called."""
-        check_text("member id", member_id)
-        _check_metadata("member metadata", metadata)
-        if not isinstance(lease_ms, int) or not 1 <= lease_ms <= LEASE_MS_MAX:
-            raise InvalidRequest(f"lease of {lease_ms!r} ms for member {member_id!r}: use 1 to {LEASE_MS_MAX}")
+        check_join(member_id, metadata, lease_ms)
         with self._db.write(patient=False) as run:
             now_ms = self._clock.monotonic_ms()
             leases = self._expire(run, now_ms)
@@ -212,23 +207,6 @@ def find_writer(run: Transaction, transactional_id: str) -> tuple[str, int] | No
     return row[2], row[3]
 
 
-def check_text(what: str, text: str) -> None:
-    """Raise InvalidRequest unless `text` is a non-empty text that can be stored."""
-    if not isinstance(text, str) or not text or len(text) > METADATA_BYTES_MAX or not _encodes(text):
-        raise InvalidRequest(f"{what} {text!r} is not usable: give 1 to {METADATA_BYTES_MAX} characters")
-
-
-def check_commit(group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
-    """Raise InvalidRequest for an offset or metadata that cannot be committed."""
-    check_text("group name", group)
-    for source, (offset, metadata) in offsets.items():
-        if not isinstance(offset, int) or not 0 <= offset < 1 << 62:
-            raise InvalidRequest(
-                f"group {group!r}, {TopicPartition(*source)}: {offset!r} is not an offset, use 0 or more"
-            )
-        _check_metadata(f"group {group!r}, {TopicPartition(*source)}: metadata", metadata)
-
-
 def store_commit(run: Transaction, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
     """Write checked offsets within a transaction.
 
@@ -242,22 +220,6 @@ def store_commit(run: Transaction, group: str, offsets: Mapping[TopicPartition, 
             "ON CONFLICT (group_name, topic, partition) DO UPDATE SET position = ?4, metadata = ?5, seal = ?6",
             (*columns, seal(*columns)),
         )
-
-
-def _check_metadata(what: str, metadata: str) -> None:
-    if not isinstance(metadata, str) or not _encodes(metadata):
-        raise InvalidRequest(f"{what} is {type(metadata).__name__} {metadata!r:.40}, give text")
-    size = len(metadata.encode())
-    if size > METADATA_BYTES_MAX:
-        raise InvalidRequest(f"{what} has {size} bytes, the limit is {METADATA_BYTES_MAX}: shorten it")
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _view(generation: int, leases: Mapping[str, _Lease]) -> GroupView:

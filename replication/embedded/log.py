@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from standfast.replication.checks import check_text
 from standfast.replication.embedded.care import Care, CareReport
 from standfast.replication.embedded.db import SYNCHRONOUS, Database
-from standfast.replication.embedded.group import EmbeddedGroup, check_text
+from standfast.replication.embedded.group import EmbeddedGroup
 from standfast.replication.embedded.lock import STUCK_MS, holder_of
 from standfast.replication.embedded.look import LogWatch
 from standfast.replication.embedded.reader import EmbeddedReader

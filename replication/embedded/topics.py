@@ -10,9 +10,10 @@ import difflib
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
+from standfast.replication.checks import check_partitions, check_policy
 from standfast.replication.embedded.db import Database, Transaction
 from standfast.replication.embedded.rows import PARTITION_ID_MAX, SELECT_FIRST_AT, first_id
 from standfast.replication.embedded.schema import SEALED
@@ -24,10 +25,8 @@ from standfast.replication.topics.settings import changed
 from standfast.store.errors import InvalidRequest, Unavailable, UnknownStore
 from standfast.store.names import check_topic
 
-PARTITIONS_MAX = 10_000
 DIRTY_RATIO = "min.cleanable.dirty.ratio"  # of TopicPolicy.extra; Kafka's name and default
 DIRTY_RATIO_DEFAULT = 0.5
-_CLEANUPS = frozenset({"compact", "delete"})
 _NAMED_MAX = 8
 SCAN_OFFSETS = 200_000  # gone through in one read transaction
 
@@ -161,7 +160,7 @@ class EmbeddedAdmin:
 
     def add_partitions(self, name: str, partitions: int) -> TopicInfo:
         """Let a topic have that many partitions in all. Raises UnknownStore, InvalidRequest for fewer than it has."""
-        _check_count(name, partitions)
+        check_partitions(name, partitions)
         with self._db.write() as run:
             found = _existing(run, name)
             if partitions < found.partitions:
@@ -326,35 +325,21 @@ def _unknown(run: Transaction, topic: str, number: int) -> UnknownStore:
 def check_new_topic(name: str, partitions: int, policy: TopicPolicy) -> str:
     """The policy as JSON, of a topic that may be created. Raises InvalidRequest for a bad name, number or policy."""
     check_topic(name)
-    _check_count(name, partitions)
+    check_partitions(name, partitions)
     return _policy_text(name, policy)
-
-
-def _check_count(name: str, partitions: int) -> None:
-    if not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
-        raise InvalidRequest(f"topic {name!r} cannot have {partitions!r} partitions: use 1 to {PARTITIONS_MAX}")
 
 
 def _policy_text(name: str, policy: TopicPolicy) -> str:
     """The policy as JSON; raises InvalidRequest for one that means nothing."""
-    if not policy.cleanup or not policy.cleanup <= _CLEANUPS:
-        raise InvalidRequest(f"topic {name!r}: cleanup is {sorted(policy.cleanup)}, use compact, delete or both")
-    times = {
-        "retention_ms": policy.retention_ms,
-        "delete_retention_ms": policy.delete_retention_ms,
-        "min_compaction_lag_ms": policy.min_compaction_lag_ms,
-    }
-    for setting, value in times.items():
-        least = 0 if setting == "min_compaction_lag_ms" else -1
-        if not isinstance(value, int) or value < least:
-            raise InvalidRequest(f"topic {name!r}: {setting} is {value!r}, use milliseconds, {least} or more")
+    check_policy(name, policy)
     try:
         ratio_fits = 0 <= dirty_ratio(policy) <= 1
     except ValueError:
         ratio_fits = False
     if not ratio_fits:
         raise InvalidRequest(f"topic {name!r}: {DIRTY_RATIO} is {policy.extra[DIRTY_RATIO]!r}, use 0 to 1")
-    return json.dumps({"cleanup": sorted(policy.cleanup), **times, "extra": dict(policy.extra)}, sort_keys=True)
+    whole = {one.name: getattr(policy, one.name) for one in fields(policy)}
+    return json.dumps({**whole, "cleanup": sorted(policy.cleanup), "extra": dict(policy.extra)}, sort_keys=True)
 
 
 def _info(name: str, topic_id: str, partitions: int, text: str) -> TopicInfo:

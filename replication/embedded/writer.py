@@ -9,16 +9,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
+from standfast.replication.checks import check_commit, check_text
 from standfast.replication.embedded.blocks import append_blocks
 from standfast.replication.embedded.db import Database, Transaction
-from standfast.replication.embedded.group import (
-    check_claim,
-    check_commit,
-    check_text,
-    find_writer,
-    store_commit,
-    stored_leases,
-)
+from standfast.replication.embedded.group import check_claim, find_writer, store_commit, stored_leases
 from standfast.replication.embedded.rows import OFFSET_MAX, Prepared, first_id, insert, prepare
 from standfast.replication.embedded.sums import seal
 from standfast.replication.embedded.topics import PartitionRow, partition_by_name, store_partition

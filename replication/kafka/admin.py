@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka import admin as _admin
 
+from standfast.replication.checks import check_partitions, check_policy
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import UNKNOWN_TOPIC, error_of
 from standfast.replication.kafka.members import MEMBERS_SUFFIX
@@ -28,7 +29,6 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import GROUP, TOPIC, Need
 from standfast.replication.topics.settings import (
     CLEANUP,
-    CLEANUPS,
     DELETE_RETENTION,
     MIN_LAG,
     RETENTION,
@@ -41,7 +41,6 @@ from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.names import check_topic
 
 _api: Any = _admin  # its names are public by its manual, but not to type checkers
-PARTITIONS_MAX = 10_000
 POLL_MS = 20
 
 
@@ -127,7 +126,7 @@ class KafkaAdmin:
         """
         self._check_open()
         check_topic(name)
-        _check_count(name, partitions)
+        check_partitions(name, partitions)
         found = self._existing(name)
         if partitions < found.partitions:
             raise InvalidRequest(
@@ -267,11 +266,6 @@ class KafkaAdmin:
         return [one.info for one in surveyed(self._cluster, names).values()]
 
 
-def _check_count(name: str, partitions: int) -> None:
-    if not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
-        raise InvalidRequest(f"topic {name!r} cannot have {partitions!r} partitions: use 1 to {PARTITIONS_MAX}")
-
-
 def _is_unknown(setting: str, error: KafkaException) -> bool:
     """Whether a broker says that it does not know a setting of a topic."""
     said = error_of(error)
@@ -280,18 +274,8 @@ def _is_unknown(setting: str, error: KafkaException) -> bool:
 
 def _settings(name: str, partitions: int, policy: TopicPolicy) -> dict[str, str]:
     """The topic's settings; raises InvalidRequest for a policy that means nothing."""
-    _check_count(name, partitions)
-    if not policy.cleanup or not policy.cleanup <= CLEANUPS:
-        raise InvalidRequest(f"topic {name!r}: cleanup is {sorted(policy.cleanup)}, use compact, delete or both")
-    times = {
-        "retention_ms": policy.retention_ms,
-        "delete_retention_ms": policy.delete_retention_ms,
-        "min_compaction_lag_ms": policy.min_compaction_lag_ms,
-    }
-    for setting, value in times.items():
-        least = 0 if setting == "min_compaction_lag_ms" else -1
-        if not isinstance(value, int) or value < least:
-            raise InvalidRequest(f"topic {name!r}: {setting} is {value!r}, use milliseconds, {least} or more")
+    check_partitions(name, partitions)
+    check_policy(name, policy)
     kept_ms = policy.delete_retention_ms if policy.delete_retention_ms >= 0 else FOR_EVER_MS
     return {
         **policy.extra,

@@ -24,6 +24,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from standfast.replication.checks import check_commit, check_join
 from standfast.replication.kafka.board import KNOWN_MS, Board
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, error_of
@@ -31,10 +32,8 @@ from standfast.replication.log import Committed, ConsumerMember, GroupCommit, Gr
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import GROUP, Need, topic_needs
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Closed, Fenced, InternalError, InvalidRequest, Unavailable
+from standfast.store.errors import Closed, Fenced, InternalError, Unavailable
 
-METADATA_BYTES_MAX = 4_096
-LEASE_MS_MAX = 24 * 3_600_000
 STABLE_EXTRA_S = 2.0  # how much longer than it may last a transaction holds a look at the offsets back
 _ALIVE = frozenset(
     {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
@@ -74,10 +73,7 @@ class KafkaGroup:
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
         """Become (or stay, with new metadata) a member until the lease runs out or leave() is called."""
         self._check_open()
-        check_text("member id", member_id)
-        _check_metadata("member metadata", metadata)
-        if not isinstance(lease_ms, int) or not 1 <= lease_ms <= LEASE_MS_MAX:
-            raise InvalidRequest(f"lease of {lease_ms!r} ms for member {member_id!r}: use 1 to {LEASE_MS_MAX}")
+        check_join(member_id, metadata, lease_ms)
         self._joined = True
         with self._asking:
             self._ready_asker()  # a member asks for offsets soon: its client connects meanwhile
@@ -305,36 +301,3 @@ def kafka_offsets(offsets: Mapping[TopicPartition, Committed]) -> list[KafkaPart
     return [
         KafkaPartition(topic, partition, offset, metadata) for (topic, partition), (offset, metadata) in offsets.items()
     ]
-
-
-def check_text(what: str, text: str) -> None:
-    """Raise InvalidRequest unless `text` is a non-empty text that can be stored."""
-    if not isinstance(text, str) or not text or len(text) > METADATA_BYTES_MAX or not _encodes(text):
-        raise InvalidRequest(f"{what} {text!r} is not usable: give 1 to {METADATA_BYTES_MAX} characters")
-
-
-def check_commit(group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
-    """Raise InvalidRequest for an offset or metadata that cannot be committed."""
-    check_text("group name", group)
-    for source, (offset, metadata) in offsets.items():
-        if not isinstance(offset, int) or not 0 <= offset < 1 << 62:
-            raise InvalidRequest(
-                f"group {group!r}, {TopicPartition(*source)}: {offset!r} is not an offset, use 0 or more"
-            )
-        _check_metadata(f"group {group!r}, {TopicPartition(*source)}: metadata", metadata)
-
-
-def _check_metadata(what: str, metadata: str) -> None:
-    if not isinstance(metadata, str) or not _encodes(metadata):
-        raise InvalidRequest(f"{what} is {type(metadata).__name__} {metadata!r:.40}, give text")
-    size = len(metadata.encode())
-    if size > METADATA_BYTES_MAX:
-        raise InvalidRequest(f"{what} has {size} bytes, the limit is {METADATA_BYTES_MAX}: shorten it")
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from standfast.replication.checks import CLEANUPS
 from standfast.replication.log import TopicPolicy
 from standfast.store.errors import BadConfig
 
@@ -21,7 +22,6 @@ CLEANUP = "cleanup.policy"
 RETENTION = "retention.ms"
 DELETE_RETENTION = "delete.retention.ms"
 MIN_LAG = "min.compaction.lag.ms"
-CLEANUPS = frozenset({"compact", "delete"})
 TIMESTAMP_TYPE = "message.timestamp.type"
 TIMESTAMP_AHEAD = "message.timestamp.after.max.ms"  # brokers before Kafka 3.6 refuse nothing, and do not know it
 TIMESTAMP_AHEAD_ANY_MS = 2**63 - 1

@@ -1,0 +1,74 @@
+"""Arguments that every log refuses alike, before it is asked for anything.
+
+Rules of this file: pure; each raises InvalidRequest that says what, where and the limit, and returns nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from standfast.replication.log import Committed, TopicPolicy
+from standfast.replication.offsets import TopicPartition
+from standfast.store.errors import InvalidRequest
+
+METADATA_BYTES_MAX = 4_096
+LEASE_MS_MAX = 24 * 3_600_000
+PARTITIONS_MAX = 10_000
+CLEANUPS = frozenset({"compact", "delete"})
+
+
+def check_text(what: str, text: str) -> None:
+    """Refuse all but a text of 1 to `METADATA_BYTES_MAX` characters that can be stored."""
+    if not isinstance(text, str) or not text or len(text) > METADATA_BYTES_MAX or not _encodes(text):
+        raise InvalidRequest(f"{what} {text!r} is not usable: give 1 to {METADATA_BYTES_MAX} characters")
+
+
+def check_join(member_id: str, metadata: str, lease_ms: int) -> None:
+    """Refuse a member that cannot be: its id, its metadata, or a lease that is no time of up to a day in ms."""
+    check_text("member id", member_id)
+    _check_metadata("member metadata", metadata)
+    if not isinstance(lease_ms, int) or not 1 <= lease_ms <= LEASE_MS_MAX:
+        raise InvalidRequest(f"lease of {lease_ms!r} ms for member {member_id!r}: use 1 to {LEASE_MS_MAX}")
+
+
+def check_commit(group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
+    """Refuse an offset or metadata that cannot be committed."""
+    check_text("group name", group)
+    for source, (offset, metadata) in offsets.items():
+        if not isinstance(offset, int) or not 0 <= offset < 1 << 62:
+            raise InvalidRequest(
+                f"group {group!r}, {TopicPartition(*source)}: {offset!r} is not an offset, use 0 or more"
+            )
+        _check_metadata(f"group {group!r}, {TopicPartition(*source)}: metadata", metadata)
+
+
+def check_partitions(topic: str, partitions: int) -> None:
+    """Refuse a number of partitions that no topic can have."""
+    if not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidRequest(f"topic {topic!r} cannot have {partitions!r} partitions: use 1 to {PARTITIONS_MAX}")
+
+
+def check_policy(topic: str, policy: TopicPolicy) -> None:
+    """Refuse a policy that means nothing; what is in `extra` is each log's own business."""
+    if not policy.cleanup or not policy.cleanup <= CLEANUPS:
+        raise InvalidRequest(f"topic {topic!r}: cleanup is {sorted(policy.cleanup)}, use compact, delete or both")
+    for setting, least in (("retention_ms", -1), ("delete_retention_ms", -1), ("min_compaction_lag_ms", 0)):
+        value = getattr(policy, setting)
+        if not isinstance(value, int) or value < least:
+            raise InvalidRequest(f"topic {topic!r}: {setting} is {value!r}, use milliseconds, {least} or more")
+
+
+def _check_metadata(what: str, metadata: str) -> None:
+    if not isinstance(metadata, str) or not _encodes(metadata):
+        raise InvalidRequest(f"{what} is {type(metadata).__name__} {metadata!r:.40}, give text")
+    size = len(metadata.encode())
+    if size > METADATA_BYTES_MAX:
+        raise InvalidRequest(f"{what} has {size} bytes, the limit is {METADATA_BYTES_MAX}: shorten it")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
