@@ -5,16 +5,19 @@ Rules of this file: pure; each raises InvalidRequest that says what, where and t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from standfast.replication.log import Committed, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
+from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
 
 METADATA_BYTES_MAX = 4_096
 LEASE_MS_MAX = 24 * 3_600_000
 PARTITIONS_MAX = 10_000
 CLEANUPS = frozenset({"compact", "delete"})
+_BYTES_TYPES = frozenset({bytes, bytearray, memoryview, type(None)})
 
 
 def check_text(what: str, text: str) -> None:
@@ -56,6 +59,28 @@ def check_policy(topic: str, policy: TopicPolicy) -> None:
         value = getattr(policy, setting)
         if not isinstance(value, int) or value < least:
             raise InvalidRequest(f"topic {topic!r}: {setting} is {value!r}, use milliseconds, {least} or more")
+
+
+def check_bytes(source: TopicPartition, what: str, column: Sequence[Any]) -> bool:
+    """Refuse a column ("key" or "value") of anything but bytes or None; returns whether some are arrays or views."""
+    types = set(map(type, column))
+    for index, cell in enumerate(() if types <= _BYTES_TYPES else column):
+        if not isinstance(cell, bytes | bytearray | memoryview | None):
+            raise InvalidRequest(
+                f"{source}: record {index} of the batch has a {what} of type {type(cell).__name__}, "
+                "give bytes or None (serialise it first)"
+            )
+    return bytearray in types or memoryview in types
+
+
+def check_timestamps(source: TopicPartition, timestamps: Sequence[Any], least_ms: int) -> None:
+    """Refuse a batch with a timestamp that is none, or below what the log takes."""
+    if set(map(type, timestamps)) == {int} and min(timestamps) >= least_ms and max(timestamps) <= TIMESTAMP_MAX_MS:
+        return
+    for index, timestamp in enumerate(timestamps):
+        problem = timestamp_problem(timestamp, least_ms)
+        if problem is not None:
+            raise InvalidRequest(f"{source}: record {index} of the batch: {problem}")
 
 
 def _check_metadata(what: str, metadata: str) -> None:

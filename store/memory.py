@@ -13,11 +13,11 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TypeAlias
 
 from sortedcontainers import SortedDict
 
+from standfast.store.closing import Closing
 from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, Row, Rows
 from standfast.store.errors import Closed, InvalidRequest, StandfastError, UnknownStore
 
@@ -180,7 +180,7 @@ class MemoryEngine:
                     raise InvalidRequest(f"writing {family!r} of {self._name}: keys and values must be bytes")
 
 
-class MemoryScan:
+class MemoryScan(Closing):
     """A consistent scan; see `standfast.store.engine.RowScan`."""
 
     def __init__(
@@ -207,14 +207,6 @@ class MemoryScan:
                 return key, self._table[key]
             self._table = None  # at its end: writers need not copy for it any more
             raise StopIteration
-
-    def __enter__(self) -> MemoryScan:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let the rows go. A later next() raises Closed."""

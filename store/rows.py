@@ -15,12 +15,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from operator import itemgetter
-from types import TracebackType
 from typing import Any, Generic, NoReturn, TypeVar
 from weakref import WeakSet
 
 from standfast.store.buffer import ENTRY_OVERHEAD_BYTES, WriteBuffer, merge_pending
 from standfast.store.clock import measured_ns
+from standfast.store.closing import Closing
 from standfast.store.engine import Engine, Row, RowScan
 from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, TooLarge
 from standfast.store.histogram import SECONDS_PER_NS, Histogram
@@ -67,7 +67,7 @@ class RowLimits:
         self.record_bytes = max(self.value_bytes, VALUE_MAX_BYTES) + BESIDE_VALUE_BYTES
 
 
-class StoreIterator(Generic[T]):
+class StoreIterator(Closing, Generic[T]):
     """Results of a range read: an iterator and context manager that closes with the store and then raises Closed.
 
     Another thread than the one that reads may close it, in the middle of a step too: that step, or the next, raises.
@@ -114,14 +114,6 @@ class StoreIterator(Generic[T]):
         self.close()  # by its reader, so that no step of it runs now
         self._rows.refuse_fenced()
         raise Closed(f"iterator of store {self._rows.name!r} is closed: open a new one")
-
-    def __enter__(self) -> StoreIterator[T]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

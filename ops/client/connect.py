@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from standfast.ops.client.client import error_in
@@ -26,6 +25,7 @@ from standfast.ops.shared.control_stores import shape_of
 from standfast.ops.shared.serve_files import read_info
 from standfast.store.arguments import is_whole, list_problems, path_problems, refuse
 from standfast.store.clock import SystemClock
+from standfast.store.closing import Closing
 from standfast.store.errors import (
     Closed,
     CommitUnknown,
@@ -153,7 +153,7 @@ class SidecarTask:
         self._wire.close()
 
 
-class SidecarClient:
+class SidecarClient(Closing):
     """See the head of this file."""
 
     def __init__(
@@ -249,14 +249,6 @@ class SidecarClient:
         self._forget_tasks()
         if self._beats is not None:
             self._beats.join()
-
-    def __enter__(self) -> SidecarClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One call of the control door; its document. Raises the error that it answers with."""

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from standfast.ops.client.connect_wire import Argument, Wire
 from standfast.store import serde as serdes
+from standfast.store.closing import Closing
 from standfast.store.errors import Closed, InvalidRequest
 from standfast.store.results import PUT_NOT_VALID, ValueAndTimestamp, VersionedRecord, Windowed
 from standfast.store.specs import StoreSpec
@@ -22,7 +23,7 @@ PAGE_ROWS = 1_000
 TIME_MAX_MS = 2**63 - 1
 
 
-class RemoteIterator(Generic[T]):
+class RemoteIterator(Closing, Generic[T]):
     """Rows of a range; an iterator and context manager."""
 
     def __init__(self, rows: Iterator[T], store: str) -> None:
@@ -40,12 +41,6 @@ class RemoteIterator(Generic[T]):
     def close(self) -> None:
         """Read no further; twice is fine."""
         self._rows = None
-
-    def __enter__(self) -> RemoteIterator[T]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class RemoteStore:

@@ -12,13 +12,13 @@ import asyncio
 import os
 import socket
 import threading
-from types import TracebackType
 
 from standfast._version import __version__
 from standfast.ops.shared.extras import SERVE, require
 from standfast.ops.shared.loopback import is_loopback
 from standfast.ops.shared.run_file import RunInfo, remove_run_file, write_run_file
 from standfast.ops.shared.serve_files import listen_tcp
+from standfast.store.closing import Closing
 from standfast.store.errors import BadConfig
 from standfast.stream.session.session import Session
 
@@ -42,7 +42,7 @@ def listen(port: int, host: str = LOOPBACK, *, allow_remote: bool = False) -> so
     return listen_tcp(host, port)
 
 
-class OpsServer:
+class OpsServer(Closing):
     """Serves a session until closed, at `port` of `host` or at a socket of `listen`, which becomes its own.
 
     Raises what `listen` raises.
@@ -92,11 +92,3 @@ class OpsServer:
 
     def _run(self) -> None:
         asyncio.run(self._server.serve([self._socket]))
-
-    def __enter__(self) -> OpsServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -14,24 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from standfast.ops.shared import exit_codes as exits
-from standfast.store.errors import (
-    Backpressure,
-    BadConfig,
-    Closed,
-    CommitUnknown,
-    Corruption,
-    DiskFull,
-    Fenced,
-    Held,
-    InternalError,
-    InvalidRequest,
-    NotReady,
-    StandfastError,
-    StateLost,
-    TooLarge,
-    Unavailable,
-    UnknownStore,
-)
+from standfast.store import errors
+from standfast.store.errors import StandfastError
 from standfast.store.log import logger
 
 ERROR_SCHEMA = "standfast.error/1"
@@ -95,21 +79,21 @@ REASONS: Final[dict[str, Reason]] = {
 
 # First match wins, so a class stands above the one it derives from.
 ERRORS: Final[tuple[tuple[type[StandfastError], Reason, int], ...]] = (
-    (UnknownStore, NO_SUCH_STORE, exits.USAGE),
-    (BadConfig, BAD_REQUEST, exits.CONFIG),
-    (TooLarge, TOO_LARGE, exits.USAGE),
-    (InvalidRequest, BAD_REQUEST, exits.USAGE),
-    (Backpressure, QUEUE_FULL, exits.NEGATIVE),
-    (DiskFull, DISK_FULL, exits.DISK),
-    (NotReady, RESTORING, exits.NEGATIVE),
-    (Held, HELD, exits.HELD),
-    (CommitUnknown, COMMIT_UNKNOWN, exits.UNKNOWN),
-    (Unavailable, UNAVAILABLE, exits.UNAVAILABLE),
-    (StateLost, LOG_LOST, exits.DATA),
-    (Fenced, FENCED, exits.FENCED),
-    (Corruption, CORRUPT, exits.DATA),
-    (Closed, CLOSED, exits.INTERNAL),
-    (InternalError, INTERNAL, exits.INTERNAL),
+    (errors.UnknownStore, NO_SUCH_STORE, exits.USAGE),
+    (errors.BadConfig, BAD_REQUEST, exits.CONFIG),
+    (errors.TooLarge, TOO_LARGE, exits.USAGE),
+    (errors.InvalidRequest, BAD_REQUEST, exits.USAGE),
+    (errors.Backpressure, QUEUE_FULL, exits.NEGATIVE),
+    (errors.DiskFull, DISK_FULL, exits.DISK),
+    (errors.NotReady, RESTORING, exits.NEGATIVE),
+    (errors.Held, HELD, exits.HELD),
+    (errors.CommitUnknown, COMMIT_UNKNOWN, exits.UNKNOWN),
+    (errors.Unavailable, UNAVAILABLE, exits.UNAVAILABLE),
+    (errors.StateLost, LOG_LOST, exits.DATA),
+    (errors.Fenced, FENCED, exits.FENCED),
+    (errors.Corruption, CORRUPT, exits.DATA),
+    (errors.Closed, CLOSED, exits.INTERNAL),
+    (errors.InternalError, INTERNAL, exits.INTERNAL),
 )
 # What SQLite, RocksDB and the kernel say of a volume without space.
 _DISK_FULL_TEXTS = ("No space left", "no space left", "disk full", "Disk quota exceeded")
@@ -150,7 +134,7 @@ def reason_of(error: BaseException) -> Reason:
         return error.reason
     if isinstance(error, StandfastError) and error.in_doubt:
         return COMMIT_UNKNOWN
-    if isinstance(error, Unavailable) and any(text in str(error) for text in _DISK_FULL_TEXTS):
+    if isinstance(error, errors.Unavailable) and any(text in str(error) for text in _DISK_FULL_TEXTS):
         return DISK_FULL
     return next((reason for kind, reason, _ in ERRORS if isinstance(error, kind)), INTERNAL)
 

@@ -16,12 +16,12 @@ from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
+from standfast.replication.checks import check_bytes, check_timestamps
 from standfast.replication.columns import RecordColumns
 from standfast.replication.embedded.sums import Cells, Sums, block_records, summed
 from standfast.replication.log import Headers, Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import Corruption, InvalidRequest
-from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
 
 OFFSET_BITS = 40
 OFFSET_MAX = 1 << OFFSET_BITS
@@ -31,7 +31,6 @@ LEAST_TIMESTAMP_MS = 0
 
 # Rows per INSERT: 50 at once is 1.4 times as fast as one, more gain nothing.
 _INSERT_ROWS = (50, 10, 1)
-_BYTES_TYPES = frozenset({bytes, bytearray, memoryview, type(None)})
 _KEY_HEAD = struct.Struct("<H")
 _VALUE_HEAD = struct.Struct("<i")
 
@@ -71,9 +70,9 @@ def prepare(source: TopicPartition, batch: Sequence[Outgoing]) -> Prepared:
     if len(columns) not in (3, 4):
         raise InvalidRequest(f"{source}: a record is (key, value, timestamp, headers), got {len(columns)} parts")
     keys, values, timestamps = columns[:3]
-    _check_bytes(source, "key", keys)
-    _check_bytes(source, "value", values)
-    _check_timestamps(source, timestamps)
+    check_bytes(source, "key", keys)
+    check_bytes(source, "value", values)
+    check_timestamps(source, timestamps, LEAST_TIMESTAMP_MS)
     widest_bytes = _widest(keys) + _widest(values)
     flat: Iterable[Any] = zip(timestamps, keys, values, strict=True)
     cells = Cells(timestamps, keys, values)
@@ -161,27 +160,6 @@ def _pack(source: TopicPartition, index: int, headers: Headers) -> bytes | None:
         return pack_headers(headers)
     except (TypeError, ValueError, struct.error) as error:
         raise InvalidRequest(f"{source}: record {index} of the batch has bad headers ({error})") from error
-
-
-def _check_bytes(source: TopicPartition, what: str, column: Sequence[Any]) -> None:
-    if set(map(type, column)) <= _BYTES_TYPES:
-        return
-    for index, cell in enumerate(column):
-        if not isinstance(cell, bytes | bytearray | memoryview | None):
-            raise InvalidRequest(
-                f"{source}: record {index} of the batch has a {what} of type {type(cell).__name__}, "
-                "give bytes or None (serialise it first)"
-            )
-
-
-def _check_timestamps(source: TopicPartition, timestamps: Sequence[Any]) -> None:
-    least_ms = LEAST_TIMESTAMP_MS
-    if set(map(type, timestamps)) == {int} and min(timestamps) >= least_ms and max(timestamps) <= TIMESTAMP_MAX_MS:
-        return
-    for index, timestamp in enumerate(timestamps):
-        problem = timestamp_problem(timestamp, least_ms)
-        if problem is not None:
-            raise InvalidRequest(f"{source}: record {index} of the batch: {problem}")
 
 
 def _widest(column: Iterable[Any]) -> int:

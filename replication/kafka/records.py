@@ -12,14 +12,13 @@ from typing import Any, cast
 
 from confluent_kafka import Message
 
+from standfast.replication.checks import check_bytes, check_timestamps
 from standfast.replication.columns import RecordColumns
 from standfast.replication.log import Headers, Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
-from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
 
 LEAST_TIMESTAMP_MS = 1  # the client takes 0 for "now"
-_BYTES_TYPES = frozenset({bytes, bytearray, memoryview, type(None)})
 
 _stamp = itemgetter(1)
 
@@ -67,9 +66,8 @@ def checked(source: TopicPartition, batch: Sequence[Outgoing]) -> Sequence[tuple
         raise InvalidRequest(f"{source}: records of one batch need equal shape ({error})") from error
     if len(columns) not in (3, 4):
         raise InvalidRequest(f"{source}: a record is (key, value, timestamp, headers), got {len(columns)} parts")
-    keys = _bytes(source, "key", columns[0])
-    values = _bytes(source, "value", columns[1])
-    _check_timestamps(source, columns[2])
+    keys, values = _bytes(source, "key", columns[0]), _bytes(source, "value", columns[1])
+    check_timestamps(source, columns[2], LEAST_TIMESTAMP_MS)
     headers: Iterable[Any] = repeat(None)
     if len(columns) == 4 and not any(columns[3]):
         if keys is columns[0] and values is columns[1]:
@@ -80,27 +78,7 @@ def checked(source: TopicPartition, batch: Sequence[Outgoing]) -> Sequence[tuple
 
 
 def _bytes(source: TopicPartition, what: str, column: Sequence[Any]) -> Sequence[bytes | None]:
-    types = set(map(type, column))
-    if not types <= _BYTES_TYPES:
-        for index, cell in enumerate(column):
-            if not isinstance(cell, bytes | bytearray | memoryview | None):
-                raise InvalidRequest(
-                    f"{source}: record {index} of the batch has a {what} of type {type(cell).__name__}, "
-                    "give bytes or None (serialise it first)"
-                )
-    if bytearray in types or memoryview in types:
-        return [None if cell is None else bytes(cell) for cell in column]
-    return column
-
-
-def _check_timestamps(source: TopicPartition, timestamps: Sequence[Any]) -> None:
-    least_ms = LEAST_TIMESTAMP_MS
-    if set(map(type, timestamps)) == {int} and min(timestamps) >= least_ms and max(timestamps) <= TIMESTAMP_MAX_MS:
-        return
-    for index, timestamp in enumerate(timestamps):
-        problem = timestamp_problem(timestamp, least_ms)
-        if problem is not None:
-            raise InvalidRequest(f"{source}: record {index} of the batch: {problem}")
+    return [one if one is None else bytes(one) for one in column] if check_bytes(source, what, column) else column
 
 
 def _headers(source: TopicPartition, index: int, headers: Any) -> list[tuple[str, bytes | None]] | None:

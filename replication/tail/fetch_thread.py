@@ -39,13 +39,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.handover import Handover, WakeUp
 from standfast.replication.log import Fetched, LogReader
 from standfast.replication.offsets import TopicPartition
+from standfast.store.closing import Closing
 from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, StateLost, Unavailable
 
 CALL_TIMEOUT_S = 30.0
@@ -100,7 +100,7 @@ class FetchThreadStatistics:
     alive: bool
 
 
-class FetchThread:
+class FetchThread(Closing):
     """Runs from its construction to close(). It takes the reader over and closes it in the end.
 
     One thread may call poll_next; the other methods may be called by any thread but the fetch thread itself.
@@ -291,14 +291,6 @@ class FetchThread:
                 self._outdated,
                 not self._ended,
             )
-
-    def __enter__(self) -> FetchThread:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _ask(
         self,

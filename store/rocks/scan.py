@@ -13,9 +13,9 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Protocol
 
+from standfast.store.closing import Closing
 from standfast.store.engine import Row
 from standfast.store.errors import Closed, StandfastError
 from standfast.store.rocks.errors import translate
@@ -38,7 +38,7 @@ class Cursor(Protocol):
     def status(self) -> None: ...
 
 
-class RocksScan:
+class RocksScan(Closing):
     """A consistent scan over one live iterator; see `standfast.store.engine.RowScan`.
 
     Rows are drained in chunks. `close()` and `end()` empty the chunk, so nothing is served after them.
@@ -84,14 +84,6 @@ class RocksScan:
                 return row
             if not self._refill():
                 raise StopIteration
-
-    def __enter__(self) -> RocksScan:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release the iterator. A later next() raises Closed."""

@@ -297,8 +297,7 @@ class App:
             assembled.partitions_of,
             assembled.upstream,
             assembled.event_time,
-            assembled.compacted,
-            assembled.ahead_max_ms,
+            assembled.outputs,
         )
 
     def run(self) -> None:

@@ -19,7 +19,6 @@ import tempfile
 import weakref
 from collections import defaultdict
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from standfast.replication.log import Headers, Outgoing, TopicPolicy
@@ -28,6 +27,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.arguments import INT64_MAX, is_whole
 from standfast.store.clock import ManualClock
+from standfast.store.closing import Closing
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.names import check_topic
 from standfast.store.serde import Serde
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 ROUNDS_MAX = 10_000
 
 
-class Driver:
+class Driver(Closing):
     """Runs all tasks of an application. `partitions` is what its topics have; one, unless a test needs more."""
 
     def __init__(self, app: App, now_ms: int = 0, *, partitions: int = 1) -> None:
@@ -188,14 +188,6 @@ class Driver:
         """Close the application and remove the folder; what is uncommitted is gone."""
         self._close()
         self._finalizer()
-
-    def __enter__(self) -> Driver:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- inside ---
 

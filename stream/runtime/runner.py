@@ -22,6 +22,7 @@ from typing import Any
 
 from standfast.replication.lease.progress import LOOP, LeaseProgress
 from standfast.replication.log import Record as LogRecord
+from standfast.replication.log import TopicInfo
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, InvalidRequest
@@ -67,8 +68,7 @@ class RunnerSettings:
     partitions_of: Mapping[str, int] = field(default_factory=dict)
     upstream: Mapping[str, Sequence[str]] = field(default_factory=dict)  # internal topic -> tasks with watermarks
     event_time: frozenset[int] = frozenset()  # groups that know watermarks
-    compacted: frozenset[str] = frozenset()  # output topics that take no record without a key
-    ahead_max_ms: Mapping[str, int] = field(default_factory=dict)  # output topics that refuse timestamps ahead
+    outputs: Mapping[str, TopicInfo] = field(default_factory=dict)  # the output topics by name
     progress: LeaseProgress = field(default_factory=LeaseProgress)  # each record and callback is a step of the loop
 
 
@@ -107,7 +107,7 @@ class TaskRunner:
         self.inputs: dict[str, Input] = {}
         # What one record brings forth, or falls due at once, cannot be committed in parts; the commit follows it.
         task.stores.buffer.refuse_bytes = NEVER
-        task.compacted, task.ahead_max_ms = settings.compacted, settings.ahead_max_ms
+        task.output_topics = settings.outputs
         task.stores.buffer.leave_disk()  # the loop looks before it begins a record
         self._build(positions)
         self._time.restore(task.stream_times)

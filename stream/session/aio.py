@@ -115,7 +115,6 @@ class Session:
     instance_id = _Same(lambda session: session.instance_id)
     listeners = _Same(lambda session: session.listeners)
     log = _Same(lambda session: session.log)
-    look = _Same(lambda session: session.look)
     missing = _Same(lambda session: session.missing)
     own_loop = _Same(lambda session: session.own_loop)
     progress = _Same(lambda session: session.progress)

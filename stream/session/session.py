@@ -30,6 +30,7 @@ from standfast.restore.gate import Gate
 from standfast.restore.replay.restorer import Restorer
 from standfast.store.arguments import flag_problems, list_problems, refuse
 from standfast.store.clock import Clock, SystemClock
+from standfast.store.closing import Closing
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import (
     Closed,
@@ -93,7 +94,7 @@ def disk_guard(state_path: Path, log: str | None, floor_bytes: int) -> DiskGuard
 
 
 @spelled_out({SessionOptions: SessionSettings})
-class Session:
+class Session(Closing):
     """Stores of one application on one instance, logged, restored and stood by for.
 
     app         name of the application: part of its topics' names, and the id of its consumer group
@@ -385,10 +386,6 @@ class Session:
                 if task.state is TaskState.RUNNING and gate.is_open(task_id)
             }
 
-    def look(self, task_id: TaskId) -> tuple[Task | None, bool]:
-        """A task held here, if it is, and whether its gate is open; waits for no lock, so it may be old by a moment."""
-        return self._instance.tasks.get(task_id), self._instance.readiness.gate.is_open(task_id)
-
     def all_tasks(self) -> dict[TaskId, Task]:
         """Tasks of every group held here, standbys included."""
         with self._usable():
@@ -566,14 +563,6 @@ class Session:
         if self._statistics_group is not None:
             self._statistics_group.close()
         self.log.close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _usable(self) -> threading.RLock:
         """The lock, after checking that the session is open and its background work is well."""

@@ -34,6 +34,7 @@ from standfast.replication.log import (
     Headers,
     LogWriter,
     Outgoing,
+    TopicInfo,
 )
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
@@ -135,8 +136,7 @@ class Task:
         self.counters = SessionCounters()  # the session's, once it has the task
         self.inflight = (0, 0)  # records and bytes that the log was given and has not acknowledged
         self.on_outputs: Callable[[Outputs, Mapping[TopicPartition, int]], None] | None = None  # after a commit
-        self.compacted: frozenset[str] = frozenset()  # topics known to take no record without a key
-        self.ahead_max_ms: Mapping[str, int] = {}  # topics known to refuse timestamps further ahead of the log's clock
+        self.output_topics: Mapping[str, TopicInfo] = {}  # those known, for records that they would refuse
         self._group = group
         self._clock = clock
         self._listener = listener
@@ -225,10 +225,9 @@ class Task:
             or (partition is not None and (type(partition) is not int or not 0 <= partition <= PARTITION_MAX))
         ):
             check_output(topic, key, value, stamp, 0 if partition is None else partition, headers, least_ms)
-        if key is None and topic in self.compacted:
-            raise InvalidRequest(f"a record without a key cannot go into {topic}, which is compacted: give it a key")
-        if topic in self.ahead_max_ms:
-            self._check_ahead(topic, stamp)
+        info = self.output_topics.get(topic)
+        if info is not None and (key is None or info.ahead_max_ms is not None):
+            self._check_taken(info, key, stamp)
         if partition is None:
             if not is_whole(partitions, 1, PARTITION_MAX):
                 raise InvalidRequest(f"topic {topic!r} cannot have {partitions!r:.100} partitions: give 1 or more")
@@ -247,16 +246,21 @@ class Task:
 
     def latest_ms(self, topic: str) -> int:
         """The latest timestamp that a topic takes now, as far as that is known."""
-        limit_ms = self.ahead_max_ms.get(topic)
+        info = self.output_topics.get(topic)
+        limit_ms = None if info is None else info.ahead_max_ms
         if limit_ms is None:
             return TIMESTAMP_MAX_MS
         # A little early: a broker whose clock is behind ours would refuse the whole commit.
         return self._clock.wall_ms() + limit_ms - min(CLOCKS_DIFFER_MS, limit_ms // 2)
 
-    def _check_ahead(self, topic: str, timestamp: int) -> None:
-        if timestamp > self.latest_ms(topic):
+    def _check_taken(self, info: TopicInfo, key: bytes | None, timestamp: int) -> None:
+        if key is None and "compact" in info.policy.cleanup:
             raise InvalidRequest(
-                f"timestamp {timestamp} cannot go into {topic}, which takes {self.ahead_max_ms[topic]} ms ahead of the "
+                f"a record without a key cannot go into {info.name}, which is compacted: give it a key"
+            )
+        if timestamp > self.latest_ms(info.name):
+            raise InvalidRequest(
+                f"timestamp {timestamp} cannot go into {info.name}, which takes {info.ahead_max_ms} ms ahead of the "
                 f"clock at most: correct it, or set {TIMESTAMP_AHEAD} on the topic"
             )
 

@@ -34,8 +34,7 @@ class Assembled:
     upstream: Mapping[str, tuple[str, ...]]  # internal topic -> tasks that send watermarks there
     event_time: frozenset[int]
     unclaimed: tuple[str, ...] = ()  # what no processor claims, to be reported
-    compacted: frozenset[str] = frozenset()  # output topics that take no record without a key
-    ahead_max_ms: Mapping[str, int] = field(default_factory=dict)  # output topics that refuse timestamps ahead
+    outputs: Mapping[str, TopicInfo] = field(default_factory=dict)  # the output topics by name
 
 
 def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing: bool = True) -> Assembled:
@@ -77,8 +76,7 @@ def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing
         {topic: _tasks_with_watermarks(topology, topic, event_time) for topic in internal},
         event_time,
         left.lines,
-        frozenset(topic for topic, info in outputs.items() if "compact" in info.policy.cleanup),
-        {topic: info.ahead_max_ms for topic, info in outputs.items() if info.ahead_max_ms is not None},
+        outputs,
     )
 
 

@@ -67,6 +67,7 @@ PURE = {
     "restore/replay/worker_protocol.py",
     "stream/control.py",
     "stream/open_windows.py",
+    "replication/checks.py",
     "stream/outgoing.py",
     "stream/session/ownership.py",
     "stream/punctuation.py",

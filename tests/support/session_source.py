@@ -1,7 +1,6 @@
 """The engine's tasks, found in a session: the active ones run here, and what is not is refused with its reason.
 
-Rules of this file: looks only. `running` waits for no lock, since it is asked on the event loop; the others may wait
-for a round of the session's background work.
+Rules of this file: it changes nothing. Every question may wait for a round of the session's background work.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ class SessionSource:
 
     def running(self, partition: int) -> Task:
         """See TaskSource.running."""
-        task, is_open = self._session.look(TaskId(0, partition))
+        task = self._session.all_tasks().get(TaskId(0, partition))
         if task is None:
             raise self._not_here(partition)
-        if task.state is TaskState.RUNNING and is_open:
+        if task.id in self._session.open_tasks():
             return task
         if task.state is TaskState.STANDBY:
             raise _standby(partition)
