@@ -1,0 +1,41 @@
+"""Docstrings and comments say their subject: phrases that hide it are counted, and their number only falls.
+
+Rules of this file: a room's limit is per 1,000 words of prose. Whoever writes lowers the limit, and never raises it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.prose import comments_of, hidden, prose_of, words
+
+ROOT = Path(__file__).parents[2]
+# Phrases per 1,000 words of docstrings and comments, at most.
+LIMITS = {"store": 8.9, "replication": 11.7, "restore": 11.7, "stream": 12.3, "ops": 16.1, "tests": 16.1}
+
+
+@pytest.mark.parametrize("room", LIMITS)
+def test_prose_of_a_room_hides_its_subject_no_more_often_than_before(room: str) -> None:
+    found, counted = [], 0
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for line, text in prose_of(path.read_text(encoding="utf-8")):
+            found += [f"{path.relative_to(ROOT)}:{line}: {phrase!r}" for phrase in hidden(text)]
+            counted += words(text)
+    assert counted > 1_000
+    rate = 1_000 * len(found) / counted
+    assert rate <= LIMITS[room], f"{rate:.2f} per 1,000 words; name the subject in:\n" + "\n".join(found[-20:])
+
+
+def test_phrases_that_hide_a_subject_are_found_in_docstrings_and_comments() -> None:
+    source = (
+        '"""What is written, by somebody."""\n'
+        "x = 1  # who has it tells us\n"
+        "# over two lines: what\n"
+        "# comes anew\n"
+        "y = 'what is in a string does not count'  # noqa: E501 nobody\n"
+    )
+    found = [(line, hidden(text)) for line, text in prose_of(source)]
+    assert found == [(1, ["What is", "somebody"]), (2, ["who has", "tells", "what comes", "anew"])]
+    assert [line for line, _ in comments_of(source)] == [2, 3, 4]

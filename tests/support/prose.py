@@ -1,0 +1,65 @@
+"""The prose of the sources: docstrings and comments, and the phrases in it that hide their subject.
+
+    prose_of(text)  ──> (line, text) of each docstring and each run of comment lines
+    hidden(text)    ──> phrases such as "what is", "who has", "tells", "somebody", "anew"
+
+Rules of this file: it reads text and counts; the limits stand in tests/repo/test_prose.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+
+# Relative clauses without a noun, and words that stand for a subject without naming it.
+HIDDEN = re.compile(
+    r"\b(?:what (?:is|was|waits|came|it|they|there|an?|the|has|one|many|several|others)"
+    r"|what (?:goes|may|must|comes|belongs|runs)"
+    r"|who(?:ever)? (?:has|is|asks|wants|comes|waits|reads|writes|takes|holds|needs|listens|gives|starts)"
+    r"|tell|tells|told|(?:some|no|every|any)body|anew)\b",
+    re.IGNORECASE,
+)
+WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
+DIRECTIVE = re.compile(r"#\s*(?:noqa|type:|pyright:|fmt:|ruff:|pragma|shellcheck|nosec)\b.*")
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def prose_of(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of each docstring and each run of comment lines; directives to tools are no prose."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, _DOCUMENTED):
+            text = ast.get_docstring(node, clean=True)
+            if text:
+                yield node.body[0].lineno, text
+    run: list[str] = []
+    first = last = 0
+    for line, text in comments_of(source):
+        if line != last + 1 and run:
+            yield first, " ".join(run)
+            run = []
+        if not run:
+            first = line
+        run.append(text)
+        last = line
+    if run:
+        yield first, " ".join(run)
+
+
+def comments_of(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of each line that has a comment."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string) and not token.string.startswith("#!"):
+            yield token.start[0], token.string.lstrip("# ")
+
+
+def hidden(text: str) -> list[str]:
+    """The phrases in `text` that hide their subject."""
+    return [found[0] for found in HIDDEN.finditer(" ".join(text.split()))]
+
+
+def words(text: str) -> int:
+    """How many words `text` has."""
+    return len(WORD.findall(text))
