@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check test-fast test test-slow coverage mutate house lint audit format crash soak soak-lease fuzz bench bench-compare bench-spark pins clean
+.PHONY: help demo check test-fast test test-slow coverage mutate house lint audit format crash soak soak-lease fuzz bench bench-compare bench-spark docs pins clean
 MAKEFLAGS += --no-print-directory
 # Hundreds of tests start processes of ours: each would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -136,6 +136,10 @@ bench-compare: ## restores beside Kafka Streams and Quix Streams, an hour and mo
 
 bench-spark: $(VENV)/.spark ## rebuild and verify on Spark: 1, 4 and 16 million records, a quarter of an hour
 	@$(BIN)/python benchmarks/spark_rates.py $(ARGS)
+
+docs: $(VENV)/.dev ## the documentation site into build/docs/html; a warning or a broken link within it is an error
+	@echo "==> docs: build/docs/html/index.html"
+	@$(BIN)/sphinx-build -q -W --keep-going -b html -d build/docs/doctrees docs build/docs/html
 
 pins: $(VENV)/.dev ## work the hash-pinned lists in requirements/ out anew
 	@for set in core spark dev; do \

@@ -1,7 +1,8 @@
 """The table of the newest comparison, as Markdown, from its JSON.
 
-    python benchmarks/compare_report.py benchmarks/results/compare.json                       prints it
-    python benchmarks/compare_report.py benchmarks/results/compare.json --into README.md      puts it between the marks
+    python benchmarks/compare_report.py benchmarks/results/compare.json                 prints it
+    python benchmarks/compare_report.py benchmarks/results/compare.json --into PAGE     puts it between the marks of
+                                                                                        docs/internals/performance.md
 
 Rules of this file: it says what is in the file, wins and losses alike.
 """

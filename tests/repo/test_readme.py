@@ -39,7 +39,7 @@ def test_first_program_is_killed_and_goes_on_from_its_standby(repo_root: Path, t
 
 def test_windows_on_the_test_driver_print_what_the_readme_says(repo_root: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(python_blocks(repo_root)[2], encoding="utf-8")
+    program.write_text(python_blocks(repo_root)[1], encoding="utf-8")
     for _ in range(2):
         printed = run(program)
         assert printed == "Windowed(key='JFK', start=0, end=60000) 2 dropped: 1"

@@ -22,6 +22,7 @@ NOT_PACKAGES = {"tests", "benchmarks", "examples", "requirements"}
 LOCK_FILES = {"package-lock.json", "yarn.lock", "pnpm-lock.yaml", "npm-shrinkwrap.json", "go.sum"}
 PINNED = re.compile(r"^([a-z0-9._-]+)(?:\[[^\]]*\])?==([^ \\]+)", re.MULTILINE)
 PINNED_EXTRAS = re.compile(r"^([a-z0-9._-]+)(?:\[([^\]]*)\])?==", re.MULTILINE)
+METRIC_PAGE = "docs/reference/metrics.md"
 METRIC_TABLE = re.compile(r"<!-- metrics -->\n(.*?)<!-- /metrics -->", re.DOTALL)
 METRIC_ROW = re.compile(r"^\|\s*`([a-zA-Z0-9_:]+)`\s*\|", re.MULTILINE)
 NAMED_TEST = re.compile(r"\b(?:test|fix)_\w+\.py\b")
@@ -105,22 +106,22 @@ def check_no_lock_file(path: str) -> Iterator[str]:
         yield f"{path}: a lock file; versions are pinned in requirements/ only"
 
 
-def check_metric_table(metrics: Iterable[str], readme: str) -> Iterator[str]:
-    """The README's table between `<!-- metrics -->` marks lists exactly the metrics there are."""
+def check_metric_table(metrics: Iterable[str], page: str) -> Iterator[str]:
+    """The table between `<!-- metrics -->` marks of the reference lists exactly the metrics there are."""
     metrics = list(metrics)
-    table = METRIC_TABLE.search(readme)
+    table = METRIC_TABLE.search(page)
     if table is None:
-        yield "README.md: no table between <!-- metrics --> and <!-- /metrics -->"
+        yield f"{METRIC_PAGE}: no table between <!-- metrics --> and <!-- /metrics -->"
         return
     rows = METRIC_ROW.findall(table.group(1))
-    for kind, names in (("ops/observe/metrics_list.py", metrics), ("README.md", rows)):
+    for kind, names in (("ops/observe/metrics_list.py", metrics), (METRIC_PAGE, rows)):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             yield f"{kind} lists twice: {twice}"
     if set(metrics) - set(rows):
-        yield f"README.md lacks the metrics {sorted(set(metrics) - set(rows))}"
+        yield f"{METRIC_PAGE} lacks the metrics {sorted(set(metrics) - set(rows))}"
     if set(rows) - set(metrics):
-        yield f"README.md lists metrics that do not exist: {sorted(set(rows) - set(metrics))}"
+        yield f"{METRIC_PAGE} lists metrics that do not exist: {sorted(set(rows) - set(metrics))}"
 
 
 @pytest.fixture(scope="module")
@@ -156,16 +157,17 @@ def test_no_lock_file_is_kept(repo_files: list[str]) -> None:
     assert [problem for path in repo_files for problem in check_no_lock_file(path)] == []
 
 
-def test_metric_list_is_the_readme_table(texts: dict[str, str]) -> None:
+def test_metric_list_is_the_table_of_the_reference(texts: dict[str, str]) -> None:
     metrics = [metric.name for metric in import_module("standfast.ops.observe.metrics_list").METRICS]
-    assert list(check_metric_table(metrics, texts["README.md"])) == []
+    assert list(check_metric_table(metrics, texts[METRIC_PAGE])) == []
 
 
 @pytest.mark.parametrize(
     "page",
     [
         "README.md",
-        "ARCHITECTURE.md",
+        "docs/index.md",
+        "docs/internals/architecture.md",
         "CHANGELOG.md",
         "SECURITY.md",
         "LICENSE",

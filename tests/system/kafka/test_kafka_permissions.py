@@ -2,7 +2,7 @@
 
     left out      an application with every permission but one says which one, for whom, on what
     taken away    the same while it runs
-    README        its table has the permissions that the application of these tests runs with, no more and no less
+    the page      its table has the permissions that the application of these tests runs with, no more and no less
 
 Rules of this file: every test has a user and topics of its own. The error's text is part of what is tested.
 """
@@ -342,8 +342,8 @@ def test_standby_that_may_not_read_its_changelog_any_more_says_so_at_each_round_
         session.task(0).commit()
 
 
-def test_readme_has_the_table_that_these_tests_run_by(repo_root: Path) -> None:
-    text = (repo_root / "README.md").read_text(encoding="utf-8")
+def test_page_of_permissions_has_the_table_that_these_tests_run_by(repo_root: Path) -> None:
+    text = (repo_root / "docs/operate/permissions.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([a-z-]+) `?([^`|]+?)`? \| ([A-Z_ `]+) \|", text, re.MULTILINE)
     found = {(kind, name): operations.replace("`", "") for kind, name, operations in rows}
     assert found == {(kind, name): operations for (_, kind, name), operations in TABLE.items()}

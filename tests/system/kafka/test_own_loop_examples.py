@@ -138,7 +138,7 @@ def test_example_is_short(name: str) -> None:
 
 def test_readme_shows_the_example_as_it_is(repo_root: Path) -> None:
     text = (EXAMPLES / "own_loop.py").read_text(encoding="utf-8")
-    assert f"```python\n{text}```" in (repo_root / "README.md").read_text(encoding="utf-8")
+    assert f"```python\n{text}```" in (repo_root / "docs/guide/external-consumer.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", NAMES)

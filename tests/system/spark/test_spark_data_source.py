@@ -297,11 +297,12 @@ def test_values_take_the_shape_of_the_schema(spark: Any, bench: Bench) -> None:
         table(spark, path, storeName="js", valueSerde="int64").collect()
 
 
-def test_readme_counts_late_flights_straight_from_a_store(
+def test_page_on_tables_counts_late_flights_straight_from_a_store(
     spark: Any, bench: Bench, repo_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The program of the README, on a store as the demo's: its hours by airport, in msgpack."""
-    blocks = re.findall(r"```python\n(.*?)```", (repo_root / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    """The program of the page on tables, on a store as the demo's: its hours by airport, in msgpack."""
+    page = (repo_root / "docs/guide/spark-tables.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program = bench.root / "late.py"
     text = next(one for one in blocks if "late.groupBy" in one)
     # Tasks run where Spark was started, which is not where this test runs.
