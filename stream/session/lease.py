@@ -4,8 +4,8 @@
     joined ── begin ──────────> it renews                         it does not renew (starts, died): the thread does
     it ran out ───────────────> the thread joins again; tasks that were taken meanwhile are fenced at the log
 
-Measured on two cores (docs/internals/restore.md, Take-over): a thread cannot renew while RocksDB replays a WAL or user code stays
-in a C call, since both hold the interpreter, for as long as they last.
+Measured on two cores (docs/internals/restore.md, Take-over): a thread cannot renew while RocksDB replays a WAL or user
+code stays in a C call, since both hold the interpreter, for as long as they last.
 
 Rules of this file: one thread, which starts the process and outlives it. Nothing is renewed for a process that makes no
 progress (`replication/lease/renewal.py`).
