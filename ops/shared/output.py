@@ -41,6 +41,22 @@ class Output:
         if not self.as_json:
             print(text)
 
+    def text(self, text: str, indent: int = 0) -> None:
+        """A sentence for people: on a terminal it wraps at spaces, its further lines `indent` places in."""
+        if self.as_json:
+            return
+        if not self.pretty or self.wide:
+            print(text)
+            return
+        from rich.console import Console
+
+        from standfast.ops.shared.table import wrap
+
+        first, *more = wrap(text.lstrip(), Console().width - indent)
+        start = " " * (len(text) - len(text.lstrip()))
+        # The first line begins further left than the others, so it never takes more room than it was given.
+        print(start + first, *(" " * indent + line for line in more), sep="\n")
+
     def note(self, text: str) -> None:
         """Something to know about the result, on stderr."""
         print(f"note: {text}", file=sys.stderr)

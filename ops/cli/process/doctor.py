@@ -118,11 +118,11 @@ def _place(address: str | None) -> str:
 
 def _show(out: Output, found: list[Finding]) -> None:
     for one in found:
-        out.line(f"{one.severity}: {one.where} {one.what} [{one.rule}]")
-        out.line(f"    why: {one.why}")
-        out.line(f"    fix: {one.fix}")
+        out.text(f"{one.severity}: {one.where} {one.what} [{one.rule}]", 4)
+        out.text(f"    why: {one.why}", 9)
+        out.text(f"    fix: {one.fix}", 9)
         if one.command:
-            out.line(f"    run: {one.command}")
+            out.line(f"    run: {one.command}")  # whole, to be copied
 
 
 def _document(app: str, log: str | None, brokers: tuple[int, ...], topics: list[str], found: list[Finding]) -> Json:

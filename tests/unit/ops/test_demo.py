@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from standfast.ops.cli.command_line import main
-from standfast.ops.demo.board import APP, BY_AIRPORT, DAY_MS, HOUR_MS, PARTITIONS, RESULTS, TASKS, BoardSettings
+from standfast.ops.demo.board import APP, BY_AIRPORT, DAY_MS, HOUR_MS, PARTITIONS, RESULTS, BoardSettings
 from standfast.ops.demo.card import card, print_card
 from standfast.ops.demo.compare import BoardComparison, compare_store
 from standfast.ops.demo.demo import report, run
@@ -35,12 +35,9 @@ from standfast.ops.demo.result import (
     Board,
     ColdRestore,
     DemoResult,
-    Fed,
     LogUsed,
-    Metrics,
     Offsets,
     Returned,
-    TakeOver,
     Verified,
 )
 from standfast.ops.demo.worker import log_address
@@ -49,6 +46,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock, SystemClock
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest, Unavailable
+from support.demo import good_result
 
 SETTINGS = BoardSettings(grace_ms=2 * DAY_MS, retention_ms=7 * DAY_MS)
 HEADER = "year,month,day,dep_time,sched_dep_time,dep_delay,carrier,flight,tailnum,origin,dest\n"
@@ -288,21 +286,7 @@ def test_anything_wrong_exits_with_one(
 @pytest.fixture
 def result() -> DemoResult:
     """A good result, by hand."""
-    return DemoResult(
-        fed=Fed("sample", "x.csv", 12, 1, 1, 10, 3, PARTITIONS, 4, SETTINGS.grace_ms, SETTINGS.retention_ms),
-        takeover=TakeOver(5, 4, 3, 1_200, 1_150, 1_180, 1_200, TASKS, 8, 1, 1, 30, 6),
-        board=Board(0, 0, 4, 3, 5, 6),
-        returned=Returned(5, equal=True),
-        comparison=BoardComparison((), 10, 10, 5, 5, 2),
-        finals=FinalsComparison(9, 9, 0, 0, 0, 0, 0, ()),
-        offsets=Offsets({0: 10}, {0: 10}),
-        verified=Verified(8, 10, 0, 0),
-        cold=ColdRestore(10, 5, equal=True),
-        metrics=Metrics("http://127.0.0.1:1", 100),
-        duration_ms=5_000,
-        kept_in=None,
-        log=LogUsed("embedded", "sqlite:////x/log.db"),
-    )
+    return good_result()
 
 
 # --- at least once

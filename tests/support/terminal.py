@@ -1,0 +1,40 @@
+"""A command in a terminal of a given width, as a person sees it.
+
+Rules of this file: a real pseudo-terminal and a real process; colours, and lines that a progress bar overwrites, are
+left out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def shown(words: Sequence[str], folder: Path, columns: int, env: Mapping[str, str]) -> str:
+    """What `standfast` with these words leaves on the screen, run in `folder`."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        command = [sys.executable, "-P", "-m", "standfast", *words]
+        os.execve(command[0], command, {**os.environ, **env, "TERM": "xterm-256color"})
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    output = b""
+    try:
+        while chunk := os.read(terminal, 65_536):
+            output += chunk
+    except OSError:
+        pass  # Linux ends the reading of a terminal whose last process has gone with EIO
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+    lines = CONTROL.sub("", output.decode()).replace("\r\n", "\n").split("\n")
+    return "\n".join(line.rsplit("\r", 1)[-1].rstrip() for line in lines).strip("\n") + "\n"
