@@ -17,7 +17,8 @@ from standfast.replication.embedded.sums import check_seal, seal
 
 SCHEMA_VERSION = 2
 
-# A record's row id is its partition's id shifted by 40 bits plus its offset (see rows.py).
+# A record's row id is its partition's id shifted by 40 bits plus its offset (see rows.py). AUTOINCREMENT: no partition
+# gets the id of a deleted one, whose records may still wait for their purge.
 SCHEMA = """
 CREATE TABLE topics (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, topic_id TEXT NOT NULL, partitions INTEGER NOT NULL,
@@ -67,7 +68,7 @@ SEALED = {
     "committed": ("group_name", "topic", "partition", "position", "metadata"),
 }
 _KEYS = {"topics": 1, "partitions": 1, "writers": 1, "committed": 3}
-_SMALL = (*SEALED, "epochs", "ages", "doomed", "groups", "members")  # all but those that grow with the records
+_SMALL = (*SEALED, "epochs", "ages", "doomed", "groups", "members")  # all tables except the ones that grow with the records
 
 _TO_2 = (
     "ALTER TABLE records RENAME TO log_records",

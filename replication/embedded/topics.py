@@ -149,7 +149,7 @@ class EmbeddedAdmin:
             existing = find_topic(run, name)
             if existing is not None:
                 return existing
-            topic_id = uuid.uuid4().hex
+            topic_id = uuid.uuid4().hex  # by which a recreated topic differs from the deleted one of the same name
             topic = run.execute(
                 "INSERT INTO topics (name, topic_id, partitions, policy) VALUES (?, ?, ?, ?) RETURNING id",
                 (name, topic_id, partitions, text),

@@ -45,7 +45,7 @@ class LostCommits:
 
 
 def lost_commits(read: Read, size: int, page_bytes: int, index: bytes) -> LostCommits | None:
-    """Commits that SQLite would drop of a WAL of `size` bytes; `index` is the head of its -shm, after SQLite read it."""
+    """Commits that SQLite would drop of a WAL of `size` bytes; `index`: head of its -shm, after SQLite read the WAL."""
     header = read(0, HEADER_BYTES)
     if len(header) < HEADER_BYTES or len(index) < INDEX_BYTES or index[:48] != index[48:96]:
         return None  # the index's two copies differ while a program writes it
