@@ -68,7 +68,7 @@ SEALED = {
     "committed": ("group_name", "topic", "partition", "position", "metadata"),
 }
 _KEYS = {"topics": 1, "partitions": 1, "writers": 1, "committed": 3}
-_SMALL = (*SEALED, "epochs", "ages", "doomed", "groups", "members")  # all tables except the ones that grow with the records
+_SMALL = (*SEALED, "epochs", "ages", "doomed", "groups", "members")  # the tables that do not grow with the records
 
 _TO_2 = (
     "ALTER TABLE records RENAME TO log_records",
