@@ -7,7 +7,7 @@
     compare-memory.svg   peak resident size
 
 Rules of this file: it runs in an environment of its own, and imports nothing of standfast. A bar is the median of the
-rounds, its line reaches from the least to the most. The same JSON gives the same bytes.
+rounds, its line reaches from minimum to maximum. The same JSON gives the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import matplotlib as mpl  # pyright: ignore[reportMissingImports]
 
-mpl.use("svg")
+mpl.use("svg")  # with a fixed salt, and below without a date, the same figures give the same bytes
 mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "standfast", "font.size": 9, "font.family": "sans-serif"})
 
 from compare_report import NAMES, WHAT  # noqa: E402 - the settings above come first
@@ -35,7 +35,7 @@ PICTURES = {
 
 
 def draw(found: dict[str, Any], measure: str, divisor: float, title: str, target: Path) -> None:
-    """One picture: a panel a scenario, each with its own scale."""
+    """Draw one picture: a panel for each scenario, each with its own scale."""
     scenarios = found["settings"]["scenarios"]
     rows = -(-len(scenarios) // COLUMNS)
     figure, panels = pyplot.subplots(rows, COLUMNS, figsize=(9, 0.5 + 1.35 * rows), squeeze=False)
@@ -63,7 +63,7 @@ def draw(found: dict[str, Any], measure: str, divisor: float, title: str, target
 
 
 def main() -> None:
-    """Draw all."""
+    """Draw all pictures."""
     source = Path(sys.argv[1])
     found = json.loads(source.read_text(encoding="utf-8"))
     for name, (measure, divisor, title) in PICTURES.items():
