@@ -19,7 +19,8 @@ from typing import Any
 
 import matplotlib as mpl  # pyright: ignore[reportMissingImports]
 
-mpl.use("svg")  # with a fixed salt, and below without a date, the same figures give the same bytes
+mpl.use("svg")
+# A random salt would give other ids, and so other bytes, for the same figures.
 mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "standfast", "font.size": 9, "font.family": "sans-serif"})
 
 from compare_report import NAMES, WHAT  # noqa: E402 - the settings above come first
@@ -58,7 +59,7 @@ def draw(found: dict[str, Any], measure: str, divisor: float, title: str, target
     settings = found["settings"]
     figure.suptitle(f"{title}\n{settings['records']:,} records, medians of {settings['rounds']} rounds", fontsize=10)
     figure.tight_layout()
-    figure.savefig(target, metadata={"Date": None})
+    figure.savefig(target, metadata={"Date": None})  # a date would change the file of the same figures
     pyplot.close(figure)
 
 

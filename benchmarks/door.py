@@ -115,7 +115,7 @@ def our_server(folder: Path, core: int, worker_core: int, partitions: int) -> It
         "app.log": f"sqlite:///{folder}/log",
         "app.state_dir": folder / "state",
         "app.partitions": partitions + 1,
-        "app.gate": "task",
+        "app.gate": "task",  # else the restore of one partition would hold back the others
         "logging.level": "warning",
     }
     command: list[Any] = ["taskset", "-c", str(core), sys.executable, "-P", "-m", "standfast.ops.cli", "serve"]

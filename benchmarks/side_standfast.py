@@ -100,6 +100,7 @@ def begun() -> None:
 
 def wait_drained(processed_ns: int) -> None:
     """Report `processed`, and `drained` once RocksDB's own figures show no work."""
+    # A restore counts as ended only when no flush and no compaction is due, on every side.
     say({"event": "processed", "at_ns": processed_ns, "restored": 0})
     while any(busy(task) for task in session().all_tasks().values()):
         time.sleep(WAIT_S)

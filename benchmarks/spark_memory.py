@@ -107,6 +107,7 @@ class Peaks:
         self._worker = 0
 
     def _look(self) -> None:
+        # The kernel's own peak of a worker is gone with the worker, so workers are sampled.
         while not self._ended.wait(LOOK_S):
             sizes = [status(pid, "VmRSS") for pid in below(os.getpid()) if command(pid).startswith("python")]
             self._worker = max([self._worker, *sizes])

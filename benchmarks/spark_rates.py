@@ -73,6 +73,7 @@ def main() -> None:
             run(spark, log, folder, args.records[0])  # not counted: it warms up the session
             runs = []
             for number in range(args.rounds):
+                # Alternating order: a machine that gets busier then favours no size.
                 for records in args.records if number % 2 == 0 else args.records[::-1]:
                     found = run(spark, log, folder, records)
                     runs.append({"round": number, "records": records} | found)

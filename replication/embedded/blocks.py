@@ -177,9 +177,7 @@ def _read_old(run: Transaction, row: PartitionRow, position: int, limit: int) ->
 
 
 class BlocksChanged(Exception):
-    """Another process changed a block since it was read. The transaction, in which other blocks are gone, must end
-    in a rollback.
-    """
+    """A block has changed since it was read. The transaction must be rolled back, since it has deleted other blocks."""
 
 
 def replace_blocks(run: Transaction, partition_id: int, old: Sequence[Block], new: Sequence[Block]) -> None:

@@ -1,4 +1,4 @@
-"""Care of the embedded log: compaction, retention, truncation, vacuum, checks; the work of Kafka's log cleaner.
+"""Care of the embedded log: compaction, retention, truncation, vacuum, checks. On Kafka, brokers do this.
 
     begin ........ clean ................ end        clean: no two records below it have the same key
           swept                                      swept: no tombstone below it is left to remove

@@ -38,7 +38,7 @@ class _Lease(NamedTuple):
 
 
 class EmbeddedGroup:
-    """Group of the embedded log. May be used by several threads."""
+    """Group of the embedded log. Several threads may use it."""
 
     def __init__(
         self, db: Database, name: str, clock: Clock, boot: str, closed: Callable[[EmbeddedGroup], None]
@@ -140,7 +140,9 @@ class EmbeddedGroup:
         """Commit all of these offsets or none, without records. Raises Fenced for the claim of a replaced writer."""
         check_commit(self._name, offsets)
         with self._db.write() as run:
-            if claim is not None:  # in the same transaction, so that no newer writer can be opened in between
+            # In the same transaction: an owner that stalled before its offsets could else commit them after another
+            # one has taken over the task and begun at lower ones.
+            if claim is not None:
                 check_claim(run, claim)
             store_commit(run, self._name, offsets)
 

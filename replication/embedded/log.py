@@ -89,7 +89,7 @@ class EmbeddedLog:
 
     @property
     def least_timestamp_ms(self) -> int:
-        """0."""
+        """0: the log takes every timestamp from 0 on."""
         return LEAST_TIMESTAMP_MS
 
     @property

@@ -172,7 +172,7 @@ class EmbeddedReader:
         return ends
 
     def close(self) -> None:
-        """Twice is fine."""
+        """Close the connection. Twice is fine."""
         self._db.close()
         self._closed(self)
 

@@ -28,7 +28,7 @@ BLOCK_BYTES = 256 << 10  # so that a block of large records stays small
 
 _NONE = b"\xff\x00\xfeNone"  # a cell that is NULL; an empty one is another
 _NO_HEADERS = _NONE + b"\x00"
-_TIMES_MASK = (1 << 62) - 1
+_TIMES_MASK = (1 << 62) - 1  # the sum has to fit SQLite's signed 64-bit integer
 
 
 class Sums(NamedTuple):

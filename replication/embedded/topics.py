@@ -186,6 +186,7 @@ class EmbeddedAdmin:
                 "UPDATE topics SET policy = ? WHERE name = ? RETURNING id", (_policy_text(name, policy), name)
             ).fetchone()[0]
             _seal_topic(run, topic)
+            # Appends check `keyed` in the partition's row, which they read anyway.
             for partition_id in partition_ids(run, name):
                 row = partition_by_id(run, partition_id)
                 assert row is not None
@@ -236,7 +237,7 @@ class EmbeddedAdmin:
             run.executemany("DELETE FROM ages WHERE partition = ?", ids)
             run.executemany("DELETE FROM epochs WHERE partition = ?", ids)
             run.execute("DELETE FROM topics WHERE name = ?", (name,))
-            run.execute("DELETE FROM committed WHERE topic = ?", (name,))
+            run.execute("DELETE FROM committed WHERE topic = ?", (name,))  # as Kafka's brokers do
         self._purge()
 
     def delete_group(self, name: str) -> None:

@@ -144,6 +144,7 @@ class KafkaAddress:
                 return f"User:{self.options['sasl.username']}"
             kerberos = self.options.get("sasl.kerberos.principal") if mechanism == "GSSAPI" else None
             return f"the client's principal (Kerberos {kerberos})" if kerberos else "the client's principal"
+        # For a certificate, Kerberos and OAuth only the brokers know the principal, so the text says so.
         named = (name for name in _CERTIFICATES if name in self.options or name in self.secret_files)
         found = next(named, None) if protocol == "SSL" else None
         if found is None:

@@ -88,7 +88,8 @@ _PRODUCER = {
     "queue.buffering.max.messages": "1000000",
     "message.max.bytes": str(64 << 20),  # the topic's own limit decides
 }
-# The broker ends a committed transaction in the background; until then it puts off the next one by `retry.backoff.ms`.
+# The broker ends a committed transaction in the background; until then the client repeats the next one's first request
+# after `retry.backoff.ms`.
 _COMMON = {
     "retry.backoff.ms": "2",
     # A new client delays its second connection, the one that it works with, by half of the first back-off. Measured:
@@ -288,6 +289,8 @@ class Cluster:
 
     def lacking(self, needs: Iterable[Need]) -> list[str]:
         """The operations on topics that this user may not do, in sentences; skips topics that do not exist."""
+        # Asked before any use: some permissions are needed for the first time in the worst moment, such as READ of a
+        # changelog when another instance has failed.
         missing = self._refused(list(needs))
         return [f"{self.where}: {lack(need, self._address.principal, self._address.servers)}" for need in missing]
 
@@ -306,6 +309,7 @@ class Cluster:
         return asked
 
     def _refused(self, needs: Sequence[Need]) -> list[Need]:
+        # Topics only: librdkafka's admin calls for groups have ended the process before.
         allowed = self._allowed({need.name for need in needs if need.resource == TOPIC})
         return [need for need in needs if (found := allowed.get(need.name)) is not None and need.operation not in found]
 
@@ -405,7 +409,7 @@ class Cluster:
         return UnknownStore(f"there is no topic {topic!r}{hint} {self.where} has: {shown}")
 
     def bounds(self, partitions: Iterable[TopicPartition], *, committed: bool = True) -> dict[TopicPartition, Bounds]:
-        """Begin, and the last stable offset (`committed`) or else the high watermark."""
+        """Begin offset, and as end the last stable offset (`committed`) or the high watermark."""
         wanted = [TopicPartition(*source) for source in partitions]
         if not wanted:
             return {}

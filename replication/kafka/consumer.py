@@ -63,6 +63,7 @@ def consumer_settings(address: str, group: str, given: Mapping[str, Any]) -> dic
         raise BadConfig(problems)
     settings: dict[str, Any] = {"auto.offset.reset": "earliest"}
     if "group.protocol" not in given:
+        # Eager strategies give back all partitions at each rebalance, also those of tasks that stay here.
         settings["partition.assignment.strategy"] = "cooperative-sticky"
     settings |= options_of(where.options, consumer=True)
     settings |= {"bootstrap.servers": where.servers, **where.read_secrets(), **given}

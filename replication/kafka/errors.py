@@ -8,7 +8,7 @@
     position outside of the log                     StateLost
     everything else: no answer, no leader, ...      Unavailable      retry
 
-Rules of this file: it maps errors, and does nothing else. Texts of the client hold no secrets (no setting's name has
+Rules of this file: it maps errors, and does nothing else. Texts of the client hold no secrets (no name that it gets has
 one), and no message contains a value of our own settings.
 """
 

@@ -243,7 +243,8 @@ class KafkaGroup:
     def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:
         sources = self._cluster.partitions() if wanted is None else wanted
         asked = [KafkaPartition(*source) for source in sources]
-        # No less: a broker that was killed writes the markers of its committed transactions only when it is back.
+        # No less than the transaction timeout: a killed broker writes the markers of committed transactions when it is
+        # back.
         stable_s = self._cluster.transaction_ms / 1_000 + STABLE_EXTRA_S
         answer = self._ask(asked, stable_s) if asked else []
         found = {}

@@ -113,6 +113,7 @@ class KafkaLog:
     def producer(self) -> KafkaWriter:
         """A writer without fencing; its epoch is 0."""
         self._check_open()
+        # A random transactional id, as for committers below: producers of several instances must not fence each other.
         return self._writer(Fence(f"standfast-producer-{uuid.uuid4().hex}"))
 
     def group(self, name: str) -> KafkaGroup:

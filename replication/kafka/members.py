@@ -106,6 +106,7 @@ class Members:
                     self.owners[names[0]] = Owner(names[1], epoch)
         for lease in self.leases.values():
             if lease.old:
+                # The newest stamp stands for the brokers' clock now, which this reader cannot ask for.
                 age_ms = max(self._newest_ms - lease.stamp_ms, 0)
                 lease.deadline_ms = min(lease.deadline_ms, now_ms + max(lease.lease_ms - age_ms, 0))
 
@@ -133,6 +134,7 @@ class Members:
         self._known.add(name)
         if record.value is None:
             lease = self.leases.get(name)
+            # Without the header the member has left by itself, which always counts.
             seen = next((int(text or b"0") for header, text in record.headers if header == SEEN), record.offset)
             if lease is not None and lease.offset <= seen:
                 del self.leases[name]

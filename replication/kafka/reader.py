@@ -105,7 +105,7 @@ class KafkaReader:
         for slot in [self._slot(source) for source in partitions]:
             slot.paused = False
             slot.late = False
-            slot.heard_ms = self._clock.monotonic_ms()
+            slot.heard_ms = self._clock.monotonic_ms()  # the silence of a pause must not count as stuck
             self._let_go([slot])
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
@@ -161,6 +161,7 @@ class KafkaReader:
             limit_ms = max(timeout_ms, PATIENCE_MS) if silent else timeout_ms
             if waited_ms >= limit_ms:
                 return []
+            # One message ends this wait; the next turn pulls the others, which the client has by then.
             self._ingest(self._consume(1, min(limit_ms - waited_ms, WAIT_MS)))
 
     def fetch_ready(self, max_records: int) -> list[Fetched]:

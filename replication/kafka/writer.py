@@ -285,6 +285,7 @@ class KafkaWriter:
         """Give all records to the client and wait for each; returns the next offset of each partition."""
         # `dict.__setitem__` as delivery callback stays in C: a partition's last message is under None, errors are keys.
         outcomes: dict[TopicPartition, dict[Any, Message]] = {source: {} for source, batch in rows.items() if batch}
+        # A second after the client's own time-out, whose errors name the reason.
         deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms + 1_000
         for source, outcome in outcomes.items():
             self._produce(producer, source, rows[source], outcome.__setitem__, deadline_ms)
