@@ -1,9 +1,9 @@
-"""What the figures of `standfast bench ... --json` are beside our goals, for our own reports; users see figures only.
+"""Figures of `standfast bench ... --json` beside our goals, for our own reports; users see figures only.
 
     standfast bench restore --json | python benchmarks/bench_goals.py
 
-Rules of this file: standard library only. A goal counts only for the sizes that it is set for. The exit code is 1 where
-one is missed.
+Rules of this file: standard library only. A goal counts only for the sizes for which it is set. The exit code is 1 if a
+goal is missed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EITHER = frozenset(GOALS_KAFKA)
 
 
 def judged(document: Json) -> list[tuple[str, float, float, bool]]:
-    """Name, figure, goal and whether it is met, for every figure that has a goal."""
+    """(name, figure, goal, whether it is met) of every figure that has a goal."""
     kafka = document["log"]["kind"] != "sqlite"
     found = []
     if document["bench"] == "failover":
@@ -42,7 +42,7 @@ def judged(document: Json) -> list[tuple[str, float, float, bool]]:
 
 
 def missed(found: list[tuple[str, float, float, bool]]) -> bool:
-    """Whether a goal is missed; of two guarantees one is enough."""
+    """Whether a goal is missed; one of the two guarantees is enough."""
     either = [met for name, _, _, met in found if name in EITHER]
     return not all(met for name, _, _, met in found if name not in EITHER) or (bool(either) and not any(either))
 
@@ -52,7 +52,7 @@ def _at_least(name: str, figure: float, goals: dict[str, Any]) -> tuple[str, flo
 
 
 def main() -> int:
-    """Judge one document on stdin."""
+    """Compare one document on stdin with the goals."""
     found = judged(json.load(sys.stdin))
     for name, figure, goal, met in found:
         print(f"{name}: {figure:,.10g}, goal {goal:,.10g}: {'met' if met else 'not met'}")

@@ -3,22 +3,22 @@
     make bench-compare                                        everything
     python benchmarks/compare.py --records 100000 --rounds 1 --scenarios cold-1,lost-rows --systems standfast,quix
 
-Each system writes its own changelog from the same records, through its own runtime, to one broker that is started for
-the purpose. Then, in rounds in which every system has its turn:
+Each system writes its own changelog from the same records, through its own runtime, to one broker, which this program
+starts. Then, in rounds in which every system has its turn:
 
     cold-1, cold-4      an empty directory; one partition, four partitions
     tail-clean          the directory of a clean stop, and a tenth of the log beyond it
     tail-kill           the directory of a process that was killed with SIGKILL behind its last commit, at least once
     tail-kill-eos       the same, exactly once
-    window-expired      an empty directory and a window store of whose records 95 % are past retention
+    window-expired      an empty directory and a window store; 95 % of its records are past retention
     standby             the active is killed with SIGKILL and a standby without lag takes over
-    lost-rows           a window store is killed after its segment rolled: how many of its rows are there afterwards
+    lost-rows           a window store is killed after its segment rolled: the number of its rows afterwards
 
 The clock runs from the start of the restore until every partition has processed its first record and no compaction is
 left to do. The broker compacts nothing meanwhile, so that every run reads the same log. Every result is compared with
-the rows that must be there. Written are benchmarks/results/compare.json and pictures.
+the expected rows. The program writes benchmarks/results/compare.json and pictures.
 
-Rules of this file: arguments and the order of the runs; what is measured is in compare_runs.py.
+Rules of this file: arguments and the order of the runs; compare_runs.py has the measures.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from standfast.ops.tools.broker import Broker
 from standfast.replication.tail.open_log import open_log
 
 HERE = Path(__file__).resolve().parent
-# Scenario: ground, and directory that the restore begins with; None: an empty one.
+# Scenario: its ground, and the directory with which the restore begins; None: an empty one.
 RESTORES: dict[str, tuple[str, str | None]] = {
     "cold-1": ("kv-1", None),
     "cold-4": ("kv-4", None),
@@ -58,12 +58,12 @@ GROUNDS = RESTORES | {"standby": ("kv-1", CLEAN)}
 SCENARIOS = (*GROUNDS, "lost-rows")
 # Quix Streams has neither standbys nor stores of windows with a retention.
 NOT_THERE = {("quix", name) for name in ("window-expired", "standby", "lost-rows")}
-BROKER = {"log.cleaner.enable": "false"}
+BROKER = {"log.cleaner.enable": "false"}  # a cleaner would let later rounds read less than earlier ones
 HOUR_MS = 3_600_000
 
 
 def main() -> None:
-    """Run it."""
+    """Run the comparison, write its results and print the table."""
     args = arguments()
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def main() -> None:
             try:
                 place = Place(broker.address, log, folder, sides, say)
                 measure(place, args, grounds, runs)
-            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - an hour's results are kept, and it is told
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - keeps an hour's results; the error is reported
                 failure = f"{type(error).__name__}: {error}"
             finally:
                 log.close()
@@ -93,18 +93,19 @@ def main() -> None:
     say(f"written: {target}")
     if failure is not None:
         raise SystemExit(f"ended early: {failure}")
-    if not args.no_plots:
+    if not args.no_plots:  # another environment: matplotlib is no dependency of ours
         python = ensure_environment("plots", say)
         subprocess.run([str(python), str(HERE / "compare_plots.py"), str(target)], check=True)
     subprocess.run([sys.executable, "-P", str(HERE / "compare_report.py"), str(target)], check=True)
 
 
 def measure(place: Place, args: argparse.Namespace, grounds: list[Ground], runs: list[dict[str, Any]]) -> None:
-    """Every run, in rounds, added to `runs`; in every other round the systems come the other way round."""
+    """Do every run, in rounds, and add it to `runs`; every other round reverses the order of the systems."""
     shape = Shape("keyvalue", args.records, args.keys, 1, args.seed, time.time_ns() // 1_000_000)
     grounds += grounds_of(shape, args.systems, args.scenarios)
     for ground in grounds:
         prepare(place, ground)
+    # A killed process counts as alive until its session ends, and its task would not be given away before.
     if any(KILLED in ground.keep for ground in grounds):
         time.sleep(AFTER_DEATH_S)
     by_name = {(one.system, one.name): one for one in grounds}
@@ -126,7 +127,7 @@ def measure(place: Place, args: argparse.Namespace, grounds: list[Ground], runs:
 
 
 def grounds_of(shape: Shape, systems: list[str], scenarios: list[str]) -> Iterator[Ground]:
-    """What the scenarios need."""
+    """The grounds that the scenarios need."""
     for system in systems:
         keep: dict[str, set[str]] = {}
         for scenario in scenarios:
@@ -148,7 +149,7 @@ def grounds_of(shape: Shape, systems: list[str], scenarios: list[str]) -> Iterat
 
 
 def line_of(run: dict[str, Any]) -> str:
-    """A run for people."""
+    """A run as a line for people."""
     lost = f", {run['lost']} rows lost" if "lost" in run else ""
     return (
         f"round {run['round'] + 1} {run['scenario']:<14} {run['system']:<20} {run['elapsed_ms']:>9,.0f} ms, "
@@ -158,7 +159,7 @@ def line_of(run: dict[str, Any]) -> str:
 
 
 def about() -> dict[str, str]:
-    """What the figures were taken with."""
+    """Versions and machine of the figures."""
     models = [one for one in Path("/proc/cpuinfo").read_text().splitlines() if one.startswith("model name")]
     return {
         "standfast": __version__,
@@ -170,7 +171,7 @@ def about() -> dict[str, str]:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """The command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--records", type=int, default=2_000_000, metavar="N", help="records of 112 bytes of each source (2,000,000)")
@@ -192,7 +193,7 @@ def arguments() -> argparse.Namespace:
 
 
 def names_of(known: tuple[str, ...]) -> Any:
-    """Reads a list of names."""
+    """A parser for a list of these names."""
 
     def read(text: str) -> list[str]:
         given = text.split(",")
@@ -204,7 +205,7 @@ def names_of(known: tuple[str, ...]) -> Any:
 
 
 def say(text: str) -> None:
-    """To people."""
+    """Print a line of progress."""
     print(f"==> {text}", file=sys.stderr, flush=True)
 
 

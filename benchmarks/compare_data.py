@@ -1,11 +1,11 @@
-"""The records of the comparison, and what a store must hold after them.
+"""The records of the comparison, and the rows that a store must hold after them.
 
     keyvalue    `keys` keys, all of them once in one order, then all again: no key twice within a commit; keys of 12
-                bytes, values of 100 whose first 12 tell the record's number
+                bytes, values of 100 whose first 12 are the record's number
     window      the same keys and values; a row a record, over 20 times the retention, so that 95 % expire
     lost        a window store: 1,000 rows, five minutes later 60,000 rows of 1 kB (a segment further on)
 
-Rules of this file: pure but for `feed`. The same arguments give the same data, but for the time of the newest record.
+Rules of this file: pure except `feed`. The same arguments give the same data, except the time of the newest record.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """What is written. `now_ms` is the time of the newest record; retention and window only for a window store."""
+    """The records of a source. `now_ms` is the time of the newest one; retention and window only for a window store."""
 
     kind: str
     records: int
@@ -53,7 +53,7 @@ class Shape:
     value_bytes: int = VALUE_BYTES
 
     def all_keys(self) -> list[bytes]:
-        """Keys that look random, all different."""
+        """Keys that look random; all are different."""
         salt = self.seed.to_bytes(8, "big")
         half = KEY_BYTES // 2
         made = [
@@ -68,24 +68,25 @@ class Shape:
         keys, values = self.all_keys(), some_values(self.seed, self.value_bytes)
         span_ms = RETENTIONS * self.retention_ms if self.kind == "window" else self.records
         for number in range(first, upto):
+            # One order again and again: no key is twice in a commit, so that every system's cache logs every record.
             key = number % self.keys
             value = b"%0*d%s" % (NUMBER_BYTES, number, values[number % VALUES])
             yield Row(key % self.partitions, keys[key], value, self.now_ms - span_ms + number * span_ms // self.records)
 
     def probe(self, partition: int, number: int) -> Row:
-        """A record that makes a restored application process something."""
+        """A record for a restored application to process."""
         value = b"%0*d%s" % (NUMBER_BYTES, number, b"x" * (VALUE_BYTES - NUMBER_BYTES))
         return Row(partition, b"probe-%06d" % partition, value, self.now_ms)
 
 
 def some_values(seed: int, value_bytes: int) -> list[bytes]:
-    """What values end with."""
+    """Random ends of values, which follow the record's number."""
     rng = random.Random(seed)
     return ["".join(rng.choices(LETTERS, k=value_bytes - NUMBER_BYTES)).encode() for _ in range(VALUES)]
 
 
 def lost_rows(seed: int, now_ms: int, *, old: bool) -> Iterator[Row]:
-    """The rows of the earlier segment, or those of the later one; segments are of five minutes."""
+    """The rows of the earlier segment (`old`) or of the later one; segments are of five minutes."""
     segment_ms = 300_000
     start_ms = now_ms // segment_ms * segment_ms - 2 * segment_ms
     values = some_values(seed, VALUE_BYTES if old else NEW_BYTES)
@@ -98,24 +99,25 @@ def lost_rows(seed: int, now_ms: int, *, old: bool) -> Iterator[Row]:
 
 @dataclass
 class Expected:
-    """What a store must hold, as rows and the sum of their CRC-32. Rows past retention are left out."""
+    """The content that a store must have: rows within retention, and the sum of their CRC-32."""
 
+    # From the records alone: two sides with equal rows could be wrong together.
     shape: Shape
     probes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """A probe was put; it overwrites the former one of its partition."""
+        """Add a probe; it overwrites the former probe of its partition."""
         self.probes[row.partition] = 1, crc_of(self.shape, row)
 
     def digest(self) -> tuple[int, int]:
-        """Rows, sum."""
+        """Number of rows, and the sum of their CRC-32."""
         found = [base_digest(self.shape), *self.probes.values()]
         return sum(count for count, _ in found), sum(total for _, total in found)
 
 
 @cache
 def base_digest(shape: Shape) -> tuple[int, int]:
-    """Of all records without probes, at the time of the newest."""
+    """Digest of all records without probes, at the time of the newest."""
     first_ms = shape.now_ms - shape.retention_ms + 1 if shape.kind == "window" else 0
     first = 0 if shape.kind == "window" else max(shape.records - shape.keys, 0)  # each key once
     found = [
@@ -127,13 +129,13 @@ def base_digest(shape: Shape) -> tuple[int, int]:
 
 
 def crc_of(shape: Shape, row: Row) -> int:
-    """CRC-32 of a stored row: key, window start (0 without one), value."""
+    """CRC-32 of a stored row: key, window start (0 without one), value. Java and Python can both compute it."""
     start_ms = row.timestamp - row.timestamp % shape.window_ms if shape.kind == "window" else 0
     return crc32(row.value, crc32(start_ms.to_bytes(8, "big"), crc32(row.key)))
 
 
 def feed(log: Log, topic: str, rows: Iterable[Row]) -> int:
-    """Write records to a topic; how many."""
+    """Write records to a topic; returns their number."""
     from standfast.replication.offsets import TopicPartition
 
     producer = log.producer()

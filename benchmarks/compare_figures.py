@@ -1,6 +1,6 @@
-"""What is made of the runs of the comparison: medians and spread, ratios round by round, goals.
+"""Figures of the comparison, from its runs: medians and spread, ratios round by round, goals.
 
-Rules of this file: pure. A goal counts only for the records that it is set for.
+Rules of this file: pure. A goal counts only for the numbers of records and keys for which it is set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEASURES = (
 )
 OURS = "standfast"
 GOAL_RECORDS, GOAL_KEYS = 2_000_000, 500_000
-# (scenario, other system, measure): how many times as much the other takes at least.
+# (scenario, other system, measure): the least ratio of the other system's figure to ours.
 GOALS = {
     ("cold-1", "kafka-streams-tuned", "elapsed_ms"): 2.0,
     ("cold-1", "quix", "elapsed_ms"): 10.0,
@@ -35,7 +35,7 @@ GOALS = {
 def document(
     settings: Json, versions: Json, grounds: Sequence[Ground], runs: list[Json], failure: str | None = None
 ) -> Json:
-    """The whole result; what there is of it after a failure."""
+    """The whole result; after a failure, the part up to it."""
     comparable = (settings["records"], settings["keys"]) == (GOAL_RECORDS, GOAL_KEYS)
     return {
         "schema": SCHEMA,
@@ -55,6 +55,7 @@ def document(
             if chosen(scenario, system, runs)
         ],
         "ratios": ratios(settings, runs, comparable=comparable),
+        # The result of lost-rows is the number of missing rows, so it does not make the comparison incorrect.
         "correct": all(run["correct"] for run in runs if run["scenario"] != "lost-rows"),
         "runs": runs,
     }
@@ -66,7 +67,7 @@ def chosen(scenario: str, system: str, runs: list[Json]) -> list[Json]:
 
 
 def result(scenario: str, system: str, runs: list[Json]) -> Json:
-    """Median, least and most of each measure."""
+    """Median, minimum and maximum of each measure."""
     own = chosen(scenario, system, runs)
     measures = {
         name: {"median": median(values), "min": min(values), "max": max(values)}
@@ -81,7 +82,7 @@ def result(scenario: str, system: str, runs: list[Json]) -> Json:
 
 
 def ratios(settings: Json, runs: list[Json], *, comparable: bool) -> list[Json]:
-    """How many times as much the others take as standfast: the median of the rounds."""
+    """Figures of the other systems divided by ours: the median of the rounds."""
     found = []
     for scenario in settings["scenarios"]:
         ours = chosen(scenario, OURS, runs)
@@ -90,6 +91,7 @@ def ratios(settings: Json, runs: list[Json], *, comparable: bool) -> list[Json]:
             if system == OURS or not ours or not theirs:
                 continue
             for name in ("elapsed_ms", "cpu_s"):
+                # Round by round: both runs of a pair met the machine in about the same state.
                 rounds = [two[name] / max(one[name], 1e-9) for one, two in zip(ours, theirs, strict=False)]
                 goal = GOALS.get((scenario, system, name)) if comparable else None
                 found.append(

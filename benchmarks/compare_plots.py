@@ -7,7 +7,7 @@
     compare-memory.svg   peak resident size
 
 Rules of this file: it runs in an environment of its own, and imports nothing of standfast. A bar is the median of the
-rounds, its line reaches from the least to the most. The same JSON gives the same bytes.
+rounds, its line reaches from minimum to maximum. The same JSON gives the same bytes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import matplotlib as mpl  # pyright: ignore[reportMissingImports]
 
 mpl.use("svg")
+# A random salt would give other ids, and so other bytes, for the same figures.
 mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "standfast", "font.size": 9, "font.family": "sans-serif"})
 
 from compare_report import NAMES, WHAT  # noqa: E402 - the settings above come first
@@ -35,7 +36,7 @@ PICTURES = {
 
 
 def draw(found: dict[str, Any], measure: str, divisor: float, title: str, target: Path) -> None:
-    """One picture: a panel a scenario, each with its own scale."""
+    """Draw one picture: a panel for each scenario, each with its own scale."""
     scenarios = found["settings"]["scenarios"]
     rows = -(-len(scenarios) // COLUMNS)
     figure, panels = pyplot.subplots(rows, COLUMNS, figsize=(9, 0.5 + 1.35 * rows), squeeze=False)
@@ -58,12 +59,12 @@ def draw(found: dict[str, Any], measure: str, divisor: float, title: str, target
     settings = found["settings"]
     figure.suptitle(f"{title}\n{settings['records']:,} records, medians of {settings['rounds']} rounds", fontsize=10)
     figure.tight_layout()
-    figure.savefig(target, metadata={"Date": None})
+    figure.savefig(target, metadata={"Date": None})  # a date would change the file of the same figures
     pyplot.close(figure)
 
 
 def main() -> None:
-    """Draw all."""
+    """Draw all pictures."""
     source = Path(sys.argv[1])
     found = json.loads(source.read_text(encoding="utf-8"))
     for name, (measure, divisor, title) in PICTURES.items():

@@ -1,13 +1,13 @@
-"""One running side of the comparison: a child process that is told what to do, and watched from outside.
+"""One running side of the comparison: a child process that takes commands, and is measured from outside.
 
     plan        JSON for the child: app, bootstrap, state_dir, source, partitions, kind, window_ms, retention_ms,
-                guarantee, tuned, standbys, commit_ms, detect_ms (how long a dead member goes unnoticed)
+                guarantee, tuned, standbys, commit_ms, detect_ms (for so long a dead member counts as alive)
     events      restore     the replay of its first task begins
                 processed   every partition has processed its first record
-                drained     and no compaction or flush runs or is due
+                drained     no compaction or flush runs or is due any more
     usage       of the process and its descendants, from /proc: processor time, bytes written to the disk, resident size
 
-Rules of this file: Linux. Figures are taken alike for every side. A child ends with the process that started it.
+Rules of this file: Linux only. Figures are taken alike for every side. A child ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MARKS = ("restore", "processed", "drained")
 
 @dataclass(frozen=True)
 class Usage:
-    """Of a process and its descendants until now; resident bytes at the moment."""
+    """Usage of a process and its descendants until now; resident bytes are those of this moment."""
 
     cpu_s: float = 0.0
     written_bytes: int = 0
@@ -42,7 +42,7 @@ class Usage:
 
 
 class Side:
-    """A child that was started. `command` ends with the plan."""
+    """A started child. `command` ends with the plan."""
 
     def __init__(self, command: list[str], errors: Path) -> None:
         self.errors = errors
@@ -50,6 +50,7 @@ class Side:
         self.usage: dict[str, Usage] = {}
         self.peak_bytes = 0
         self.started_ns = time.monotonic_ns()
+        # bound_exec: after a SIGKILL of this process the child ends too.
         bound = [sys.executable, "-P", "-m", "standfast.ops.tools.bound_exec", str(os.getpid())]
         with errors.open("ab") as file:
             self._process = subprocess.Popen(
@@ -61,15 +62,15 @@ class Side:
             thread.start()
 
     def wait_mark(self, name: str) -> None:
-        """Until an event came."""
+        """Wait for an event."""
         self._until(lambda: name in self.marks, f"event {name}")
 
     def wait_processed(self, count: int) -> None:
-        """Until so many records were processed."""
+        """Wait until the child has processed `count` records."""
         self._until(lambda: self.ask("processed")["processed"] >= count, f"{count} records processed")
 
     def wait_lag(self, role: str) -> None:
-        """Until it has a task in that role, and none is behind its changelog."""
+        """Wait until the child has a task in that role, and no task is behind its changelog."""
 
         def there() -> bool:
             found = self.ask("lag")
@@ -78,7 +79,7 @@ class Side:
         self._until(there, f"{role} tasks without lag")
 
     def ask(self, *words: object) -> dict[str, Any]:
-        """The answer to a command."""
+        """Send a command; returns its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
@@ -91,7 +92,7 @@ class Side:
         return answer
 
     def stop(self) -> None:
-        """End it in order."""
+        """Stop the child in order; raises if its exit code is not 0."""
         assert self._process.stdin is not None
         self._process.stdin.write("stop\n")
         self._process.stdin.flush()
@@ -101,12 +102,12 @@ class Side:
         self.end()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash; its children end with it."""
+        """SIGKILL the child, as a crash; its children end with it."""
         self._process.kill()
         self.end()
 
     def end(self) -> None:
-        """Nothing of it is left; nothing happens if it has ended."""
+        """End the child, its threads and pipes; nothing happens if it has ended."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -132,7 +133,7 @@ class Side:
         for line in self._process.stdout:
             fields = json.loads(line)
             if "event" in fields:
-                # The usage first: who waits for the event takes it for granted.
+                # The usage first: a thread that waits for the event reads the usage at once.
                 self.usage.setdefault(fields["event"], usage(self._process.pid))
                 self.marks.setdefault(fields["event"], fields)
             else:
@@ -147,7 +148,7 @@ class Side:
 
 
 def usage(root: int) -> Usage:
-    """What a process and its descendants used; those that ended and were waited for are in their parent's."""
+    """Usage of a process and its descendants; a parent's figures include its ended children."""
     total = Usage()
     for pid in tree(root):
         try:
@@ -155,7 +156,7 @@ def usage(root: int) -> Usage:
             resident = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
             io = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines())
         except (OSError, ValueError, IndexError):
-            continue  # it ended a moment ago
+            continue  # the process ended a moment ago
         ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
         total = Usage(
             total.cpu_s + ticks * TICK_S,

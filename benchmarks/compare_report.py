@@ -4,7 +4,7 @@
     python benchmarks/compare_report.py benchmarks/results/compare.json --into PAGE     puts it between the marks of
                                                                                         docs/internals/performance.md
 
-Rules of this file: it says what is in the file, wins and losses alike.
+Rules of this file: it reports every result of the file, wins and losses alike.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def table(found: Json) -> Iterator[str]:
 
 
 def head(found: Json) -> str:
-    """What was run, on what."""
+    """Command, sizes, machine and versions of the comparison."""
     settings, versions = found["settings"], found["versions"]
     others = "".join(f", {label} {versions[key]}" for key, label in LABELS if key in versions)
     many = settings["rounds"] > 1
@@ -93,7 +93,7 @@ LABELS = (("kafka-streams", "Kafka Streams"), ("java", "Java"), ("quixstreams", 
 
 
 def spread(measure: Json, divisor: float = 1) -> str:
-    """Median (least-most), the median alone where they are alike."""
+    """Median (minimum-maximum); the median alone if both are equal."""
     middle, least, most = (measure[name] / divisor for name in ("median", "min", "max"))
     if least == most:
         return f"{middle:.2f}"
@@ -101,14 +101,14 @@ def spread(measure: Json, divisor: float = 1) -> str:
 
 
 def rows(one: Json) -> str:
-    """Whether the rows are right."""
+    """Cell of the column `rows`: right, wrong, or the number of lost rows."""
     if "lost" in one and one["lost"]["max"]:
         return f"**{one['lost']['median']:,.0f} lost**"
     return "right" if one["correct"] else "**wrong**"
 
 
 def main() -> None:
-    """Print it, or put it into a file."""
+    """Print the table, or put it into a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", type=Path)
     parser.add_argument("--into", type=Path, metavar="FILE", help="replace what stands between the marks there")

@@ -1,13 +1,13 @@
-"""The runs of the comparison: how a system's own log and state come about, and what is measured on them.
+"""The runs of the comparison: preparation of each system's own log and state, and the measures on them.
 
-    ground      a system's own application over a source of its own: it processed every record, so that the changelog
-                was written by its own runtime; `clean` and `killed` are copies of its state directory
+    ground      a system's own application over a source of its own: it processed every record, so that its own runtime
+                wrote the changelog; `clean` and `killed` are copies of its state directory
                   kv-1, kv-4, window-1   at least once         kv-1-eos   exactly once
-    restore     start on an empty directory, or on a copy of one of those; a record a partition waits in the source
+    restore     start on an empty directory, or on a copy of one of those; each source partition has one record left
     standby     two instances, one a standby without lag; the active is killed
-    lost        a window store is killed after its segment rolled; which rows does it have afterwards
+    lost        a window store is killed after its segment rolled; the rows that it has afterwards
 
-Rules of this file: a run leaves nothing behind that another one reads, but the records of its probes.
+Rules of this file: a run leaves nothing behind that another one reads, except the records of its probes.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from standfast.replication.offsets import TopicPartition
 
 CLEAN, KILLED = "clean", "killed"
 CLEAN_SHARE = 0.9  # of the records; the rest is the tail after a clean stop
-AFTER_DEATH_S = SHARED["detect_ms"] / 1_000 + 2  # until nobody takes the dead for alive
-SETTLE_S = 2 * SHARED["commit_ms"] / 1_000
+AFTER_DEATH_S = SHARED["detect_ms"] / 1_000 + 2  # the group counts a killed process as alive for detect_ms
+SETTLE_S = 2 * SHARED["commit_ms"] / 1_000  # a kill after that comes behind the last commit, on every system
 
 
 @dataclass
 class Ground:
-    """A system's application, its source, and what it left."""
+    """A system's application, its source, and its changelog and state directories."""
 
     system: str
     name: str
     shape: Shape
     guarantee: str = "at_least_once"
-    keep: frozenset[str] = frozenset()  # which of its directories are asked for
+    keep: frozenset[str] = frozenset()  # the copies of its directory that scenarios need
     probes: int = 0
     expected: Expected = field(init=False)
     changelog: dict[str, Any] = field(default_factory=dict)
@@ -56,18 +56,18 @@ class Ground:
 
     @property
     def source(self) -> str:
-        """Its topic."""
+        """Name of its source topic."""
         return f"{self.app}-source"
 
     @property
     def partitions(self) -> list[TopicPartition]:
-        """Of its source."""
+        """Partitions of its source."""
         return [TopicPartition(self.source, number) for number in range(self.shape.partitions)]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs take place: the broker's address and log, a folder, and what the systems need."""
+    """The place of the runs: the broker's address and log, a folder, and the sides' programs."""
 
     address: str
     log: Log
@@ -76,7 +76,7 @@ class Place:
     say: Callable[[str], None]
 
     def start(self, ground: Ground, state: Path, **plan: Any) -> Side:
-        """A side of a ground, on a state directory."""
+        """Start a side of a ground, on a state directory."""
         shape = ground.shape
         fields = {
             "app": ground.app,
@@ -92,11 +92,11 @@ class Place:
         return Side(self.sides.command(ground.system, fields | plan), self.folder / f"{ground.app}.errors")
 
     def saved(self, ground: Ground, state: str) -> Path:
-        """Where a state directory of a ground is kept."""
+        """Path of a kept state directory of a ground."""
         return self.folder / "grounds" / ground.app / state
 
     def wait_committed(self, ground: Ground) -> None:
-        """Until the group has committed all of the source."""
+        """Wait until the group has committed the end of every source partition."""
         group, reader = self.log.group(ground.app), self.log.reader()
         ends = {source: bounds.end for source, bounds in reader.bounds(ground.partitions).items()}
         deadline = time.monotonic() + WAIT_S
@@ -111,7 +111,7 @@ class Place:
         reader.close()
 
     def probe(self, ground: Ground) -> None:
-        """One more record in every partition of the source."""
+        """Write one more record to every partition of the source."""
         ground.probes += 1
         rows = [ground.shape.probe(number, ground.probes) for number in range(ground.shape.partitions)]
         feed(self.log, ground.source, rows)
@@ -120,9 +120,9 @@ class Place:
 
 
 def prepare(place: Place, ground: Ground) -> None:
-    """Have the system process every record; keep its directory as it is after a clean stop and after a SIGKILL.
+    """Let the system process every record; keep its directory as it is after a clean stop and after a SIGKILL.
 
-    The group takes the killed process for alive for AFTER_DEATH_S from then on.
+    The group counts the killed process as alive for AFTER_DEATH_S from then on.
     """
     shape = ground.shape
     place.say(f"{ground.app}: processing {shape.records:,} records")
@@ -152,7 +152,7 @@ def prepare(place: Place, ground: Ground) -> None:
 
 
 def changelog_of(log: Log, ground: Ground) -> dict[str, Any]:
-    """The topic that the system's runtime wrote, and how many offsets it has."""
+    """The changelog that the system's runtime wrote, and its number of offsets."""
     (info,) = [one for one in log.admin.topics() if ground.app in one.name and "changelog" in one.name]
     reader = log.reader()
     found = reader.bounds([TopicPartition(info.name, number) for number in range(info.partitions)])
@@ -164,14 +164,14 @@ def restore(place: Place, ground: Ground, state: str | None) -> dict[str, Any]:
     """One restore: from a copy of a kept directory, or from nothing."""
     place.probe(ground)
     run = place.folder / "run"
-    if state is not None:
+    if state is not None:  # a copy, so that all rounds begin alike
         shutil.copytree(place.saved(ground, state), run)
-    os.sync()  # what earlier runs wrote is not to be written now
+    os.sync()  # else the kernel would write pages of earlier runs during this one
     side = place.start(ground, run)
     try:
         side.wait_mark("drained")
         measured = figures(side)
-        place.wait_committed(ground)  # a store is read as it was committed
+        place.wait_committed(ground)  # a read returns committed rows only
         measured |= checked(side, ground)
         side.stop()
     finally:
@@ -181,7 +181,8 @@ def restore(place: Place, ground: Ground, state: str | None) -> dict[str, Any]:
 
 
 def figures(side: Side) -> dict[str, Any]:
-    """What a side took, from the start of its restore until nothing was left to do."""
+    """Time and usage of a side, from the start of its restore until nothing was left to do."""
+    # Each side reports its own times, in the one clock that Java and Python share.
     at = {name: mark["at_ns"] for name, mark in side.marks.items()}
     used, before = side.usage["drained"], side.usage.get("restore", Usage())
     return {
@@ -197,7 +198,7 @@ def figures(side: Side) -> dict[str, Any]:
 
 
 def checked(side: Side, ground: Ground) -> dict[str, Any]:
-    """Whether it holds the rows that it must."""
+    """Rows and digest of a side, and whether they are the expected ones."""
     found = side.ask("digest")
     rows, total = ground.expected.digest()
     correct = (found["rows"], found["sum"]) == (rows, total)
@@ -207,7 +208,7 @@ def checked(side: Side, ground: Ground) -> dict[str, Any]:
 
 
 def standby(place: Place, ground: Ground) -> dict[str, Any]:
-    """Kill the active; the standby takes over. Measured from the kill to the first record that it processed."""
+    """Kill the active; the standby takes over. The time is from the kill to the first record that it processed."""
     one, two = place.folder / "run", place.folder / "run-standby"
     shutil.copytree(place.saved(ground, CLEAN), one)
     place.probe(ground)
@@ -233,12 +234,12 @@ def standby(place: Place, ground: Ground) -> dict[str, Any]:
             side.end()
         for state in (one, two):
             shutil.rmtree(state, ignore_errors=True)
-    time.sleep(AFTER_DEATH_S)
+    time.sleep(AFTER_DEATH_S)  # else the next run's group would still have the killed member
     return measured
 
 
 def lost(place: Place, system: str, shape: Shape, number: int) -> dict[str, Any]:
-    """Rows in one segment, many more in the next, commits, SIGKILL, start again: which rows are there?"""
+    """Write rows to one segment, many more to the next, commit, SIGKILL, start again; count the lost rows."""
     shape = replace(shape, kind="window", partitions=1, window_ms=1_000, retention_ms=600_000)
     ground = Ground(system, f"lost-{number}", shape)
     place.log.admin.create_topic(ground.source, 1, TopicPolicy())
@@ -255,6 +256,7 @@ def lost(place: Place, system: str, shape: Shape, number: int) -> dict[str, Any]
             time.sleep(SETTLE_S)
         side.kill()
         time.sleep(AFTER_DEATH_S)
+        # The last row again: it gives the side a record to process, and changes no row.
         feed(place.log, ground.source, [fed[-1]])
         side = place.start(ground, run)
         side.wait_mark("drained")

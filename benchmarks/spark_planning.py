@@ -1,13 +1,13 @@
-"""What the driver of a rebuild and a verify on Spark has to do for 1 TB in 1,000 partitions, without the terabyte.
+"""The driver's work in a rebuild and a verify on Spark of 1 TB in 1,000 partitions, without the terabyte.
 
     python benchmarks/spark_planning.py --partitions 1000 --gigabytes 1000 --cores 200
 
-A real topic of so many partitions, of which only the offsets are made up, in an embedded log; a manifest of as many
-files as so many bytes give, made of answers as tasks give them, then planned as a snapshot. Half of the bytes are in
-one partition, which is split. Told are seconds (processor and wall), bytes of what is written or sent, and the resident
-size of the process.
+An embedded log gets a real topic with so many partitions; only its offsets are made up. Answers in the form of tasks'
+answers give a manifest with as many files as so many bytes need; then its verify is planned as of a snapshot. Half of
+the bytes are in one partition, which is split. The output has seconds (processor and wall), bytes written or sent, and
+the resident size of the process.
 
-Rules of this file: runs the driver's own code and no Spark: what Spark itself needs for a task comes on top.
+Rules of this file: it runs the driver's own code and no Spark: Spark's own needs for a task come on top.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ CLOCK = SystemClock()
 
 
 class Row(NamedTuple):
-    """An answer of a task, as Spark gives it."""
+    """An answer of a task, in the form of Spark's row."""
 
     partition: int
     answer: str
 
 
 def main() -> None:
-    """Run it."""
+    """Run the driver's steps, each with its time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partitions", type=int, default=1_000, metavar="N", help="(1000)")
     parser.add_argument("--gigabytes", type=int, default=1_000, metavar="N", help="of keys and values (1000)")
     parser.add_argument("--cores", type=int, default=200, metavar="N", help="of the cluster (200)")
     args = parser.parse_args()
     spec = sf.KeyValueStore(STORE, sf.serde.bytes, sf.serde.bytes)
-    # Half of all in the first partition.
+    # Half of all bytes in the first partition, so that the plan has one to split.
     sizes = {0: args.gigabytes * 5e8}
     sizes |= dict.fromkeys(range(1, args.partitions), args.gigabytes * 5e8 / max(args.partitions - 1, 1))
     with tempfile.TemporaryDirectory(prefix="standfast-spark-planning-") as name:
@@ -99,7 +99,7 @@ def main() -> None:
 
 @contextmanager
 def timed(what: str) -> Iterator[None]:
-    """Print what it took, and the largest size of this process so far."""
+    """Print the time of the block, and the largest size of this process so far."""
     wall, processor = time.perf_counter(), time.process_time()
     yield
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
@@ -108,7 +108,7 @@ def timed(what: str) -> Iterator[None]:
 
 
 def places(span: Bounds) -> list[Place]:
-    """What a survey of a partition finds."""
+    """The places that a survey of a partition would find."""
     found = []
     for number in range(PLACES):
         offset = span.end * number // PLACES
@@ -118,7 +118,7 @@ def places(span: Bounds) -> list[Place]:
 
 
 def answer(partition: int, bucket: int, size: int, span: Bounds) -> str:
-    """What a task tells of its partition or bucket."""
+    """The answer of a task about its partition or bucket."""
     count = max(size // FILE_BYTES, 1)
     facts = {
         "partition": partition,

@@ -1,14 +1,14 @@
-"""How fast Spark rebuilds and verifies a store, and how the cost of a record moves with the size of the log.
+"""Rates at which Spark rebuilds and verifies a store, and the cost of a record by the size of the log.
 
     make bench-spark
     python benchmarks/spark_rates.py --records 1000000,4000000,16000000 --rounds 5
 
-For each size a changelog is written (112 bytes a record, four versions of each key, two partitions) and a live store is
-restored from it once. Then, in rounds in which every size has its turn, every other round the other way round: a
-rebuild into an empty folder, and a verify of the live store against the log. One Spark session, warmed by a run that
-does not count. The clock runs over the call, so a job's fixed cost is in it; the slope between two sizes leaves it out.
+For each size the program writes a changelog (112 bytes a record, four versions of each key, two partitions) and
+restores a live store from it once. Then, in rounds of all sizes, every other round in reverse order: a rebuild into an
+empty folder, and a verify of the live store against the log. One Spark session, warmed up by a run that does not count.
+The clock runs over the call, which includes a job's fixed cost; the slope between two sizes does not.
 
-Rules of this file: a result that is not whole (rows, digest, verdict) ends the run; figures are medians and ends.
+Rules of this file: an incomplete result (rows, digest, verdict) ends the run; figures are medians, minima and maxima.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MEASURES = ("rebuild", "verify")
 
 
 def main() -> None:
-    """Run it."""
+    """Write the logs, run the rounds and write the results."""
     args = arguments()
     with tempfile.TemporaryDirectory(prefix="standfast-spark-rates-", dir=args.dir) as name, ExitStack() as stack:
         folder = Path(name)
@@ -70,9 +70,10 @@ def main() -> None:
         java = spark_java(say)
         place = SparkPlace(f"local[{args.cores}]", java.home, java.major, (), (), (), {})
         with session("standfast benchmark", place) as spark:
-            run(spark, log, folder, args.records[0])  # warms
+            run(spark, log, folder, args.records[0])  # not counted: it warms up the session
             runs = []
             for number in range(args.rounds):
+                # Alternating order: a machine that gets busier then favours no size.
                 for records in args.records if number % 2 == 0 else args.records[::-1]:
                     found = run(spark, log, folder, records)
                     runs.append({"round": number, "records": records} | found)
@@ -93,7 +94,7 @@ def main() -> None:
 
 
 def prepare(log: Log, address: str, folder: Path, records: int, partitions: int) -> None:
-    """A changelog, and a store that was restored from it."""
+    """Write a changelog, and restore a store from it."""
     app = app_of(records)
     spec = store()
 
@@ -109,7 +110,7 @@ def prepare(log: Log, address: str, folder: Path, records: int, partitions: int)
 
 
 def run(spark: Any, log: Log, folder: Path, records: int) -> dict[str, float]:
-    """One rebuild and one verify, in milliseconds. Raises if a result is not whole."""
+    """One rebuild and one verify; returns their milliseconds. An incomplete result ends the run."""
     app, spec, target = app_of(records), store(), folder / "rebuilt"
     began = time.perf_counter()
     done = rebuild(spark, log, preflight(log, app, spec), Folder(str(target)), now_ms=CLOCK.wall_ms)
@@ -132,10 +133,10 @@ def run(spark: Any, log: Log, folder: Path, records: int) -> dict[str, float]:
 
 
 def figures(measure: str, runs: list[dict[str, Any]], sizes: list[int]) -> dict[str, Any]:
-    """Rates by size, and the cost of a record between sizes, each as median, lowest, highest."""
+    """Rates by size, and the cost of a record between sizes, each as median, minimum, maximum."""
     by_size = {size: [one[measure] for one in runs if one["records"] == size] for size in sizes}
     rates = {str(size): spread([size * 1_000 / ms for ms in found]) for size, found in by_size.items()}
-    slopes = {}
+    slopes = {}  # without the fixed cost of a job, which both sizes have
     for small, large in pairwise(sorted(sizes)):
         pairs = zip(by_size[small], by_size[large], strict=True)
         slopes[f"{small}-{large}"] = spread([(more - less) * 1_000 / (large - small) for less, more in pairs])
@@ -143,12 +144,12 @@ def figures(measure: str, runs: list[dict[str, Any]], sizes: list[int]) -> dict[
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median and both ends."""
+    """Median, minimum and maximum."""
     return {"median": round(median(values), 3), "min": round(min(values), 3), "max": round(max(values), 3)}
 
 
 def show(measure: str, found: dict[str, Any]) -> None:
-    """For people."""
+    """Print the figures of a measure."""
     for size, one in found["records_per_s"].items():
         print(
             f"{measure:<8} {int(size):>12,} records  {one['median']:>9,.0f}/s  ({one['min']:,.0f} to {one['max']:,.0f})"
@@ -158,23 +159,23 @@ def show(measure: str, found: dict[str, Any]) -> None:
 
 
 def store() -> sf.KeyValueStore:
-    """What is rebuilt."""
+    """The store to rebuild."""
     return sf.KeyValueStore(STORE, key=sf.serde.bytes, value=sf.serde.bytes)
 
 
 def app_of(records: int) -> str:
-    """One application for each size."""
+    """Name of the application of a size; each size has its own."""
     return f"rates-{records}"
 
 
 def check(holds: bool, text: str) -> None:
-    """A result that is not whole has no speed."""
+    """End the run unless `holds`: an incomplete result has no speed."""
     if not holds:
         raise SystemExit(f"the result is not right: {text}")
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """The command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--records", type=sizes, default=[1_000_000, 4_000_000, 16_000_000], metavar="LIST", help="1, 4 and 16 million")
@@ -191,7 +192,7 @@ def arguments() -> argparse.Namespace:
 
 
 def sizes(text: str) -> list[int]:
-    """Numbers, ascending."""
+    """Numbers of records, ascending, each a multiple of `VERSIONS`."""
     return sorted({int(one) // VERSIONS * VERSIONS for one in text.split(",")})
 
 

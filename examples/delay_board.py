@@ -1,10 +1,10 @@
 """Delay board: flights joined with a table of airports, delays by city and hour, shown every two seconds.
 
     python examples/delay_board.py           feeds airports and flights and shows the board; Ctrl-C ends it
-    python examples/delay_board.py           the same again: the board is there at once, from the state
+    python examples/delay_board.py           again: the board is there at once, from the state
 
-Times are those of the flights; an hour takes flights until ten minutes after its end, so the last one is too late. The
-airport ZZZ is not in the table and its flight is left out. Everything is in ./delay-board.
+Times are the flights' own; an hour takes flights until ten minutes after its end, so the last one is too late. The
+airport ZZZ is not in the table, so the join drops its flight. All files are in ./delay-board.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import standfast as sf
 
 HOUR_MS = 3_600_000
 AIRPORTS = {"JFK": "New York", "LGA": "New York", "EWR": "Newark"}
-# from, minute, minutes late
+# airport, minute, minutes late
 FLIGHTS = ("JFK 5 12", "EWR 20 0", "JFK 62 3", "LGA 55 40", "ZZZ 64 1", "EWR 70 9", "JFK 4 8")
 
 
 class Board(sf.Processor):
-    """Sends every city and hour to the topic `board`, by the wall clock."""
+    """Sends the delays of every city and hour to the topic `board`, by the wall clock."""
 
     def init(self, context: sf.Context) -> None:
         self.context, self.delays = context, context.store("delays")
@@ -33,7 +33,7 @@ class Board(sf.Processor):
 
 
 def build(log: str | None = None, state_dir: str | None = None) -> sf.App:
-    """The application. The test driver needs neither log nor state directory."""
+    """The application. The test driver needs no log and no state directory."""
     delays = sf.WindowStore("delays", sf.serde.string, sf.serde.json, window_size_ms=HOUR_MS, retention_ms=24 * HOUR_MS)
     app = sf.App("delay-board", log=log, state_dir=state_dir, stores=[delays])
     flights = app.stream("flights").join(app.table("airports"), lambda delay, city: {"city": city, "delay": delay})
@@ -44,7 +44,7 @@ def build(log: str | None = None, state_dir: str | None = None) -> sf.App:
 
 
 def feed(address: str) -> None:
-    """Make the topics and write airports and flights, unless that was done by an earlier run."""
+    """Create the topics and write airports and flights, unless an earlier run has done so."""
     log = sf.open_log(address)
     if log.admin.describe_topic("flights") is None:
         for topic in ("airports", "flights", "board"):
@@ -61,7 +61,7 @@ def feed(address: str) -> None:
 
 
 def main(folder: str = "delay-board") -> None:
-    """Feed, and show the board until the process is stopped."""
+    """Feed, and show the board until the process ends."""
     feed(f"sqlite:///{folder}/log")
     build(f"sqlite:///{folder}/log", f"{folder}/state").run()
 

@@ -1,4 +1,4 @@
-"""The same from asyncio: own_loop_asyncio.py APPLICATION kafka://HOST:9092 TOPIC STATE_DIRECTORY."""
+"""Records counted by key, from asyncio: own_loop_asyncio.py APPLICATION kafka://HOST:9092 TOPIC STATE_DIRECTORY."""
 
 import asyncio
 import sys
@@ -17,12 +17,12 @@ async def main(app: str, log: str, topic: str, state_dir: str) -> None:
         while True:
             offsets: dict[tuple[str, int], int] = {}
             for message in await consumer.consume(500, 0.2):
-                with suppress(sf.Fenced, sf.Unavailable):  # its task left, or is opened again: the record comes again
+                with suppress(sf.Fenced, sf.Unavailable):  # the task moved or reopens: the record comes again
                     counts, key = session.task(message).store("counts"), message.key().decode()
                     counts.put(key, (counts.get(key) or 0) + 1, message.timestamp()[1])
                     offsets[message.topic(), message.partition()] = message.offset() + 1
             with suppress(sf.Fenced, sf.Unavailable):
-                await session.commit(offsets)  # after every poll, also with none
+                await session.commit(offsets)  # after every poll, also without offsets: it resumes restored partitions
 
 
 asyncio.run(main(*sys.argv[1:]))

@@ -1,12 +1,12 @@
-"""Session clicks: which pages a visitor looked at in one go, written once when the visit is over.
+"""Session clicks: the pages of each visit, written once when the visit is over.
 
     python examples/session_clicks.py        feeds six clicks and prints the visits that are over; Ctrl-C ends it
-    python examples/session_clicks.py        the same again prints nothing: no visit is written twice
+    python examples/session_clicks.py        again prints nothing: no visit is written twice
 
-A visit ends after half an hour without a click; clicks may come five minutes late. One that comes later than that
-joins no visit that was written, and each click is in one visit at most. (After a crash, a line may be printed again:
-only topic and store are exactly once.) Time is that of the clicks, so
-Eve's, four hours later, is what closes the others' visits, and hers stays open. Everything is in ./session-clicks.
+A visit ends after half an hour without a click; clicks may come five minutes late. A later click joins no written
+visit, and each click is in one visit at most. (After a crash, a line may be printed again: only topic and store are
+exactly once.) Time is the clicks' own, so Eve's click, four hours later, closes the other visits, and hers stays open.
+All files are in ./session-clicks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import time
 import standfast as sf
 
 MINUTE_MS = 60_000
-# who, minute, page
+# visitor, minute, page
 CLICKS = ("ann 0 home", "bob 3 home", "ann 29 help", "ann 12 cart", "bob 45 home", "eve 240 home")
 
 
 def build(log: str | None = None, state_dir: str | None = None) -> sf.App:
-    """The application. The test driver needs neither log nor state directory."""
+    """The application. The test driver needs no log and no state directory."""
     visits = sf.SessionStore("visits", sf.serde.string, sf.serde.json, retention_ms=24 * 60 * MINUTE_MS)
     app = sf.App("session-clicks", log=log, state_dir=state_dir, stores=[visits])
     (
@@ -41,7 +41,7 @@ def joined(_: str, one: list[str], other: list[str]) -> list[str]:
 
 
 def feed(address: str) -> None:
-    """Make the topics and write the clicks, unless that was done by an earlier run."""
+    """Create the topics and write the clicks, unless an earlier run has done so."""
     log = sf.open_log(address)
     if log.admin.describe_topic("clicks") is None:
         for topic in ("clicks", "visits"):
@@ -54,7 +54,7 @@ def feed(address: str) -> None:
 
 
 def main(folder: str = "session-clicks") -> None:
-    """Feed the clicks, and tell of visits until the process is stopped."""
+    """Feed the clicks, and print visits until the process ends."""
     feed(f"sqlite:///{folder}/log")
     build(f"sqlite:///{folder}/log", f"{folder}/state").run()
 

@@ -1,10 +1,10 @@
-"""Word count: lines in, the number of times each word was seen out.
+"""Word count: lines in, and out the number of occurrences of each word.
 
     python examples/word_count.py            feeds three lines and counts them; Ctrl-C ends it
-    python examples/word_count.py            the same again: the counts go on where they stood
+    python examples/word_count.py            again: the counts go on where they stood
 
-Everything is in the folder ./word-count, or the one named on the command line: the log, a SQLite file here in place of
-a broker, and the state. The words go through a repartition topic, so that equal words meet in one task.
+All files are in ./word-count, or in the folder named on the command line: the log, here a SQLite file in place of a
+broker, and the state. The words go through a repartition topic, so that equal words meet in one task.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LINES = ("the quick brown fox", "jumps over the lazy dog", "The end")
 
 
 def build(log: str | None = None, state_dir: str | None = None) -> sf.App:
-    """The application. The test driver needs neither log nor state directory."""
+    """The application. The test driver needs no log and no state directory."""
     counts = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)
     app = sf.App("word-count", log=log, state_dir=state_dir, stores=[counts])
     (
@@ -33,7 +33,7 @@ def build(log: str | None = None, state_dir: str | None = None) -> sf.App:
 
 
 def feed(address: str) -> None:
-    """Make the topics and write the lines."""
+    """Create the topics and write the lines."""
     log = sf.open_log(address)
     for topic in ("lines", "word-counts"):
         log.admin.create_topic(topic, 1, sf.TopicPolicy())
@@ -44,7 +44,7 @@ def feed(address: str) -> None:
 
 
 def main(folder: str = "word-count") -> None:
-    """Feed the lines, and count until the process is stopped."""
+    """Feed the lines, and count until the process ends."""
     feed(f"sqlite:///{folder}/log")
     build(f"sqlite:///{folder}/log", f"{folder}/state").run()
 

@@ -86,19 +86,19 @@ __all__ = [
     "VersionedStore",
     "StoreSpec",
     "serde",
-    # their state, as a task has it
+    # their state in a task
     "KeyValueState",
     "WindowState",
     "SessionState",
     "VersionedState",
     "StoreIterator",
-    # what reads and writes return
+    # results of reads and writes
     "ValueAndTimestamp",
     "VersionedRecord",
     "Windowed",
     "VALID_TO_UNDEFINED",
     "PUT_NOT_VALID",
-    # state under your own loop, and the loop
+    # state under an external consumer, and the library's own loop
     "Session",
     "connect",
     "Replica",
@@ -109,7 +109,7 @@ __all__ = [
     "Record",
     "Listener",
     "testing",
-    # the log itself, for making and feeding topics
+    # the log itself, to create topics and write to them
     "open_log",
     "TopicPartition",
     "TopicPolicy",
@@ -123,7 +123,7 @@ __all__ = [
     "ARRIVAL_TIME",
     "BoundedDisorder",
     "Punctuated",
-    # what becomes of a task that fails
+    # restart strategies of failed tasks
     "FixedDelay",
     "ExponentialDelay",
     "FailureRate",
@@ -234,7 +234,7 @@ def __getattr__(name: str) -> object:
     module_name, _, attribute = home.partition(":")
     module = import_module(module_name)
     value = getattr(module, attribute) if attribute else module
-    globals()[name] = value  # the next use finds it without coming here
+    globals()[name] = value  # the next use finds it without this function
     return value
 
 

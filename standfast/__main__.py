@@ -1,9 +1,9 @@
-"""The command line without its script: `python -m standfast`, and for spark-submit, which wants a file.
+"""The command line without its script: `python -m standfast`, and as a file, which spark-submit needs.
 
     spark-submit --master yarn .../standfast/__main__.py pipeline --log kafka://host:9092 --state-dir s3://... --out ...
 
-Rules of this file: no logic. It stands in a folder whose modules shadow none of Python's own, since whoever runs it as
-a file has its folder first on the path.
+Rules of this file: no logic. No module beside it may have the name of one of Python's own, since Python puts the folder
+of a script first on its path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The version, alone in a file so that builds read it without importing anything.
+"""The version, alone in a file so that builds read it without any import.
 
 Rules of this file: one literal, no imports of ours.
 """

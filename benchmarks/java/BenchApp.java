@@ -57,8 +57,8 @@ public final class BenchApp {
     static final String STORE = "kv";
     static final ObjectMapper JSON = new ObjectMapper();
     static final Serde<byte[]> BYTES = Serdes.ByteArray();
-    // Its compaction is universal: there the estimate of bytes to compact is no measure, and what is pending may stay so
-    // for good without anything being done about it.
+    // Kafka Streams compacts universally: there the estimate of bytes to compact means nothing, and a compaction may
+    // stay pending for good without RocksDB ever starting it.
     static final Set<String> RUNNING = Set.of("num-running-compactions", "num-running-flushes");
     static final Set<String> PENDING = Set.of("compaction-pending", "mem-table-flush-pending");
     static final long PENDING_NS = 2_000_000_000L;
@@ -197,7 +197,7 @@ public final class BenchApp {
         totals[1] += crc.getValue();
     }
 
-    /** Tells once every partition has processed a record, and then once RocksDB has nothing left to do. */
+    /** Reports that every partition has processed a record, and later that RocksDB has nothing left to do. */
     static void begun() {
         if (BEGUN.incrementAndGet() == plan.get("partitions").asInt()) {
             event("processed");
@@ -207,7 +207,7 @@ public final class BenchApp {
         }
     }
 
-    /** Nothing runs, and nothing is pending or what is has been left alone for long: since when that was so. */
+    /** Reports since when RocksDB is idle: nothing runs, and no work is pending, or RocksDB left it alone for long. */
     static void waitDrained() {
         try {
             long idleNs = 0;
@@ -281,7 +281,7 @@ public final class BenchApp {
         }
     }
 
-    /** Tells when the first restore begins. */
+    /** Reports the beginning of the first restore. */
     static final class Watcher implements StateRestoreListener {
         @Override
         public void onRestoreStart(TopicPartition changelog, String store, long start, long end) {
@@ -300,7 +300,7 @@ public final class BenchApp {
         }
     }
 
-    /** Write buffers four times as large, and one more of them. */
+    /** Four write buffers of 64 MiB instead of the defaults. */
     public static final class LargerBuffers implements RocksDBConfigSetter {
         @Override
         public void setConfig(String store, Options options, Map<String, Object> settings) {

@@ -4,7 +4,7 @@
 //   node counts.js ./state/counts/run HOST:9092 clicks
 //
 // Kafka's consumer group decides which partitions are ours; the sidecar follows. Counts and offsets are committed as
-// one, so that after a kill, here or there, no record is lost and none is counted twice.
+// one, so that after a kill of either process no record is lost and none is counted twice.
 
 import { readFile } from 'node:fs/promises'
 import { Kafka, logLevel } from 'kafkajs'
@@ -13,7 +13,7 @@ import { createClient } from 'redis'
 const [runDirectory, broker, topic] = process.argv.slice(2)
 const info = JSON.parse(await readFile(`${runDirectory}/INFO.json`, 'utf8'))
 
-// Whatever goes wrong, this process ends and is started again: it then reads on where the state stands.
+// On any error this process ends and its supervisor starts it again: it then reads on where the state stands.
 const fail = (error) => { console.error(error); process.exit(1) }
 
 async function control(method, path, body) {
@@ -50,7 +50,7 @@ async function assign(partitions) {
     const redis = createClient({ socket: { path: info.resp_socket, reconnectStrategy: false }, database: partition })
     redis.on('error', fail)
     await redis.connect()
-    // Begin there: the connection takes part from now on, and is kept open however quiet the topic is.
+    // SF.OFFSETS binds the connection to its task: the sidecar then keeps it open, however quiet the topic is.
     const next = Number((await redis.sendCommand(['SF.OFFSETS']))[2] ?? 0) // topic, partition, offset
     tasks.set(partition, { redis, epoch, next })
     consumer.seek({ topic, partition, offset: String(next) })
@@ -67,7 +67,7 @@ async function count({ redis, epoch }, partition, messages) {
   await puts.exec()
   const next = Number(messages.at(-1).offset) + 1
   const offsets = ['GROUP', info.app, 'OFFSETS', topic, String(partition), String(next)]
-  // Only this makes anything durable. The epoch says whose writes they are: those of a task opened since are not ours.
+  // Only the commit makes writes durable. EPOCH names the opening of the task: a commit of an older one is refused.
   await redis.sendCommand(['SF.COMMIT', 'SEQ', String(next), 'EPOCH', String(epoch), ...offsets])
   return next
 }
@@ -78,7 +78,7 @@ consumer.on(consumer.events.GROUP_JOIN, ({ payload }) => {
   assigned.catch(fail)
 })
 consumer.on(consumer.events.CRASH, ({ payload }) => fail(payload.error))
-// The lease. That it is over, or another generation began meanwhile, shows at the next command.
+// Renews the lease. If it has run out, or a newer generation began, the next command fails.
 setInterval(() => generation >= 0 && control('POST', '/v1/heartbeat', { generation }).catch(() => {}), 2_000)
 for (const signal of ['SIGTERM', 'SIGINT']) process.once(signal, () => consumer.disconnect().finally(() => process.exit(0)))
 

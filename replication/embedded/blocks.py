@@ -1,10 +1,10 @@
 """Records of the embedded log, read and written with their checksums; used within transactions.
 
     append     rows, then the blocks over them: small appends go on with the partition's last block
-    read       whole blocks, each checked before any of its records is given out
+    read       whole blocks; a reader gets records only of blocks that were checked
     trim       the block that a new begin cuts through
 
-Rules of this file: SQL over `log_records` and `sums` and nothing else; what to remove is decided by care.py.
+Rules of this file: SQL over `log_records` and `sums` and nothing else; care.py decides which records to remove.
 Blocks of a partition follow each other without a gap from `summed` (or the begin) to its end.
 """
 
@@ -51,7 +51,7 @@ _make_block = partial(tuple.__new__, Block)
 
 
 class Piece(NamedTuple):
-    """Records at `offsets`, all that lie below `next_offset`, with the blocks that they make (none: unchecked)."""
+    """All records below `next_offset`, at `offsets`, with the blocks that they make (no blocks: unchecked records)."""
 
     offsets: Sequence[int]
     cells: Cells
@@ -68,6 +68,7 @@ def append_blocks(run: Transaction, row: PartitionRow, batch: Prepared) -> None:
     cells, count, begin = batch.cells, batch.records, row.end
     size = block_records(batch.widest_bytes)
     blocks = []
+    # A reader reads whole blocks, so a row of `sums` for each small append would make every later read dearer.
     if count < size and row.end > max(row.begin, row.summed):
         last = Block(*run.execute(_LAST_BLOCK, (row.id,)).fetchone() or (0,) * 8)
         if last.end == begin and last.gapless and last.records + count <= block_records(row.widest_bytes):
@@ -83,9 +84,9 @@ def append_blocks(run: Transaction, row: PartitionRow, batch: Prepared) -> None:
 
 
 def read_piece(run: Transaction, row: PartitionRow, position: int, limit: int) -> Piece:
-    """Records from `position` on, below the end: about `limit` of them, at least those of one block.
+    """About `limit` records from `position` on, below the end; at least those of one block.
 
-    Raises Corruption, naming the partition and offsets, if they are not what was written.
+    Raises Corruption, naming the partition and offsets, if the bytes differ from the written ones.
     """
     if position < row.summed:
         return _read_old(run, row, position, limit)
@@ -99,7 +100,7 @@ def read_piece(run: Transaction, row: PartitionRow, position: int, limit: int) -
 
 
 def read_blocks(run: Transaction, row: PartitionRow, start: int, stop: int) -> list[Block]:
-    """The blocks that hold an offset of `start` to `stop` (exclusive); it may be long."""
+    """The blocks that hold an offset of `start` to `stop` (exclusive); the range may be long."""
     found: list[Block] = []
     while not found or found[-1].end < stop:
         after = found[-1].end if found else start
@@ -116,7 +117,7 @@ def read_block(run: Transaction, row: PartitionRow, block: Block) -> Piece:
 
 
 def _enough(blocks: Sequence[Block], limit: int) -> list[Block]:
-    """As many as hold no more than `limit` records, and the first."""
+    """The first block, and the next ones as long as all together hold no more than `limit` records."""
     taken, records = [blocks[0]], blocks[0].records
     for block in blocks[1:]:
         records += block.records
@@ -127,7 +128,7 @@ def _enough(blocks: Sequence[Block], limit: int) -> list[Block]:
 
 
 def _checked_chain(row: PartitionRow, position: int, blocks: list[Block], wanted: int) -> list[Block]:
-    """The blocks, if they follow each other from `position` on, and to the end if they are fewer than wanted."""
+    """The blocks, if they follow each other from `position` on; fewer blocks than wanted must reach the end."""
     at = position
     for number, block in enumerate(blocks):
         if not (block.begin <= at if number == 0 else block.begin == at) or not block.begin < block.end <= row.end:
@@ -143,7 +144,7 @@ def _verified(row: PartitionRow, blocks: Sequence[Block], rows: list[Any]) -> Pi
     offsets, cells = columns[0], Cells(columns[1], columns[2], columns[3], columns[4] if row.has_headers else None)
     size = at = 0
     for block in blocks:
-        # By number where that fits, else by offset: a record that is gone must not blame the blocks after it.
+        # By number where that fits, else by offset: a lost record must not put the blame on the blocks after it.
         stop = at + block.records
         if stop > len(offsets) or (block.records and offsets[stop - 1] >= block.end):
             stop = bisect_left(offsets, block.end, at)
@@ -163,7 +164,7 @@ def _from(piece: Piece, position: int) -> Piece:
 
 
 def _read_old(run: Transaction, row: PartitionRow, position: int, limit: int) -> Piece:
-    """Records that were written before there were checksums."""
+    """Records of format 1, written without checksums."""
     select = _OLD_ROWS_WITH_HEADERS if row.has_headers else _OLD_ROWS
     rows = run.execute(select, (first_id(row.id), position, row.summed, limit)).fetchall()
     columns: list[Any] = list(zip(*rows, strict=True)) if rows else [(), (), (), (), ()]
@@ -176,11 +177,12 @@ def _read_old(run: Transaction, row: PartitionRow, position: int, limit: int) ->
 
 
 class BlocksChanged(Exception):
-    """A block is not there any more as it was read. The transaction must not be committed: others are gone by now."""
+    """A block has changed since it was read. The transaction must be rolled back, since it has deleted other blocks."""
 
 
 def replace_blocks(run: Transaction, partition_id: int, old: Sequence[Block], new: Sequence[Block]) -> None:
-    """Put other blocks in the place of these. Raises BlocksChanged, so that the transaction is rolled back."""
+    """Replace the `old` blocks by the `new` ones. Raises BlocksChanged, so that the transaction is rolled back."""
+    # The statement names every column: a block that a writer extended or another process replaced matches no row.
     done = run.executemany(_DELETE_BLOCK, [(partition_id, *block) for block in old]).rowcount if old else 0
     if done != len(old):
         raise BlocksChanged
@@ -188,7 +190,7 @@ def replace_blocks(run: Transaction, partition_id: int, old: Sequence[Block], ne
 
 
 def trim_block(run: Transaction, row: PartitionRow, begin: int) -> None:
-    """Let the block that `begin` cuts through begin there, before what lies below it is removed."""
+    """Shorten the block that `begin` cuts through, before the records below `begin` are removed."""
     found = run.execute(_NEXT_BLOCKS, (row.id, begin, 1)).fetchone()
     if begin < row.summed or found is None or found[0] >= begin:
         return
@@ -199,7 +201,7 @@ def trim_block(run: Transaction, row: PartitionRow, begin: int) -> None:
     try:
         _verified(row, [block], rows)
     except Corruption:
-        spoilt = 1  # what is left must not look well
+        spoilt = 1  # new sums over damaged records would declare the rest of them whole
     left = [one for one in rows if one[0] >= begin]
     columns = list(zip(*left, strict=True)) if left else [(), (), (), (), ()]
     cells = Cells(columns[1], columns[2], columns[3], columns[4] if row.has_headers else None)

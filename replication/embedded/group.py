@@ -1,12 +1,12 @@
 """Groups of the embedded log: members with leases, generation, leader, owners, committed offsets.
 
-    live        its lease has not run out, and it was taken in this boot of the machine
+    live        a member whose lease has not run out and was taken in this boot of the machine
     generation  grows by one for each member that comes, leaves or runs out
     leader      first live member by id
 
-Rules of this file: leases are compared on the machine's monotonic clock together with its boot id; members whose lease
-ran out are removed under the lock by whoever writes next, and left out of every view before. It must not know of
-records.
+Rules of this file: leases are compared on the machine's monotonic clock together with its boot id. The next write to
+the group removes, under the lock, members whose lease ran out; until then no view shows them. This file must not know
+of records.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class _Lease(NamedTuple):
     deadline_ms: int
 
     def live(self, now_ms: int, boot: str) -> bool:
+        # The monotonic clock starts over with each boot, so a deadline of another boot means nothing.
         return self.boot_id == boot and now_ms < self.deadline_ms
 
 
 class EmbeddedGroup:
-    """Group of the embedded log. May be used by several threads."""
+    """Group of the embedded log. Several threads may use it."""
 
     def __init__(
         self, db: Database, name: str, clock: Clock, boot: str, closed: Callable[[EmbeddedGroup], None]
@@ -51,6 +52,7 @@ class EmbeddedGroup:
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
         """Become (or stay, with new metadata) a member until the lease runs out or leave() is called."""
         check_join(member_id, metadata, lease_ms)
+        # Not patient, like every call about leases: the background thread that calls it also reads for standbys.
         with self._db.write(patient=False) as run:
             now_ms = self._clock.monotonic_ms()
             leases = self._expire(run, now_ms)
@@ -69,7 +71,7 @@ class EmbeddedGroup:
 
     def heartbeat(self, member_id: str) -> GroupView:
         """Renew the lease. Raises Fenced if it had run out: join again."""
-        # A lease is worth nothing after a power loss, so this write need not wait for the disk.
+        # No lease survives the boot after a power loss, so this write need not wait for the disk.
         with self._db.write(durable=False, patient=False) as run:
             now_ms = self._clock.monotonic_ms()
             leases = self._expire(run, now_ms)
@@ -80,7 +82,7 @@ class EmbeddedGroup:
                     (now_ms + lease.lease_ms, self._name, member_id),
                 )
             view = _view(self._generation(run), leases)
-        if lease is None:  # raised after the commit: the removal of members that ran out stays
+        if lease is None:  # raised after the transaction: within it, it would roll back the removal of other members
             raise Fenced(
                 f"{member_id!r} is not a member of group {self._name!r} (its lease ran out, or it never joined): "
                 "give up its tasks and join again"
@@ -93,17 +95,17 @@ class EmbeddedGroup:
             now_ms = self._clock.monotonic_ms()
             leases = stored_leases(run, self._name)
             live = {lease.member_id: lease for lease in leases if lease.live(now_ms, self._boot)}
-            # Counts members whose removal is still to be written, so that generation and members fit each other.
+            # The next write removes the members that ran out; counting them already keeps generation and members equal.
             return _view(self._generation(run) + len(leases) - len(live), live)
 
     def leave(self, member_id: str) -> None:
-        """Stop being a member; one that is none is fine."""
+        """Stop being a member; no error for an id that is not a member."""
         with self._db.write(patient=False) as run:
             if member_id in self._expire(run, self._clock.monotonic_ms()):
                 self._remove(run, [member_id])
 
     def owners(self) -> dict[str, str]:
-        """Transactional id -> member id that last opened a writer for it in this group's name."""
+        """Transactional id -> id of the member that last opened a writer for it in this group's name."""
         with self._db.read() as run:
             rows = run.execute(
                 "SELECT transactional_id, group_name, owner, epoch, boot_id, seal FROM writers WHERE group_name = ? "
@@ -115,7 +117,7 @@ class EmbeddedGroup:
         return {row[0]: row[2] for row in rows}
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
-        """Committed offsets of these partitions (all of the group if None); absent where there is none."""
+        """Committed offsets of these partitions (all of the group if None); partitions without one are absent."""
         with self._db.read() as run:
             rows = run.execute(
                 "SELECT group_name, topic, partition, position, metadata, seal FROM committed WHERE group_name = ? "
@@ -135,20 +137,22 @@ class EmbeddedGroup:
         member: ConsumerMember | None = None,
         claim: WriterClaim | None = None,
     ) -> None:
-        """Commit without a transaction of records; all of them or none. Raises Fenced for a claim that is over."""
+        """Commit all of these offsets or none, without records. Raises Fenced for the claim of a replaced writer."""
         check_commit(self._name, offsets)
         with self._db.write() as run:
+            # In the same transaction: an owner that stalled before its offsets could else commit them after another
+            # one has taken over the task and begun at lower ones.
             if claim is not None:
                 check_claim(run, claim)
             store_commit(run, self._name, offsets)
 
     def close(self) -> None:
-        """Twice is fine. It does not leave the group."""
+        """Close the connection without leaving the group. Twice is fine."""
         self._db.close()
         self._closed(self)
 
     def _expire(self, run: Transaction, now_ms: int) -> dict[str, _Lease]:
-        """Remove members that ran out; returns the live ones."""
+        """Remove members whose lease ran out; returns the live ones."""
         leases = stored_leases(run, self._name)
         live = {lease.member_id: lease for lease in leases if lease.live(now_ms, self._boot)}
         if len(live) < len(leases):
@@ -174,7 +178,7 @@ class EmbeddedGroup:
 
 
 def stored_leases(run: Transaction, group: str) -> list[_Lease]:
-    """All members by id, also those whose lease has run out."""
+    """All members by id, with or without a live lease."""
     rows = run.execute(
         "SELECT member_id, metadata, boot_id, lease_ms, deadline_ms FROM members WHERE group_name = ? "
         "ORDER BY member_id",
@@ -184,7 +188,7 @@ def stored_leases(run: Transaction, group: str) -> list[_Lease]:
 
 
 def check_claim(run: Transaction, claim: WriterClaim) -> None:
-    """Raise Fenced if a newer writer was opened for the id; within the transaction that this is about."""
+    """Raise Fenced if a newer writer was opened for the id; call it within the transaction that it guards."""
     transactional_id, epoch = claim
     row = find_writer(run, transactional_id)
     if row is None or row[1] != epoch:
@@ -196,7 +200,7 @@ def check_claim(run: Transaction, claim: WriterClaim) -> None:
 
 
 def find_writer(run: Transaction, transactional_id: str) -> tuple[str, int] | None:
-    """Last owner and epoch of a transactional id. Raises Corruption for a row that is not as it was written."""
+    """Last owner and epoch of a transactional id. Raises Corruption if the row's seal does not match."""
     row = run.execute(
         "SELECT transactional_id, group_name, owner, epoch, boot_id, seal FROM writers WHERE transactional_id = ?",
         (transactional_id,),
@@ -210,7 +214,7 @@ def find_writer(run: Transaction, transactional_id: str) -> tuple[str, int] | No
 def store_commit(run: Transaction, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
     """Write checked offsets within a transaction.
 
-    Whether the partitions exist is not asked: under the user's own loop the source may be another log.
+    The partitions need not exist in this log: an external consumer may read its sources from another one.
     """
     for source, (offset, metadata) in offsets.items():
         columns = (group, *source, offset, metadata)

@@ -1,16 +1,16 @@
-"""The one lock of the embedded log: a flock on `<file>.lock`, which says in its text who has it and since when.
+"""The one lock of the embedded log: a flock on `<file>.lock`, whose text names its holder and since when it has it.
 
-    "4711 1769000000000 86400000"     process id, milliseconds since the epoch, monotonic milliseconds; empty: nobody
+    "4711 1769000000000 86400000"     process id, milliseconds since the epoch, monotonic milliseconds; empty: free
 
 A process that is stopped (SIGSTOP, a debugger, a frozen container) while it has the lock keeps it: the kernel gives it
-to another only when that process goes on or ends. Nobody can write then, so those who wait say whose lock it is.
+to another only when that process goes on or ends. No process can write then, so the waiters name the holder.
 
-    hold()                     waits for as long as it takes, in the kernel's queue, and logs what it waits for
+    hold()                     waits for as long as it takes, in the kernel's queue, and logs the holder
     hold(give_up_ms=STUCK_MS)  Unavailable once one holder has had it for so long: for work that is tried again anyway
-    hold(give_up_ms=SOON_MS)   for what somebody waits for, who is to be answered within two seconds
-    hold(give_up_ms=OPEN_MS)   for a program's start, which a process that only gets little processor time must not end
+    hold(give_up_ms=SOON_MS)   for requests of a client, which must get an answer within two seconds
+    hold(give_up_ms=OPEN_MS)   for a program's start, which a holder that gets little processor time must not end
 
-Rules of this file: no SQL. Times are the machine's own, whatever clock the log was given.
+Rules of this file: no SQL. Times are the machine's own, even if the log was given another clock.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ _TEXT_BYTES = 64
 _NOBODY = b" " * _TEXT_BYTES
 
 _clock = SystemClock()
-# Texts of holders for which somebody of this process waited in vain, by log: the others need not wait for the same.
+# Texts of holders for which a thread of this process waited in vain, by log: other threads need not wait for the same.
 _gone: dict[str, bytes] = {}
 
 
 class LogLock:
-    """The lock as one connection uses it: by one thread at a time."""
+    """The lock of one connection; one thread has it at a time."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError."""
         self._log = path
         self._path = f"{path}.lock"
         self._fd = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        # A flock belongs to the open file: threads would both have it. Reentrant only so that it knows its owner.
+        # A flock belongs to the open file: two threads would both have it. Reentrant only for its `_is_owned`.
         self._turn: Any = threading.RLock()
         self._tried = False  # whether `_fd` may have the lock
-        self._wait: _Wait | None = None  # by which the lock is had, or waited for
+        self._wait: _Wait | None = None  # the queued open file that has the lock or waits for it
 
     @contextmanager
     def hold(self, *, give_up_ms: int | None = None) -> Iterator[None]:
@@ -67,39 +67,39 @@ class LogLock:
             os.pwrite(self._lock(give_up_ms), _text(), 0)
             yield
         finally:
-            # A signal handler may raise after any call, in here as well: then the second one does what is left.
+            # A signal handler may raise after any call, in here as well: then the second call does the rest.
             try:
                 self._let_go()
             finally:
                 self._let_go()
 
     def close(self) -> None:
-        """Let go of the file. Twice is fine."""
-        fd, self._fd = self._fd, -1  # its number is soon that of another file, which nothing of ours may be written to
+        """Close the lock's file. Twice is fine."""
+        fd, self._fd = self._fd, -1  # another file soon has this number, and our text must not be written to that
         if fd >= 0:
             os.close(fd)
 
     def _let_go(self) -> None:
-        """Let go of whatever this thread has; each step may be repeated."""
+        """Release the lock, the place in the queue and the turn, if this thread has them; each step may be repeated."""
         if not self._turn._is_owned():
             return
         if self._wait is not None:
             self._wait.give_up()
             self._wait = None
         if self._tried:
-            if self._fd >= 0:  # closed meanwhile: the lock went with it
+            if self._fd >= 0:  # else a close has released the lock with the file
                 os.pwrite(self._fd, _NOBODY, 0)
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
             self._tried = False
         self._turn.release()
 
     def _lock(self, give_up_ms: int | None) -> int:
-        """Get the lock; returns the file by which it is had."""
+        """Get the lock; returns the descriptor that has it."""
         if self._try():
             return self._fd
         gone = _gone.get(self._log, b"")
         if give_up_ms is not None and gone and gone == os.pread(self._fd, _TEXT_BYTES, 0):
-            # Not at once: when the holder ends, those who gave up waiting have the lock for a moment, one by one.
+            # Not at once: when the holder ends, waiters that gave up get the lock for a moment, one by one.
             for _ in range(QUICK_LOOKS):
                 _clock.sleep_ms(QUICK_LOOK_MS)
                 if self._try():
@@ -107,7 +107,7 @@ class LogLock:
             raise self._stuck(holder_of(self._log))
         try:
             self._wait = _Wait(self._path)
-        except OSError as error:  # not this one, which is still open, but the next process would have another one
+        except OSError as error:  # our own file is still open, but the next process would lock a different file
             raise Unavailable(
                 f"the lock of log {self._log} cannot be opened ({error}): if it was removed, end every process that "
                 "uses the log, and start them again"
@@ -132,10 +132,10 @@ class LogLock:
             holder, _, by_program = holders_of(self._log)
             nameless = nameless + 1 if holder is not None and not holder.pid else 0
             held_ms = 0 if holder is None else max(holder.held_ms, nameless * LOOK_S * 1_000)
-            if by_program:  # those who wait for it have our lock by turns
+            if by_program:  # processes that wait for the program's transaction hold our lock by turns, none for long
                 held_ms = max(held_ms, looks * LOOK_S * 1_000)
             if holder is None or held_ms < STUCK_MS:
-                continue  # it goes round: many wait, and each has its turn
+                continue  # no holder is stuck: many processes wait, and the lock goes round
             if looks - said >= SAY_AGAIN_LOOKS:
                 said = looks
                 logger.warning("%s", self._stuck(holder))
@@ -148,9 +148,10 @@ class LogLock:
 
 
 class _Wait:
-    """A thread in the kernel's queue for the lock, so that who waits can look about meanwhile, and give up.
+    """A thread in the kernel's queue for the lock: flock has no time limit, and retries would let others overtake.
 
-    It opens the file once more: what one of two waits on the same open file lets go, the other would lose.
+    The caller can look at the holder meanwhile and give up. The thread opens the file once more: of two waits on one
+    open file, a release by the first would take the lock from the second.
     """
 
     def __init__(self, path: str) -> None:
@@ -158,20 +159,20 @@ class _Wait:
         self._mutex = threading.Lock()
         self._given_up = False
         self._has = False
-        # Not an Event, nor a Thread below: where a signal handler raises within these, they raise errors of their own.
+        # No Event here and no Thread below: when a signal handler raises within these, they raise errors of their own.
         self._waiting = threading.Lock()
         self._waiting.acquire()
 
     def start(self) -> None:
-        """Stand in the queue from now on."""
+        """Start the thread that waits in the queue."""
         _thread.start_new_thread(self._run, ())
 
     def done(self, timeout_s: float) -> bool:
-        """Whether the lock is had by now, by `fd`."""
+        """Whether `fd` has the lock by now."""
         return self._has or self._waiting.acquire(timeout=timeout_s)
 
     def give_up(self) -> None:
-        """Let the lock go: now if it is here, else as soon as it comes. Twice is fine."""
+        """Release the lock: now if `fd` has it, else as soon as the kernel grants it. Twice is fine."""
         with self._mutex:
             self._given_up = True
             if self._has and self.fd >= 0:
@@ -184,20 +185,20 @@ class _Wait:
             self._has = True
             self._waiting.release()
             if self._given_up and self.fd >= 0:
-                os.pwrite(self.fd, _NOBODY, 0)  # the text is that of a holder which ended in the middle
+                os.pwrite(self.fd, _NOBODY, 0)  # a holder that was killed has left its text
                 self._close()
 
     def _close(self) -> None:
-        fd, self.fd = self.fd, -1  # first, so that no other file of that number is ever closed
+        fd, self.fd = self.fd, -1  # first, so that a second call cannot close another file of that number
         os.close(fd)
 
 
 def stuck(path: str, holder: LockHolder | None) -> Unavailable:
-    """The error of who waited for the lock of the log at `path` in vain; None: for a thread of this process."""
+    """The error for a caller that waited for the lock of the log at `path` in vain; `holder` None: another thread."""
     who = "another thread of this process" if holder is None else str(holder)
     found = holders_of(path)
     if found.sure:
-        return held_by_program(path, found.writer)  # for which the holder of our lock waits as well
+        return held_by_program(path, found.writer)  # the holder of our lock waits for the program as well
     error = Unavailable(
         f"log {path}: nothing can be written, its lock has been held by {who}; reads go on. If that process "
         "is stopped (state T in ps), continue it with kill -CONT, or end it with kill -KILL, which rolls its write "
@@ -208,12 +209,12 @@ def stuck(path: str, holder: LockHolder | None) -> Unavailable:
 
 
 def holder_of(path: str) -> LockHolder | None:
-    """Who has the lock of the log at `path` now; None if nobody has, or there is no such log."""
+    """Holder of the lock of the log at `path` now; None if the lock is free, or there is no such log."""
     return _look(path, programs=False).holder
 
 
 class Holders(NamedTuple):
-    """Who has our lock, and the id of who writes to the file without it; `sure`: that is no process of ours."""
+    """Holder of our lock, and id of the process that has SQLite's write lock; `sure`: it is another program."""
 
     holder: LockHolder | None = None
     writer: int | None = None
@@ -221,7 +222,7 @@ class Holders(NamedTuple):
 
 
 def holders_of(path: str) -> Holders:
-    """Who has the locks of the log at `path` now."""
+    """Holders of the locks of the log at `path` now."""
     return _look(path, programs=True)
 
 
@@ -238,10 +239,10 @@ def _look(path: str, *, programs: bool) -> Holders:
             writer = sqlite_writer(path) if programs else None
             if writer == holder.pid:
                 return Holders(holder)
-            # Our lock may have changed hands between the two looks, unless it has been in one for long.
+            # Our lock may have changed hands between the two looks, unless one holder has had it for long.
             return Holders(holder, writer, sure=writer is not None and holder.held_ms >= STUCK_MS // 4)
         writer = sqlite_writer(path) if programs else None
-        return Holders(None, writer, sure=writer is not None)  # while this is had, nobody of ours writes
+        return Holders(None, writer, sure=writer is not None)  # none of our processes writes beside LOCK_SH
     finally:
         os.close(fd)
 

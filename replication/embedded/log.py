@@ -4,8 +4,8 @@
                 ── writer   writer.py       ── group    group.py
                 ── care     care.py         each part on its own connection, db.py
 
-Rules of this file: it opens and closes parts and decides nothing. Offsets are given out under the log's lock, so here
-they are contiguous until compaction or retention removes records. What is acknowledged survives power loss with
+Rules of this file: it opens and closes parts and decides nothing. A write assigns offsets under the log's lock, so here
+they are contiguous until compaction or retention removes records. Acknowledged writes survive power loss with
 `synchronous="full"`; with "normal" a power loss (not a kill) may take the latest writes back. Not fork-safe: open the
 log after forking.
 """
@@ -42,9 +42,9 @@ class EmbeddedLog:
     """Log on SQLite. `path` is a file; for a folder (existing, or ending in "/") it is `log.sqlite` inside.
 
     Writes wait for the log's lock as long as another process has it; unless `patient`, they are Unavailable once one
-    has had it for 1.5 seconds. Unless `create`, for a process that works for another one that has the log open, a file
-    that is not there is Corruption, and no new log is made in its place. Raises Corruption if the file is not a
-    database, InvalidRequest if it is another program's or a newer format's.
+    process has had it for 1.5 seconds. `create=False` is for a worker of a process that has the log open: a missing
+    file is Corruption then, and no new log is created in its place. Raises Corruption if the file is not a database,
+    InvalidRequest if it belongs to another program or has a newer format.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class EmbeddedLog:
         self._mutex = threading.Lock()
         self._parts: set[Any] = set()
         self._closed = False
-        self._produced = Began()  # by all producers: one epoch, since the file stays open here
+        self._produced = Began()  # one epoch for all producers: while this log is open no other file can replace it
+        # The only connection that checks the description at opening: parts open beside it and see the same files.
         self._admin_db = Database(self._path, synchronous=synchronous, checked=True, patient=patient, create=create)
         self._watch: LogWatch | None = None
         self._care = Care(self._connect)
@@ -88,12 +89,12 @@ class EmbeddedLog:
 
     @property
     def least_timestamp_ms(self) -> int:
-        """0."""
+        """0: the log takes every timestamp from 0 on."""
         return LEAST_TIMESTAMP_MS
 
     @property
     def admin(self) -> EmbeddedAdmin:
-        """Topic care; may be used by several threads."""
+        """Admin of the topics; several threads may use it."""
         self._check_open()
         return self._admin
 
@@ -113,7 +114,7 @@ class EmbeddedLog:
         return self._keep(build)
 
     def prepare(self, transactional_ids: Iterable[str]) -> None:
-        """A writer has no connection that takes time."""
+        """Nothing to prepare: a writer of this log has no network connection."""
         self._check_open()
 
     def producer(self) -> EmbeddedWriter:
@@ -131,6 +132,7 @@ class EmbeddedLog:
             self._closed = True
             parts = list(self._parts)
             watch, self._watch = self._watch, None
+        # Without the mutex: each part that closes calls `_forget`, which takes it.
         for part in parts:
             part.close()
         if watch is not None:
@@ -138,7 +140,7 @@ class EmbeddedLog:
         self._care.close()
         self._admin_db.close()
 
-    # -- what only this log can do ------------------------------------------------------------------------------------
+    # -- beyond the port ----------------------------------------------------------------------------------------------
 
     def truncate(self, partition: TopicPartition, before: int) -> Bounds:
         """Remove all records below offset `before`; returns the bounds then."""
@@ -146,12 +148,12 @@ class EmbeddedLog:
         return self._care.truncate(partition, before)
 
     def compact(self, topic: str, now_ms: int) -> int:
-        """Compact a topic now, whatever its dirty ratio; returns how many records were removed."""
+        """Compact a topic now, at any dirty ratio; returns the number of removed records."""
         self._check_open()
         return self._care.compact(topic, now_ms)
 
     def apply_retention(self, now_ms: int) -> int:
-        """Remove records past their topic's `retention_ms` by timestamp; returns how many."""
+        """Remove records past their topic's `retention_ms`, by timestamp and by append; returns their number."""
         self._check_open()
         return self._care.apply_retention(now_ms)
 
@@ -170,12 +172,12 @@ class EmbeddedLog:
         return watch.look()
 
     def care(self, now_ms: int) -> CareReport:
-        """One round of retention, compaction and giving space back. Call it every minute or so, from any process."""
+        """One round of retention, compaction and vacuum. Call it every minute or so, from any process."""
         self._check_open()
         return self._care.run(now_ms)
 
     def integrity_check(self) -> list[str]:
-        """Everything found wrong with the file, in sentences; empty if all is well."""
+        """All damage found in the file, in sentences; empty if all is well."""
         self._check_open()
         return self._care.integrity_check()
 
@@ -188,7 +190,7 @@ class EmbeddedLog:
         return Database(self._path, synchronous=self._synchronous, patient=self._patient, beside=self._admin_db)
 
     def _keep(self, build: Callable[[Database], Part]) -> Part:
-        """Build a part on a new connection and remember to close it with the log."""
+        """Build a part on a new connection; the log closes it when it closes itself."""
         db = self._connect()
         try:
             part = build(db)

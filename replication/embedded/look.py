@@ -1,10 +1,10 @@
-"""Whether the embedded log can be read and written now, looked at from time to time by who watches over it.
+"""The watch of the embedded log: periodic looks whether it can be read and written now.
 
     our lock, held for long ─┐
     SQLite's, by a program ──┼──> Unavailable, which names the process       the file ──> Corruption
 
-Rules of this file: it uses a connection of its own and writes nothing. It waits for no lock but when it opens the
-connection, and then for as long as any write would.
+Rules of this file: it uses a connection of its own and writes nothing. It waits for a lock only while it opens the
+connection, and then as long as any write would.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, Corruption, StandfastError, Unavailable
 
 LOOK_MS = 100
-CHECK_MS = 1_000  # how often the file is looked at
-SHARE = 20  # of the time, at most one part of so many goes into that
+CHECK_MS = 1_000  # least time between two checks of the file
+SHARE = 20  # checks take at most 1/20 of the time: in a large log they are slow
 
 _clock = SystemClock()
 
 
 def locked_now(path: str) -> Unavailable | None:
-    """Who keeps everybody from writing to the log at `path`; waits two seconds at most to be sure of it."""
+    """The error that names the process which blocks every write to the log at `path`; takes two seconds at most."""
     watch = LogWatch(path, None)
     deadline_ms = _clock.monotonic_ms() + SOON_MS + LOOK_MS
     while True:
@@ -37,26 +37,26 @@ def locked_now(path: str) -> Unavailable | None:
 
 
 class LogWatch:
-    """Looks of one watcher; by one thread at a time."""
+    """Looks of one watcher; one thread at a time may call it."""
 
     def __init__(self, path: str, connect: Callable[[], Database] | None) -> None:
-        """Without `connect` it only looks at locks."""
+        """Without `connect` the watch looks at locks only."""
         self._path = path
         self._connect = connect
         self._db: Database | None = None
-        self._writer: tuple[int, int] | None = None  # who had SQLite's lock in the last looks, and since when
-        self._wrong: StandfastError | None = None  # with the file, when it was looked at last
-        self._check_ms = 0  # when it is looked at again
+        self._writer: tuple[int, int] | None = None  # process id of the last looks' SQLite writer, and since when
+        self._wrong: StandfastError | None = None  # result of the last check of the file
+        self._check_ms = 0  # time of the next check
         self._held = False
-        self._nameless_ms: int | None = None  # since when whoever had our lock in the last looks did not say who it is
+        self._nameless_ms: int | None = None  # since when our lock's holder has written no text in its file
 
     def look(self) -> StandfastError | None:
-        """Why the log cannot be written, or read; None if nothing is in the way."""
+        """The reason why the log cannot be written, or read; None if nothing is in the way."""
         locked = self.locked()
         began_ms = _clock.monotonic_ms()
         if began_ms >= self._check_ms:
             self._wrong = self._check(locked)
-            # What it waited for a lock is no work, and the lock may be free with the next look.
+            # Time spent waiting for a lock is no work, and the lock may be free at the next look.
             took_ms = 0 if isinstance(self._wrong, Unavailable) else _clock.monotonic_ms() - began_ms
             self._check_ms = began_ms + max(CHECK_MS, took_ms * SHARE)
         return self._wrong or locked
@@ -70,7 +70,7 @@ class LogWatch:
         except (Corruption, Unavailable) as error:
             return error
         except Closed:
-            pass  # with the log
+            pass  # the log was closed meanwhile, and its watch goes with it
         return None
 
     def close(self) -> None:
@@ -79,17 +79,17 @@ class LogWatch:
             self._db.close()
 
     def is_in_doubt(self) -> bool:
-        """Whether somebody had a lock in the last look, so that another one may tell more."""
+        """Whether a lock was held at the last look, so that another look may find for how long."""
         return self._held or self._writer is not None
 
     def locked(self) -> Unavailable | None:
-        """Who has had a lock for long."""
+        """The error that names the process which has had a lock for long; None if there is none."""
         holder, writer, sure = holders_of(self._path)
         self._held = holder is not None
         now_ms = _clock.monotonic_ms()
         if holder is None or holder.pid:
             self._nameless_ms = None
-        else:  # stopped before it could say so, or a program that locks the file for itself
+        else:  # its holder was stopped before it wrote its text, or is a program that locks the file for itself
             self._nameless_ms = now_ms if self._nameless_ms is None else self._nameless_ms
             holder = holder._replace(held_ms=now_ms - self._nameless_ms)
         if self._writer is not None and self._writer[0] != writer:

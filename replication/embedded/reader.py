@@ -1,7 +1,7 @@
 """The reader of the embedded log: assigned partitions, read in turn by short transactions.
 
 Rules of this file: it never writes. Positions move only when fetch returns, so an error loses no record. No cursor
-stays open between calls: a reader that stands still does not keep the WAL from being reset.
+stays open between calls: an idle reader does not keep the WAL from being reset.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, InvalidRequest, StateLost, UnknownStore
 
 CHUNK_RECORDS = 2_000  # one read transaction; larger ones are slower (measured: 10,000 lose a quarter)
-LARGE_RECORDS = 2_000  # a fetch of so many may give a block less
+LARGE_RECORDS = 2_000  # a fetch of so many may return a block less
 FETCH_BYTES_MAX = 64 << 20  # a fetch ends early rather than hold more
+# SQLite notifies no other process of a commit, so an idle reader polls the data version, at growing intervals.
 POLL_FIRST_MS = 2
 POLL_LAST_MS = 20
 
@@ -39,7 +40,7 @@ _EPOCH_END = (
 
 
 class _Slot:
-    """An assigned partition. `told_end` if the caller knows that `position` was the end."""
+    """An assigned partition. `told_end`: the caller was given `position` as the end."""
 
     __slots__ = ("partition_id", "paused", "position", "told_end")
 
@@ -51,7 +52,7 @@ class _Slot:
 
 
 class _Taken:
-    """What the fetch in progress has of one partition."""
+    """Records of one partition in the fetch in progress."""
 
     __slots__ = ("at_end", "pieces", "position")
 
@@ -78,7 +79,7 @@ class EmbeddedReader:
         self._idle_version = -1
 
     def assignment(self) -> Mapping[TopicPartition, int]:
-        """Assigned partitions with their present positions."""
+        """Assigned partitions with their positions now."""
         return {source: slot.position for source, slot in self._slots.items()}
 
     def add(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -90,7 +91,7 @@ class EmbeddedReader:
         self._idle_version = -1
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        """Unassign; absent ones are fine."""
+        """Unassign these partitions; no error for one that is not assigned."""
         for source in partitions:
             self._slots.pop(source, None)
 
@@ -102,12 +103,12 @@ class EmbeddedReader:
         self._idle_version = -1
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Fetch no more of these until resumed; the position stays."""
+        """Fetch no records of these partitions until they are resumed; positions stay."""
         for slot in [self._slot(source) for source in partitions]:
             slot.paused = True
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Fetch them again."""
+        """Fetch these partitions again."""
         for slot in [self._slot(source) for source in partitions]:
             slot.paused = False
         self._idle_version = -1
@@ -119,7 +120,7 @@ class EmbeddedReader:
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         pause_ms = POLL_FIRST_MS
         while True:
-            version = self._db.data_version()
+            version = self._db.data_version()  # before the pass: a commit during the pass must cause another one
             if version != self._idle_version:
                 found = self._pass(max_records)
                 if found:
@@ -132,17 +133,17 @@ class EmbeddedReader:
             pause_ms = min(2 * pause_ms, POLL_LAST_MS)
 
     def fetch_ready(self, max_records: int) -> list[Fetched]:
-        """See LogReader: a look into the file does not wait."""
+        """See LogReader: a fetch without a time limit does not wait here."""
         return self.fetch(max_records)
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Begin and end offsets now, of one moment for all."""
+        """Begin and end offsets of all these partitions, read in one transaction."""
         with self._db.read() as run:
             rows = {source: partition_by_name(run, source) for source in partitions}
         return {source: Bounds(row.begin, row.end) for source, row in rows.items()}
 
     def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """See LogReader: a transaction is written as a whole."""
+        """See LogReader; the ends of `bounds`, since a transaction becomes visible as a whole."""
         return {source: bounds.end for source, bounds in self.bounds(partitions).items()}
 
     def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
@@ -151,7 +152,7 @@ class EmbeddedReader:
         with self._db.read() as run:
             for source, position in positions.items():
                 row = find_partition(run, source)
-                # The tag of the last record is in the partition's row; that of another needs a look.
+                # The partition's row has the tag of the last record; an older record's tag needs a look into `epochs`.
                 if row is not None and position == row.end > 0:
                     tags[source] = row.tag
                 elif row is not None:
@@ -171,7 +172,7 @@ class EmbeddedReader:
         return ends
 
     def close(self) -> None:
-        """Twice is fine."""
+        """Close the connection. Twice is fine."""
         self._db.close()
         self._closed(self)
 
@@ -190,15 +191,15 @@ class EmbeddedReader:
         return slot
 
     def _pass(self, max_records: int) -> list[Fetched]:
-        """Go round the partitions until there is enough or all are at their end."""
+        """Read the partitions in turn until there are enough records or all are at their end."""
         turn = [source for source, slot in self._slots.items() if not slot.paused]
-        if turn:
+        if turn:  # begin with another partition each time, or the first ones would get every small fetch
             first = self._turn % len(turn)
             turn = turn[first:] + turn[:first]
             self._turn += 1
         taken: dict[TopicPartition, _Taken] = {}
         left, left_bytes = max_records, FETCH_BYTES_MAX
-        # Less than a block costs as much as one, and the next fetch would read the rest of it again.
+        # A part of a block costs as much as all of it, and the next fetch would read the block again.
         enough = BLOCK_RECORDS if max_records >= LARGE_RECORDS else 0
         while turn and left > enough and left_bytes > 0:
             share = max(1, left // len(turn))
@@ -221,7 +222,7 @@ class EmbeddedReader:
         return [found for source, piece in taken.items() if (found := self._settle(source, piece)) is not None]
 
     def _settle(self, source: TopicPartition, piece: _Taken) -> Fetched | None:
-        """Move the position; None if the caller learns nothing new."""
+        """Move the position; None if there are no records and the caller knows the end already."""
         slot = self._slots[source]
         if piece.position == slot.position and (slot.told_end or not piece.at_end):
             return None
@@ -233,7 +234,7 @@ class EmbeddedReader:
     def _read(
         self, source: TopicPartition, partition_id: int, piece: _Taken, want: int, bytes_max: int
     ) -> tuple[int, int]:
-        """Read one chunk into `piece`; returns records and bytes of their keys and values."""
+        """Read one chunk into `piece`; returns the number of records and the bytes of their keys and values."""
         with self._db.read() as run:
             row = partition_by_id(run, partition_id)
             if row is None:
@@ -248,7 +249,7 @@ class EmbeddedReader:
             limit = max(1, min(want, CHUNK_RECORDS, fitting))
             read = read_piece(run, row, position, limit)
         records = record_columns(read.offsets, read.cells, read.payload_bytes)
-        if len(records) > limit:  # a block is read as a whole; its rest is read again
+        if len(records) > limit:  # only a whole block can be checked; the next fetch reads the rest again
             records = records[:limit]
             piece.position = records.offsets[-1] + 1
         else:

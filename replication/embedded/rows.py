@@ -4,7 +4,7 @@
     headers    NULL if there are none, else per header: key length u16, key UTF-8, value length i32 (-1 = None), value
                (little endian)
 
-Rules of this file: no I/O of its own and no sqlite3; it makes and takes tuples. It must not know of locks, topics'
+Rules of this file: no I/O of its own and no sqlite3; it makes and takes tuples. It must not know of locks, topic
 policies or groups.
 """
 
@@ -23,6 +23,7 @@ from standfast.replication.log import Headers, Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import Corruption, InvalidRequest
 
+# One integer per record: SQLite's row id is the B-tree's own key, so offsets need neither an index nor a column.
 OFFSET_BITS = 40
 OFFSET_MAX = 1 << OFFSET_BITS
 PARTITION_ID_MAX = 1 << (63 - OFFSET_BITS)
@@ -42,7 +43,7 @@ SELECT_FIRST_AT = (
 class Prepared(NamedTuple):
     """A checked batch: `flat` holds each record's timestamp, key, value (and header bytes if `width` is 4) in turn.
 
-    `cells` has the same by column, and `sums` those of its blocks; empty if it is less than a block.
+    `cells` has the same by column; `sums` has the sums of its blocks, and is empty for less than a block.
     """
 
     flat: list[Any]
@@ -88,6 +89,7 @@ def prepare(source: TopicPartition, batch: Sequence[Outgoing]) -> Prepared:
             f"{source}: the batch has a record of up to {widest_bytes} bytes, the limit is {RECORD_BYTES_MAX}: split it"
         )
     size = block_records(widest_bytes)
+    # Less than a block may extend the partition's last block, whose sums only the transaction knows.
     sums = summed(cells, size) if len(batch) >= size else []
     return Prepared(list(chain.from_iterable(flat)), width, len(batch), widest_bytes, None in keys, cells, sums)
 
@@ -113,13 +115,13 @@ def _insert_statement(rows: int, width: int) -> str:
 
 
 def record_columns(offsets: Sequence[int], cells: Cells, payload_bytes: int) -> RecordColumns:
-    """Records by column: measured, a Record each would cost a fifth of the reading."""
+    """Records by column: measured, one Record object each would take a fifth of the reading time."""
     headers = None if cells.headers is None else [unpack_headers(one) if one else () for one in cells.headers]
     return RecordColumns(offsets, cells.timestamps, cells.keys, cells.values, headers, payload_bytes)
 
 
 def pack_headers(headers: Headers) -> bytes | None:
-    """Header bytes, None if there are no headers. Raises TypeError or ValueError for what is not a header."""
+    """Header bytes, None if there are no headers. Raises TypeError or ValueError for a value that is no header."""
     parts: list[bytes | bytearray | memoryview] = []
     for key, value in headers:
         name = str.encode(key)
@@ -134,7 +136,7 @@ def pack_headers(headers: Headers) -> bytes | None:
 
 
 def unpack_headers(packed: bytes) -> Headers:
-    """Inverse of pack_headers. Raises Corruption for bytes that it did not write."""
+    """Inverse of pack_headers. Raises Corruption for bytes that pack_headers cannot have written."""
     headers: list[tuple[str, bytes | None]] = []
     at = 0
     try:

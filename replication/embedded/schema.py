@@ -1,11 +1,11 @@
-"""Tables of the embedded log, and how the file of an older format becomes one of this format.
+"""Tables of the embedded log, and the migration of files of an older format.
 
     format 1    no checksums, no epochs; the table of the records is `records`
     format 2    sums of blocks, seals of the rows that describe the log, epochs of each partition
 
-Rules of this file: statements and the order in which they run, within one transaction of db.py. The table of
-the records got another name with format 2: a process of an older version that still has the file open fails then at
-its next call, instead of writing records without checksums or removing some without their blocks.
+Rules of this file: statements and the order in which they run, within one transaction of db.py. Format 2 renamed the
+table of the records: a process of an older version that still has the file open then fails at its next call, instead
+of writing records without checksums or removing some without their blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from standfast.replication.embedded.sums import check_seal, seal
 
 SCHEMA_VERSION = 2
 
-# A record's row id is its partition's id shifted by 40 bits plus its offset (see rows.py).
+# A record's row id is its partition's id shifted by 40 bits plus its offset (see rows.py). AUTOINCREMENT: no partition
+# gets the id of a deleted one, whose records may still wait for their purge.
 SCHEMA = """
 CREATE TABLE topics (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, topic_id TEXT NOT NULL, partitions INTEGER NOT NULL,
@@ -67,7 +68,7 @@ SEALED = {
     "committed": ("group_name", "topic", "partition", "position", "metadata"),
 }
 _KEYS = {"topics": 1, "partitions": 1, "writers": 1, "committed": 3}
-_SMALL = (*SEALED, "epochs", "ages", "doomed", "groups", "members")  # all but those that grow with the records
+_SMALL = (*SEALED, "epochs", "ages", "doomed", "groups", "members")  # the tables that do not grow with the records
 
 _TO_2 = (
     "ALTER TABLE records RENAME TO log_records",
@@ -83,14 +84,14 @@ _TO_2 = (
         for statement in SCHEMA.split(";\n")
         if statement.startswith(("CREATE TABLE sums", "CREATE TABLE epochs"))
     ),
-    "UPDATE partitions SET summed_offset = end_offset",  # what is there has no checksum, and stays readable
+    "UPDATE partitions SET summed_offset = end_offset",  # records of format 1 have no checksum and stay readable
 )
 
 Run = Callable[..., Any]
 
 
 def create(run: Run) -> None:
-    """Make the tables of an empty file."""
+    """Create the tables of an empty file."""
     for statement in SCHEMA.split(";\n"):
         run(statement)
 
@@ -108,10 +109,10 @@ def migrate(run: Run, version: int) -> None:
 
 
 def check_described(run: Run, path: str) -> Iterator[str]:
-    """What is wrong with the tables that describe the log, in sentences; raises Corruption for a row's seal.
+    """Damage of the tables that describe the log, in sentences; raises Corruption for a row whose seal does not match.
 
-    They are small, so that each opening can afford it: a row that a search does not find looks like one that is not
-    there, and a topic that is not there would be created, empty.
+    These tables are small enough to check at each opening. A damaged index hides rows from searches, and a topic that
+    no search finds would be created again, empty.
     """
     for table in _SMALL:
         for (text,) in run(f"PRAGMA integrity_check({table})").fetchall():

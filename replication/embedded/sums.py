@@ -1,16 +1,16 @@
 """Checksums of the embedded log: of blocks of records, and of the rows that describe the log.
 
-    block    up to 128 neighbouring records of a partition: which offsets, how many records, and sums over all of them
+    block    up to 128 neighbouring records of a partition: offset range, number of records, and sums over all of them
              keys, values, headers   CRC-32 over every cell and a separator, in the order of the offsets
              times                   sum of the timestamps
-             gaps                    CRC-32 over the offsets, where some of the block are missing (compaction)
+             gaps                    CRC-32 over the offsets, if compaction removed some of the block's records
     seal     CRC-32 over the columns of a row of topics, partitions, committed offsets and writers
 
-A checksum for each record would cost as much as a third of reading it; a block's costs a tenth, since it is made of
-whole columns, and it also notices records that are gone. Sums of a block go on where they ended, so that small
-appends share one block.
+A checksum for each record would cost as much as a third of reading it; a block's costs a tenth, since it covers whole
+columns, and it also detects lost records. An append can continue the sums of a block, so that small appends share
+one block.
 
-Rules of this file: pure; no SQL. Offsets below a partition's `summed` were written before there were checksums.
+Rules of this file: pure; no SQL. Records below a partition's `summed` are of format 1, without checksums.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ BLOCK_BYTES = 256 << 10  # so that a block of large records stays small
 
 _NONE = b"\xff\x00\xfeNone"  # a cell that is NULL; an empty one is another
 _NO_HEADERS = _NONE + b"\x00"
-_TIMES_MASK = (1 << 62) - 1
+_TIMES_MASK = (1 << 62) - 1  # the sum has to fit SQLite's signed 64-bit integer
 
 
 class Sums(NamedTuple):
-    """Sums over records; of none at all it is `Sums()`."""
+    """Sums over records; `Sums()` for no records."""
 
     keys: int = 0
     values: int = 0
@@ -54,7 +54,7 @@ class Block(NamedTuple):
 
     @property
     def sums(self) -> Sums:
-        """What the block's records add up to."""
+        """The sums over the block's records."""
         return Sums(self.keys, self.values, self.headers, self.times)
 
     @property
@@ -84,7 +84,7 @@ class Cells(NamedTuple):
 
 
 def add(before: Sums, cells: Cells) -> tuple[Sums, int]:
-    """Sums that go on with these records, and the bytes of their keys and values."""
+    """The sums `before`, continued over these records, and the bytes of their keys and values."""
     keys, key_bytes = _column(cells.keys, before.keys)
     values, value_bytes = _column(cells.values, before.values)
     if cells.headers is None:
@@ -95,12 +95,12 @@ def add(before: Sums, cells: Cells) -> tuple[Sums, int]:
 
 
 def block_records(widest_bytes: int) -> int:
-    """How many records of at most this size make a block."""
+    """Number of records of at most this size that make a block."""
     return max(1, min(BLOCK_RECORDS, BLOCK_BYTES // max(widest_bytes, 1)))
 
 
 def summed(cells: Cells, size: int) -> list[tuple[Sums, int]]:
-    """Sums and records of the blocks of a batch."""
+    """Sums and number of records of each block of a batch."""
     return [
         (add(Sums(), piece)[0], len(piece.keys))
         for start in range(0, len(cells.keys), size)
@@ -114,7 +114,7 @@ def block_of(begin: int, end: int, offsets: Sequence[int], sums: Sums) -> Block:
 
 
 def gaps_of(begin: int, end: int, offsets: Sequence[int]) -> int:
-    """What says which offsets hold records; 0 if all do."""
+    """Checksum of the set of offsets that hold records; 0 if all do."""
     if len(offsets) == end - begin:
         return 0
     return zlib.crc32(struct.pack(f"<{len(offsets)}q", *offsets))
@@ -124,9 +124,9 @@ def check(source: TopicPartition, block: Block, offsets: Sequence[int], cells: C
     """Raise Corruption unless these are the records of the block; returns the bytes of their keys and values."""
     try:
         sums, size = add(Sums(), cells)
-    except TypeError as error:  # a cell that is a number or a text, or no timestamp
+    except TypeError as error:  # a cell is a number or a text, or a timestamp is missing
         raise damaged(source, block.begin, block.end, "cells are of another type") from error
-    # Offsets increase, so that those of a gapless block are right if the first, the last and their number are.
+    # Offsets increase, so a gapless block has the right ones if the first, the last and their number are right.
     exact = not block.gapless or (not offsets or (offsets[0] == block.begin and offsets[-1] == block.end - 1))
     if (
         sums == block.sums
@@ -139,7 +139,7 @@ def check(source: TopicPartition, block: Block, offsets: Sequence[int], cells: C
 
 
 def damaged(source: TopicPartition, begin: int, end: int, what: str) -> Corruption:
-    """The error for records that are not what was written; it names their partition as the one at fault."""
+    """The error for records that differ from the written ones; it names their partition as its source."""
     error = Corruption(
         f"{source}: the records at offsets {begin} to {end - 1} of the log are damaged ({what}): nothing of them was "
         "given out; set the log's file aside, restore a copy of it, and check disk and memory of the machine"
@@ -155,7 +155,7 @@ def seal(*columns: Any) -> int:
 
 
 def check_seal(where: str, stored: Any, *columns: Any) -> None:
-    """Raise Corruption unless the row is as it was written."""
+    """Raise Corruption unless the row matches its seal."""
     if stored != seal(*columns):
         error = Corruption(
             f"{where}: the row that describes it in the log is damaged: set the log's file aside, restore a copy of "

@@ -1,7 +1,7 @@
-"""Topics and partitions of the embedded log: looking them up, creating, describing, deleting.
+"""Topics and partitions of the embedded log: find, create, describe, change, delete.
 
-Rules of this file: it works inside transactions of db.py and holds no lock for long; records of a deleted
-topic are only marked here and purged in chunks by care.py. It must not know of readers, writers or groups.
+Rules of this file: it works inside transactions of db.py and holds no lock for long; it only marks the records of a
+deleted topic, and care.py purges them in chunks. It must not know of readers, writers or groups.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from standfast.store.names import check_topic
 DIRTY_RATIO = "min.cleanable.dirty.ratio"  # of TopicPolicy.extra; Kafka's name and default
 DIRTY_RATIO_DEFAULT = 0.5
 _NAMED_MAX = 8
-SCAN_OFFSETS = 200_000  # gone through in one read transaction
+SCAN_OFFSETS = 200_000  # offsets of one read transaction: a longer one would keep the WAL from being reset
 
 
 class PartitionRow(NamedTuple):
     """A partition as stored; `keyed` if its topic is compacted, so that every record needs a key.
 
-    Records below `summed` have no checksum. `tag` is that of the epoch in which the last record was written.
+    Records below `summed` have no checksum. `tag` is the tag of the last record's epoch.
     """
 
     id: int
@@ -56,7 +56,7 @@ class PartitionRow(NamedTuple):
 
     @property
     def source(self) -> TopicPartition:
-        """What the log's users call it."""
+        """Topic and number, the partition's name outside of this log."""
         return TopicPartition(self.name, self.number)
 
 
@@ -66,12 +66,12 @@ _BY_NAME = (
     "JOIN partitions p ON p.topic = t.id WHERE t.name = ? AND p.number = ?"
 )
 _BY_ID = _BY_NAME.replace("t.name = ? AND p.number = ?", "p.id = ?")
-_CHANGING = _COLUMNS[3:]  # to write the key and the topic would cost their indexes as well
+_CHANGING = _COLUMNS[3:]  # writing key and topic too would update their indexes with each append
 _STORE = f"UPDATE partitions SET {', '.join(f'{name} = ?' for name in _CHANGING)}, seal = ? WHERE id = ?"  # noqa: S608
 
 
 def partition_by_name(run: Transaction, source: TopicPartition) -> PartitionRow:
-    """Raises UnknownStore naming what exists, Corruption for a row that is not as it was written."""
+    """The partition. Raises UnknownStore naming the topics that exist, Corruption if the row's seal does not match."""
     row = find_partition(run, source)
     if row is None:
         raise _unknown(run, *source)
@@ -79,20 +79,20 @@ def partition_by_name(run: Transaction, source: TopicPartition) -> PartitionRow:
 
 
 def find_partition(run: Transaction, source: TopicPartition) -> PartitionRow | None:
-    """None if there is no such partition. Raises Corruption for a row that is not as it was written."""
+    """The partition, None if there is none. Raises Corruption if the row's seal does not match."""
     topic, number = source
     found = run.execute(_BY_NAME, (topic, number)).fetchone()
     return None if found is None else _checked(found)
 
 
 def partition_by_id(run: Transaction, partition_id: int) -> PartitionRow | None:
-    """None if its topic was deleted. Raises Corruption for a row that is not as it was written."""
+    """The partition, None if its topic was deleted. Raises Corruption if the row's seal does not match."""
     found = run.execute(_BY_ID, (partition_id,)).fetchone()
     return None if found is None else _checked(found)
 
 
 def store_partition(run: Transaction, row: PartitionRow) -> None:
-    """Write a partition that was read in this very transaction."""
+    """Write the row of a partition that the caller read in this very transaction."""
     columns = row[:-1]
     run.execute(_STORE, (*columns[3:], seal(*columns), row.id))
 
@@ -117,7 +117,7 @@ _TOPICS = "SELECT id, name, topic_id, partitions, policy, seal FROM topics"
 
 
 def find_topic(run: Transaction, name: str) -> TopicInfo | None:
-    """A topic by name."""
+    """The topic of this name, None if there is none."""
     row = run.execute(f"{_TOPICS} WHERE name = ?", (name,)).fetchone()
     return None if row is None else _topic(row)
 
@@ -128,12 +128,12 @@ def all_topics(run: Transaction) -> list[TopicInfo]:
 
 
 def dirty_ratio(policy: TopicPolicy) -> float:
-    """Part of a compacted log that must be new before routine care compacts it."""
+    """Share of a compacted log that must be new before routine care compacts it."""
     return float(policy.extra.get(DIRTY_RATIO, DIRTY_RATIO_DEFAULT))
 
 
 class EmbeddedAdmin:
-    """LogAdmin of the embedded log. May be used by several threads."""
+    """LogAdmin of the embedded log. Several threads may use it."""
 
     def __init__(
         self, db: Database, purge: Callable[[], object], truncate: Callable[[TopicPartition, int], object]
@@ -143,13 +143,13 @@ class EmbeddedAdmin:
         self._truncate = truncate
 
     def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
-        """Create a topic; one that exists is described, unchanged. Raises InvalidRequest for a bad name or policy."""
+        """Create a topic; returns an existing one unchanged. Raises InvalidRequest for a bad name or policy."""
         text = check_new_topic(name, partitions, policy)
         with self._db.write() as run:
             existing = find_topic(run, name)
             if existing is not None:
                 return existing
-            topic_id = uuid.uuid4().hex
+            topic_id = uuid.uuid4().hex  # by which a recreated topic differs from the deleted one of the same name
             topic = run.execute(
                 "INSERT INTO topics (name, topic_id, partitions, policy) VALUES (?, ?, ?, ?) RETURNING id",
                 (name, topic_id, partitions, text),
@@ -159,7 +159,7 @@ class EmbeddedAdmin:
         return _info(name, topic_id, partitions, text)
 
     def add_partitions(self, name: str, partitions: int) -> TopicInfo:
-        """Let a topic have that many partitions in all. Raises UnknownStore, InvalidRequest for fewer than it has."""
+        """Grow a topic to that many partitions. Raises UnknownStore, InvalidRequest for fewer than it has."""
         check_partitions(name, partitions)
         with self._db.write() as run:
             found = _existing(run, name)
@@ -175,9 +175,9 @@ class EmbeddedAdmin:
             return replace(found, partitions=partitions)
 
     def change_topic(self, name: str, settings: Mapping[str, str]) -> TopicInfo:
-        """Change settings by name; the others stay. Raises UnknownStore, InvalidRequest for a value that means nothing.
+        """Change settings by name; the others stay. Raises UnknownStore, InvalidRequest for an invalid value.
 
-        A topic that becomes compacted takes no record without a key from then on.
+        A topic that becomes compacted refuses records without a key from then on.
         """
         with self._db.write() as run:
             found = _existing(run, name)
@@ -186,6 +186,7 @@ class EmbeddedAdmin:
                 "UPDATE topics SET policy = ? WHERE name = ? RETURNING id", (_policy_text(name, policy), name)
             ).fetchone()[0]
             _seal_topic(run, topic)
+            # Appends check `keyed` in the partition's row, which they read anyway.
             for partition_id in partition_ids(run, name):
                 row = partition_by_id(run, partition_id)
                 assert row is not None
@@ -193,7 +194,7 @@ class EmbeddedAdmin:
             return replace(found, policy=policy)
 
     def survey(self, names: Iterable[str]) -> LogSurvey:
-        """Topics as they are; this log has no brokers and no settings of its own."""
+        """The topics of these names; this log has no brokers and no settings of its own."""
         with self._db.read() as run:
             found = {name: find_topic(run, name) for name in names}
         return LogSurvey((), {}, {name: None if info is None else TopicSurvey(info) for name, info in found.items()})
@@ -205,11 +206,11 @@ class EmbeddedAdmin:
         return sorted(name for (name,) in rows)
 
     def consumers(self, group: str) -> tuple[str, ...]:
-        """None: this log has no protocol beside ours."""
+        """Empty: this log has no consumer protocol beside ours."""
         return ()
 
     def describe_topic(self, name: str) -> TopicInfo | None:
-        """None if there is no such topic."""
+        """The topic of this name, None if there is none."""
         with self._db.read() as run:
             return find_topic(run, name)
 
@@ -226,27 +227,28 @@ class EmbeddedAdmin:
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its records and the offsets that groups committed for it.
 
-        It is gone at once; its records are removed in chunks before this returns (after a crash, by the next care).
+        The topic is gone at once; this call removes its records in chunks (after a crash, the next care does).
         """
         with self._db.write() as run:
             ids = [(partition_id,) for partition_id in partition_ids(run, name)]
+            # Only marked: removing all records in this transaction would hold the lock for as long as that takes.
             run.executemany("INSERT INTO doomed (partition) VALUES (?)", ids)
             run.executemany("DELETE FROM partitions WHERE id = ?", ids)
             run.executemany("DELETE FROM ages WHERE partition = ?", ids)
             run.executemany("DELETE FROM epochs WHERE partition = ?", ids)
             run.execute("DELETE FROM topics WHERE name = ?", (name,))
-            run.execute("DELETE FROM committed WHERE topic = ?", (name,))
+            run.execute("DELETE FROM committed WHERE topic = ?", (name,))  # as Kafka's brokers do
         self._purge()
 
     def delete_group(self, name: str) -> None:
-        """Forget what a group committed."""
+        """Delete the committed offsets of a group."""
         with self._db.write() as run:
             run.execute("DELETE FROM committed WHERE group_name = ?", (name,))
 
     def first_offsets(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """First offset at or after a timestamp, the end if there is none. Raises UnknownStore.
 
-        The log keeps no index of times: offsets are gone through in short transactions, about 10 million a second.
+        The log keeps no index of times: this scans the records in short transactions, about 10 million a second.
         """
         return {source: self._first_offset(source, time_ms) for source, time_ms in times_ms.items()}
 
@@ -265,12 +267,12 @@ class EmbeddedAdmin:
             position = stop
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
-        """Remove what lies below these offsets, in chunks."""
+        """Remove the records below these offsets, in chunks."""
         for source, offset in before.items():
             self._truncate(source, offset)
 
     def lacking(self, needs: Iterable[Need]) -> list[str]:
-        """Nothing: who may open the file may do everything."""
+        """Empty: a process that may open the file may do everything."""
         return []
 
     def _insert_partitions(self, run: Transaction, topic: int, numbers: Iterable[int], policy: TopicPolicy) -> None:
@@ -291,7 +293,7 @@ _FRESH = f"SELECT {', '.join(_COLUMNS)} FROM partitions WHERE topic = ? AND numb
 
 
 def _seal_topic(run: Transaction, topic: int) -> None:
-    """Seal a row that was written in this very transaction."""
+    """Seal the row of a topic that the caller wrote in this very transaction."""
     row = run.execute(f"{_TOPICS} WHERE id = ?", (topic,)).fetchone()
     run.execute("UPDATE topics SET seal = ? WHERE id = ?", (seal(*row[:-1]), topic))
 
@@ -323,14 +325,14 @@ def _unknown(run: Transaction, topic: str, number: int) -> UnknownStore:
 
 
 def check_new_topic(name: str, partitions: int, policy: TopicPolicy) -> str:
-    """The policy as JSON, of a topic that may be created. Raises InvalidRequest for a bad name, number or policy."""
+    """The policy of a new topic as JSON. Raises InvalidRequest for a bad name, number or policy."""
     check_topic(name)
     check_partitions(name, partitions)
     return _policy_text(name, policy)
 
 
 def _policy_text(name: str, policy: TopicPolicy) -> str:
-    """The policy as JSON; raises InvalidRequest for one that means nothing."""
+    """The policy as JSON. Raises InvalidRequest for a bad policy."""
     check_policy(name, policy)
     try:
         ratio_fits = 0 <= dirty_ratio(policy) <= 1

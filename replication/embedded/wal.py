@@ -1,19 +1,19 @@
-"""Whether the write-ahead log of the embedded log lost commits in its middle, which SQLite would drop without a word.
+"""Detection of commits lost in the middle of the embedded log's WAL, which SQLite would drop without an error.
 
     header    magic, version, page size, round, salts, checksum                                32 bytes
     frame     page, size of the database if it ends a commit or else 0, salts, checksum        24 bytes, then the page
 
 A frame's checksum goes on from that of the frame before it. SQLite takes frames as long as salts and checksums hold, up
-to the last that ends a commit, and overwrites what is behind it. Behind it may lie, and is no damage:
+to the last that ends a commit, and overwrites the frames behind it. These frames behind it are no damage:
 
     frames of an earlier round            other salts
     one commit that was not synced        a power loss while it was written, or a kill, or a sync that failed
     leases before that one                they are not synced either, and change a page or two
 
-A commit that another frame goes on from was whole, and synced, before that frame was begun: it is behind only if a
-frame before it changed since. The checksum of that one frame proves it, so that no other needs to be computed.
+A commit from which another frame goes on was whole, and synced, before that frame was begun: it lies behind only if a
+frame before it has changed since. The checksum of that one frame proves it, so that no other needs to be computed.
 
-Rules of this file: no SQL, and no file is opened. The damage of the very last commit looks like a torn end.
+Rules of this file: no SQL, and no file is opened. Damage of the very last commit looks like a torn end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Read: TypeAlias = Callable[[int, int], bytes]  # offset and number of bytes
 
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
-INDEX_BYTES = 96  # of the -shm file: its header, twice
+INDEX_BYTES = 96  # the header of the -shm file, stored twice
 LEASE_FRAMES = 2  # a renewed lease changes a page, one that also removes members another
 _MAGIC = 0x377F0682  # the last bit: checksums are of big-endian words
 _MASK = 0xFFFFFFFF
@@ -37,7 +37,7 @@ Sum: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class LostCommits:
-    """`commits` that were acknowledged lie at or behind `frame`, which is not as it was written; 0 is the header."""
+    """`commits` acknowledged ones lie at or behind the damaged `frame`; frame 0 is the header."""
 
     frame: int
     offset: int  # of the frame in the file
@@ -45,13 +45,13 @@ class LostCommits:
 
 
 def lost_commits(read: Read, size: int, page_bytes: int, index: bytes) -> LostCommits | None:
-    """What SQLite would drop of a file of this size; `index` is the beginning of its -shm after SQLite looked."""
+    """Commits that SQLite would drop of a WAL of `size` bytes; `index`: head of its -shm, after SQLite read the WAL."""
     header = read(0, HEADER_BYTES)
     if len(header) < HEADER_BYTES or len(index) < INDEX_BYTES or index[:48] != index[48:96]:
-        return None
+        return None  # the index's two copies differ while a program writes it
     taken, index_salts = struct.unpack_from("=I", index, 16)[0], index[32:40]
     wal = _Wal(read, page_bytes, header)
-    # Between two rounds the index is ahead of the file, and all that is in the file is in the database.
+    # Between two rounds the index is ahead of the file, and the database has every frame of the file.
     if index_salts != header[16:24] and (wal.whole or any(index_salts)):
         return None
     last = (size - HEADER_BYTES) // wal.frame_bytes
@@ -60,6 +60,7 @@ def lost_commits(read: Read, size: int, page_bytes: int, index: bytes) -> LostCo
         head = wal.head(number)
         if head[8:16] == wal.salts:
             last_own = number
+            # Leases are not synced, so a commit of so few frames proves nothing about the commits before it.
             if not proven and ends[-1] == number - 1 > taken and ends[-1] - ends[-2] > LEASE_FRAMES:
                 proven = wal.follows(number)
         if head[4:8] != bytes(4):
@@ -71,7 +72,7 @@ def lost_commits(read: Read, size: int, page_bytes: int, index: bytes) -> LostCo
 
 
 class _Wal:
-    """The file; frames are counted from 1."""
+    """The WAL file; frames are counted from 1."""
 
     def __init__(self, read: Read, page_bytes: int, header: bytes) -> None:
         self._read = read
@@ -81,7 +82,7 @@ class _Wal:
         self.whole = magic & ~1 == _MAGIC and self._sum(header[:24], (0, 0)) == self._seed
         self.salts = header[16:24] if self.whole else self.head(1)[8:16]
         if not self.whole:
-            self._order = "="  # SQLite makes checksums of the machine's own words
+            self._order = "="  # with the header's magic lost: SQLite writes checksums of the machine's own words
 
     def at(self, number: int) -> int:
         return HEADER_BYTES + (number - 1) * self.frame_bytes
@@ -90,13 +91,13 @@ class _Wal:
         return self._read(self.at(number), FRAME_HEADER_BYTES)
 
     def follows(self, number: int) -> bool:
-        """Whether a frame was written after the one before it, whose checksum may be what changed."""
+        """Whether a frame continues the one before it, even if the stored checksum of that one is damaged."""
         return self._goes_on(number, self._stored(number - 1)) or self._goes_on(
             number, self._computed(number - 1, self._stored(number - 2))
         )
 
     def first_wrong(self, first: int, last: int) -> int:
-        """The first frame that is not as it was written; the one before it is."""
+        """The first damaged frame of the range; the frame before the range is whole."""
         for number in range(first, last + 1):
             if self.head(number)[8:16] != self.salts or not self._goes_on(number, self._stored(number - 1)):
                 return number

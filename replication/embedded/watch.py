@@ -1,13 +1,13 @@
-"""What keeps the file of the embedded log from being written or read, seen from outside of it.
+"""Checks of the embedded log's files from outside of SQLite: conditions that prevent writes or reads.
 
-    place        the file and its lock are those that were opened     a removed log would take commits into nothing
+    place        path and lock still name the opened files            commits to a removed log would be lost
     header       the first bytes are those of a database              SQLite looks at them only when it opens the file
     WAL          no commits in it behind damage                       SQLite would drop them, and overwrite them
-    writer       who has SQLite's own lock for writing                of a program that does not know our lock
+    writer       the process that has SQLite's own write lock         a program that does not know our lock
 
 Rules of this file: no SQL, and nothing here waits for a lock. The database file is read by a descriptor that is never
-closed: closing one drops SQLite's POSIX locks of the whole process, and so one is kept for each file, for good. That
-of the WAL's index, which goes with the last connection, is kept until the file is removed.
+closed: closing one drops SQLite's POSIX locks of the whole process, so one is kept for each file, for good. SQLite
+removes the WAL's index with the last connection; its descriptor is kept until then.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _GONE = (
 _ACCEPT = "python3 -c 'import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute(\"PRAGMA wal_checkpoint(TRUNCATE)\")'"
 
 _readers: dict[tuple[int, int], int] = {}  # descriptors by device and file, never closed
-_indexes: dict[tuple[int, int], int] = {}  # the same of -shm files
+_indexes: dict[tuple[int, int], int] = {}  # descriptors of -shm files, closed once the file is removed
 _mutex = threading.Lock()
 
 
 class Place(NamedTuple):
-    """Which files a connection has open: (device, number) of the database, its lock, and the two of its WAL.
+    """Files that a connection has open, as (device, inode): the database, its lock, its WAL and the WAL's index.
 
-    SQLite removes those of the WAL with the last connection only, so that they stay while one is open.
+    SQLite removes the last two only with the last connection, so that they stay while one is open.
     """
 
     file: tuple[int, int]
@@ -49,12 +49,12 @@ class Place(NamedTuple):
 
 
 def place_of(path: str) -> Place:
-    """The files that are at this path now. Raises OSError."""
+    """The files at this path now. Raises OSError."""
     return Place(_number(path), _number(f"{path}.lock"), _number(f"{path}-wal"), _number(f"{path}-shm"))
 
 
 def in_place(path: str, lock: str, opened: Place) -> bool:
-    """Whether database and lock are in their places, as far as a quick look tells; before each write."""
+    """Whether database and lock still have their inodes; a quick look (4 us) before each write."""
     try:
         file, held = os.stat(path), os.stat(lock)  # noqa: PTH116  a Path costs as much again
     except OSError:
@@ -68,7 +68,7 @@ def _number(path: str) -> tuple[int, int]:
 
 
 def check_place(path: str, opened: Place) -> None:
-    """Raise Corruption if other files, or none, are where the log was opened; Unavailable if that cannot be seen."""
+    """Raise Corruption if the log's path has other files, or none; Unavailable if the path cannot be read."""
     try:
         if place_of(path) == opened:
             return
@@ -79,17 +79,17 @@ def check_place(path: str, opened: Place) -> None:
     except OSError as error:
         raise Unavailable(f"log {path} cannot be looked at ({error}): check path and modes, then retry") from error
     gone = damaged(path, f"{what} while it was open: {_GONE}")
-    gone.unwritten = True  # by who looks first
+    gone.unwritten = True  # every write checks the place before it begins
     raise gone
 
 
 def check_header(path: str, opened: Place) -> None:
-    """Raise Corruption if the file does not begin as a log does: no process could open it any more."""
+    """Raise Corruption if the file does not begin like a database: no process could open it any more."""
     try:
         header = os.pread(_reader(path, opened.file), HEADER_BYTES, 0)
     except OSError as error:
         raise Unavailable(f"log {path} cannot be read ({error}): check the disk, then retry") from error
-    # No more than this: the rest of the first page may be newer in the write-ahead log.
+    # Only these bytes: the WAL may have a newer version of the rest of the first page.
     if len(header) < HEADER_BYTES or not header.startswith(_MAGIC):
         raise damaged(
             path,
@@ -104,15 +104,15 @@ def _reader(path: str, number: tuple[int, int]) -> int:
         if fd is None:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             found = os.fstat(fd)
-            # Replaced just now: this one is kept as well, and `check_place` says so with the next look.
+            # A file that replaced ours just now is kept as well; the next `check_place` reports it.
             _readers[found.st_dev, found.st_ino] = fd
         return fd
 
 
 def check_wal(path: str, page_bytes: int, *, synced: bool) -> LostCommits | None:
-    """Raise Corruption if SQLite, which must have looked at its WAL by now, would drop acknowledged commits of it.
+    """Raise Corruption if SQLite, which must have read the WAL by now, would drop acknowledged commits of it.
 
-    Unless every commit is `synced`, it may be what a power loss left, and is returned. Raises OSError.
+    Unless every commit is `synced`, a power loss may cause the same; then the loss is returned. Raises OSError.
     """
     try:
         fd = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
@@ -121,7 +121,7 @@ def check_wal(path: str, page_bytes: int, *, synced: bool) -> LostCommits | None
     try:
         size, index = os.fstat(fd).st_size, _index(path)
         lost = lost_commits(lambda at, count: os.pread(fd, count, at), size, page_bytes, index) if size else None
-        if lost is not None and _index(path) != index:  # a program that does not know our lock writes meanwhile
+        if lost is not None and _index(path) != index:  # a program without our lock wrote in between
             lost = None
     finally:
         os.close(fd)
@@ -154,7 +154,7 @@ def _index(path: str) -> bytes:
 
 
 def sqlite_writer(path: str) -> int | None:
-    """Id of the process that has SQLite's lock for writing, from the kernel's list; None: nobody, or not to be seen."""
+    """Id of the process that has SQLite's write lock, from the kernel's list; None if it is free or cannot be seen."""
     try:
         number = Path(f"{path}-shm").stat().st_ino
         lines = KERNEL_LOCKS.read_text("ascii", "replace").splitlines()
@@ -171,7 +171,7 @@ def sqlite_writer(path: str) -> int | None:
 
 
 def held_by_program(path: str, pid: int | None, held_ms: int | None = None) -> Unavailable:
-    """The error of a write while a program that does not know our lock writes to the file."""
+    """The error of a write while a program without our lock has a write transaction on the file."""
     who = f"process {pid}" if pid else "it"
     since = "" if held_ms is None else f" for {held_ms / 1_000:.1f} s"
     error = Unavailable(
@@ -183,7 +183,7 @@ def held_by_program(path: str, pid: int | None, held_ms: int | None = None) -> U
 
 
 def damaged(path: str, how: str) -> Corruption:
-    """The error of a log that must not be used as it is."""
+    """The error for a damaged log, which must not be used as it is."""
     error = Corruption(f"log {path} {how}")
     error.of_log = True
     return error

@@ -1,7 +1,7 @@
 """Writers of the embedded log: one SQLite transaction per call, fenced by the epoch of the transactional id.
 
-Rules of this file: whatever can be checked is checked before the lock is taken; the epoch is checked inside the
-transaction, so no record of a fenced writer can slip in. It must not know of leases beyond asking who is live.
+Rules of this file: records and arguments are checked before the lock is taken, the epoch inside the transaction, so no
+record of a fenced writer can slip in. It must not know of leases, except whether a member is live.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import Held, InvalidRequest
 
-# How finely a compacted partition remembers when its records were appended (see care.py).
+# Step in which a partition notes when its records were appended (see care.py).
 AGE_STEP_MS = 600_000
 
 
 class Began:
-    """Partitions to which one writer, or the producers of one opened log, have written: there an epoch of it began.
+    """Epoch of one writer, or of the producers of one opened log: its tag, and the partitions in which it began.
 
-    An epoch's tag is random, and its first append in a partition begins one. So when a file is put back to what it was
-    and written on, the records from there on belong to an epoch that the other history has not. Later appends go on in
-    whatever epoch the partition is, since the file was open here all the while: writers by turns need one each.
+    An epoch's tag is random, and its first append in a partition begins it there. So when a file is put back to an
+    older state and written on, the new records belong to an epoch that the other history does not have. Later appends
+    go on in the partition's current epoch, since no other file can replace one that is open: writers that take turns
+    need one epoch each, not one for each append.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class Began:
 
 
 class EmbeddedWriter:
-    """LogWriter of the embedded log; a producer if it has no transactional id."""
+    """LogWriter of the embedded log; without a transactional id it is a producer."""
 
     def __init__(
         self,
@@ -62,20 +63,20 @@ class EmbeddedWriter:
 
     @property
     def claim(self) -> WriterClaim | None:
-        """The id and the epoch that every write is checked by; None for a producer."""
+        """The id and epoch that every write is checked against; None for a producer."""
         return self._fence
 
     @property
     def marks_transactions(self) -> bool:
-        """A transaction is one of the database."""
+        """False: a transaction here is one of SQLite and adds no marker record."""
         return False
 
     def append(self, batches: Batches) -> dict[TopicPartition, int]:
-        """Write and wait for the acknowledgement. Returns next offset per partition; here all or nothing as well."""
+        """Write and wait for the acknowledgement. Returns next offset per partition; here it is all or nothing too."""
         return self._write(batches, None)
 
     def transact(self, batches: Batches, commit: GroupCommit | None = None) -> dict[TopicPartition, int]:
-        """Write records and commit group offsets, all or nothing. Returns position after the last record.
+        """Write records and commit group offsets, all or nothing. Returns the next offset per partition.
 
         Raises Fenced if a newer writer was opened, UnknownStore or InvalidRequest for a bad partition or record; in
         each case nothing was written.
@@ -85,7 +86,7 @@ class EmbeddedWriter:
         return self._write(batches, commit)
 
     def close(self) -> None:
-        """Twice is fine. The transactional id keeps its owner."""
+        """Close the connection; the transactional id keeps its owner. Twice is fine."""
         self._db.close()
         self._closed(self)
 
@@ -99,6 +100,7 @@ class EmbeddedWriter:
             rows = {source: _append(run, source, batch, now_ms, self._began) for source, batch in prepared}
             if commit is not None:
                 store_commit(run, commit.group, commit.offsets)
+        # Only after the commit: a write that was rolled back began no epoch, so the next append must begin it.
         self._began.partitions |= {
             row.id for (_, batch), row in zip(prepared, rows.values(), strict=True) if batch.records
         }
@@ -108,13 +110,14 @@ class EmbeddedWriter:
 def open_epoch(
     db: Database, transactional_id: str, *, group: str, owner: str, if_free: bool, clock: Clock, boot: str
 ) -> int:
-    """Take the transactional id over: one atomic step that fences every older writer of it. Returns the epoch.
+    """Take over the transactional id, in one atomic step that fences every older writer of it. Returns the epoch.
 
     Raises Held if `if_free` and its last owner is another live member of `group`.
     """
     check_text("transactional id", transactional_id)
     check_text("group name", group)
     check_text("owner", owner)
+    # A take-over is tried again anyway, and its thread also reads for standbys: it must not wait for a stuck holder.
     with db.write(patient=False) as run:
         row = find_writer(run, transactional_id)
         last_owner, last_epoch = row if row is not None else (owner, 0)
@@ -136,7 +139,7 @@ def open_epoch(
 
 
 def _append(run: Transaction, source: TopicPartition, batch: Prepared, now_ms: int, began: Began) -> PartitionRow:
-    """Write one partition's batch; returns the partition after it."""
+    """Write one partition's batch; returns the partition's new row."""
     row = partition_by_name(run, source)
     if not batch.records:
         return row
@@ -166,7 +169,10 @@ def _append(run: Transaction, source: TopicPartition, batch: Prepared, now_ms: i
 
 
 def _remember_age(run: Transaction, row: PartitionRow, now_ms: int) -> int:
-    """From time to time note what was there already: everything below its end was appended by `row.appended_ms`."""
+    """Once per `AGE_STEP_MS`, note that every record below the end was appended by `row.appended_ms`.
+
+    Returns the time of the last note.
+    """
     if now_ms - row.aged_ms < AGE_STEP_MS:
         return row.aged_ms
     if row.end:

@@ -1,1 +1,1 @@
-"""The log on a Kafka cluster."""
+"""The log on a Kafka cluster, by confluent-kafka."""

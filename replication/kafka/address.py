@@ -1,14 +1,14 @@
-"""The address of a Kafka log, and which client gets which of its settings.
+"""The address of a Kafka log, and the settings that each kind of client gets from it.
 
     kafka://host:port,host:port?security.protocol=SASL_SSL&sasl.username=app&sasl.password.file=/run/secrets/kafka
 
-    timeout.ms           ours: the longest that any one request waits for an answer (10,000)
+    timeout.ms           ours: the longest wait for the answer to one request, in milliseconds (10,000)
     <secret>.file        a file whose text is the value of a secret setting, without its line end
     anything else        a setting of librdkafka, passed to the clients that know it
 
-Rules of this file: pure but for reading secret files; it must not know the client library. A secret is never part of
-an address, because addresses are printed, logged and seen in lists of processes: it is given by file. Names that are
-in no list here go to every client, since a newer librdkafka may know them; the client refuses what it does not know.
+Rules of this file: pure except for reading secret files; it must not know the client library. A secret is never part of
+an address, because addresses are printed, logged and seen in lists of processes: it comes from a file. Names in none
+of these lists go to every client, since a newer librdkafka may know them; the client refuses unknown names.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SECRETS = frozenset(
     }
 )
 
-# What the log itself depends on: another value would break a promise of the port.
+# Settings on which the log itself depends: another value would break a promise of the port.
 OURS = frozenset(
     {
         *("bootstrap.servers", "metadata.broker.list", "transactional.id", "enable.idempotence", "isolation.level"),
@@ -119,7 +119,7 @@ _OFFERED = sorted((COMMON | CONSUMER | PRODUCER) - OURS | {name + FILE for name 
 
 @dataclass(frozen=True)
 class KafkaAddress:
-    """A parsed address. `options` are librdkafka's; secrets are still in their files."""
+    """A parsed address. `options` are librdkafka's settings; secrets are still in their files."""
 
     servers: str
     timeout_ms: int = TIMEOUT_DEFAULT_MS
@@ -136,7 +136,7 @@ class KafkaAddress:
 
     @property
     def principal(self) -> str:
-        """Who the brokers take this client for, as ACLs name it: `User:name`, or words where only they know it."""
+        """The client's principal as ACLs name it: `User:name`, or a description where only the brokers know it."""
         protocol = self.options.get("security.protocol", "plaintext").upper()
         if protocol.startswith("SASL"):
             mechanism = self.options.get("sasl.mechanism", self.options.get("sasl.mechanisms", "GSSAPI")).upper()
@@ -144,6 +144,7 @@ class KafkaAddress:
                 return f"User:{self.options['sasl.username']}"
             kerberos = self.options.get("sasl.kerberos.principal") if mechanism == "GSSAPI" else None
             return f"the client's principal (Kerberos {kerberos})" if kerberos else "the client's principal"
+        # For a certificate, Kerberos and OAuth only the brokers know the principal, so the text says so.
         named = (name for name in _CERTIFICATES if name in self.options or name in self.secret_files)
         found = next(named, None) if protocol == "SSL" else None
         if found is None:
@@ -170,6 +171,7 @@ class KafkaAddress:
 def parse_kafka_address(address: str) -> KafkaAddress:
     """Check an address without connecting or reading files. Raises BadConfig with every problem, never a secret."""
     servers, _, query = address.removeprefix(f"{SCHEME}://").partition("?")
+    # With an @ the servers may contain a password, which no error may show.
     where = f"log address {SCHEME}://{'...' if '@' in servers else servers}"
     problems = []
     if "@" in servers:
@@ -208,12 +210,12 @@ def parse_kafka_address(address: str) -> KafkaAddress:
 
 
 def options_of(options: Mapping[str, str], *, consumer: bool = False, producer: bool = False) -> dict[str, str]:
-    """The settings that a client of this kind understands; those in no list go to all."""
+    """The settings that a client of this kind understands, and every setting that is in no list."""
     other = (frozenset() if consumer else CONSUMER) | (frozenset() if producer else PRODUCER)
     return {name: value for name, value in options.items() if name not in other}
 
 
 def nearest_setting(name: str) -> str:
-    """`, did you mean 'x'?` for the nearest known setting, or nothing."""
+    """`, did you mean 'x'?` for the nearest known setting, or an empty text."""
     near = difflib.get_close_matches(name, _OFFERED, 1, 0.6)
     return f", did you mean {near[0]!r}?" if near else ""

@@ -1,12 +1,12 @@
 """Topics of a Kafka log: create, describe, change, grow, delete, delete records. A policy is the topic's own settings.
 
     cleanup                 cleanup.policy            min_compaction_lag_ms   min.compaction.lag.ms
-    retention_ms (-1)       retention.ms (-1)         extra                   whatever else was set on the topic
+    retention_ms (-1)       retention.ms (-1)         extra                   every other setting of the topic itself
     delete_retention_ms     delete.retention.ms       replication             -1 to create: the broker's default
     (-1: for ever)          (the largest number)
 
-Rules of this file: what is created or deleted is waited for, because brokers learn of it one after the other. Kafka's
-own topics and the members topics of groups are not listed. May be used by several threads.
+Rules of this file: calls wait until a creation or deletion is visible, because brokers learn of it one after the
+other. Lists leave out Kafka's own topics and the members topics of groups. Several threads may use it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import InvalidRequest, Unavailable
 from standfast.store.names import check_topic
 
-_api: Any = _admin  # its names are public by its manual, but not to type checkers
+_api: Any = _admin  # its manual makes these names public, but type checkers do not see them
 POLL_MS = 20
 
 
@@ -53,7 +53,7 @@ class KafkaAdmin:
         self._clock = SystemClock()
 
     def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
-        """Create a topic; one that exists is described, unchanged. Raises InvalidRequest for a bad name or policy."""
+        """Create a topic; returns an existing one unchanged. Raises InvalidRequest for a bad name or policy."""
         self._check_open()
         check_topic(name)
         settings = _settings(name, partitions, policy)
@@ -67,10 +67,10 @@ class KafkaAdmin:
             except KafkaException as error:
                 if not _is_unknown(TIMESTAMP_AHEAD, error) or TIMESTAMP_AHEAD not in settings:
                     raise
-                del settings[TIMESTAMP_AHEAD]  # a broker before Kafka 3.6, which takes any timestamp
+                del settings[TIMESTAMP_AHEAD]  # a broker before Kafka 3.6 has no such limit and takes any timestamp
                 self._create(name, partitions, settings, what)
         except KafkaException as error:
-            if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:  # somebody else was first
+            if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:  # else another client was first
                 raise self._cluster.translate(error, what, Need(TOPIC, name, "CREATE")) from error
         self._until(lambda: self._ready(name, 1), f"topic {name!r} was created, but not all brokers know it")
         made = self.describe_topic(name)
@@ -86,7 +86,7 @@ class KafkaAdmin:
         self._cluster.answer(answer[name])
 
     def describe_topic(self, name: str) -> TopicInfo | None:
-        """None if there is no such topic."""
+        """The topic of this name, None if there is none."""
         self._check_open()
         return next(iter(self._infos([name])), None)
 
@@ -96,7 +96,7 @@ class KafkaAdmin:
         return self._infos(self.topic_names())
 
     def topic_names(self) -> list[str]:
-        """Names of all topics but Kafka's own and those of our groups, in order."""
+        """Names of all topics except Kafka's own and the members topics of our groups, in order."""
         self._check_open()
         return [name for name in self._cluster.names() if not name.endswith(MEMBERS_SUFFIX)]
 
@@ -120,7 +120,7 @@ class KafkaAdmin:
         )
 
     def add_partitions(self, name: str, partitions: int) -> TopicInfo:
-        """Let a topic have that many partitions in all, and wait until each has a leader.
+        """Grow a topic to that many partitions, and wait until each has a leader.
 
         Raises UnknownStore, InvalidRequest for fewer than it has.
         """
@@ -141,15 +141,15 @@ class KafkaAdmin:
             try:
                 self._cluster.answer(answer[name])
             except KafkaException as error:
-                if self._existing(name).partitions < partitions:  # else somebody else was first
+                if self._existing(name).partitions < partitions:  # else another client was first
                     raise self._cluster.translate(error, what, Need(TOPIC, name, "ALTER")) from error
         self._until(lambda: self._ready(name, partitions), f"topic {name!r} got partitions, but not all have a leader")
         return self._existing(name)
 
     def change_topic(self, name: str, settings: Mapping[str, str]) -> TopicInfo:
-        """Change settings by name, and wait until they are described so; the others stay.
+        """Change settings by name, and wait until the brokers describe them so; the others stay.
 
-        Raises UnknownStore, InvalidRequest for what the broker refuses.
+        Raises UnknownStore, InvalidRequest for a value that the broker refuses.
         """
         self._check_open()
         check_topic(name)
@@ -170,18 +170,19 @@ class KafkaAdmin:
             )
             for future in answer.values():
                 self._cluster.wait(what, future, Need(TOPIC, name, "ALTER_CONFIGS"))
-            # The controller has answered; the broker that is asked next learns of it a moment later.
+            # The controller has answered; the broker that answers the next question learns of it a moment later.
             self._until(lambda: wanted == before or self._existing(name).policy != before, f"{what} shows no effect")
         return self._existing(name)
 
     def survey(self, names: Iterable[str]) -> LogSurvey:
-        """Brokers, their settings, and topics with everything that is in force for them."""
+        """Brokers, their settings, and topics with all settings in force for them."""
         self._check_open()
         return survey(self._cluster, names)
 
     def groups(self) -> list[str]:
         """Names of the groups that committed offsets or have members."""
         self._check_open()
+        # A group that has not committed yet has no offsets at the brokers, only its members topic.
         named = [name.removesuffix(MEMBERS_SUFFIX) for name in self._cluster.names() if name.endswith(MEMBERS_SUFFIX)]
         return sorted({*consumer_groups(self._cluster), *named})
 
@@ -191,7 +192,7 @@ class KafkaAdmin:
         return consumers(self._cluster, group)
 
     def delete_group(self, name: str) -> None:
-        """Delete a group with its offsets; an absent one is fine. Raises InvalidRequest while it has consumers."""
+        """Delete a group with its offsets; no error for an absent one. Raises InvalidRequest while it has consumers."""
         self._check_open()
         what = f"deleting group {name!r}"
         answer: dict[str, Future[None]] = self._cluster.run(
@@ -215,7 +216,7 @@ class KafkaAdmin:
         return {source: self._cluster.first_offset(source, max(time_ms, 0)) for source, time_ms in times_ms.items()}
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
-        """Remove what lies below these offsets. Raises InvalidRequest for one past the end, or a compacted topic."""
+        """Remove records below these offsets. Raises InvalidRequest for one past the end, or a compacted topic."""
         self._check_open()
         wanted = {TopicPartition(*source): offset for source, offset in before.items()}
         self._cluster.check(wanted)
@@ -267,13 +268,13 @@ class KafkaAdmin:
 
 
 def _is_unknown(setting: str, error: KafkaException) -> bool:
-    """Whether a broker says that it does not know a setting of a topic."""
+    """Whether the broker's error says that it does not know this topic setting."""
     said = error_of(error)
     return bool(said.code() == KafkaError.INVALID_CONFIG and f"Unknown topic config name: {setting}" in str(said.str()))
 
 
 def _settings(name: str, partitions: int, policy: TopicPolicy) -> dict[str, str]:
-    """The topic's settings; raises InvalidRequest for a policy that means nothing."""
+    """The topic's settings for a policy. Raises InvalidRequest for a bad one."""
     check_partitions(name, partitions)
     check_policy(name, policy)
     kept_ms = policy.delete_retention_ms if policy.delete_retention_ms >= 0 else FOR_EVER_MS

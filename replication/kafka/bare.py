@@ -1,9 +1,9 @@
-"""The bare consume loop of the Kafka client: what a program can read that does nothing with what it reads.
+"""The bare consume loop of the Kafka client: the upper bound of reading, without any work on the records.
 
-    consumer of a Kafka log's own settings ──> consume(BATCH, ...) until the end ──> keys and values, thrown away
+    consumer with a Kafka log's own settings ──> consume(BATCH, ...) until the end ──> keys and values, thrown away
 
-Rules of this file: a yardstick for benchmarks, used for nothing else. It takes the very settings that a log's reader
-takes (read committed, fetch sizes, queues), so that the two differ only in what is done with the records.
+Rules of this file: a yardstick for benchmarks, used for nothing else. It has the same settings as a log's reader (read
+committed, fetch sizes, queues), so that the two differ only in their work on the records.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SILENCE_MS_MAX = 10_000
 
 
 def consume_bare(address: str, source: TopicPartition, end: int) -> int:
-    """Read a partition of a Kafka log from its beginning to `end`; how many records came.
+    """Read a partition of a Kafka log from its beginning to `end`; returns the number of records.
 
-    Raises Unavailable if nothing comes for 10 seconds.
+    Raises Unavailable if no record arrives for 10 seconds.
     """
     cluster = Cluster(parse_kafka_address(address))
     clock = SystemClock()

@@ -1,15 +1,16 @@
-"""The members topic of a group: written, and read to its end, by every member.
+"""The members topic of a group: every member writes to it and reads it to its end, instead of a group coordinator.
 
     join, beat, leave, claim ──> <group>-standfast-members (1 partition, compacted) ──> Members (pure)
 
-Who may take a writer over is decided by the order of claims in the topic: a claim carries the next epoch, and of two
-with the same epoch only the first counts, so `if_free` has one winner. The claim comes before the broker is asked to
-fence. Its holder may stall in between and fence late, after somebody claimed a later epoch and runs already: it then
-sees the later claim, gives up and writes nothing, and the one it fenced, whose open transaction was aborted whole,
-finds itself the owner of a task that it does not run and opens it again. A race costs an opening, never a record.
+The order of claims in the topic decides which member may take over a writer: a claim carries the next epoch, and of two
+with the same epoch only the first counts, so `if_free` has one winner. A member claims before it asks the broker to
+fence. It may stall in between and fence late, after another member has claimed a later epoch and runs already. The late
+member then sees the later claim, gives up and writes nothing. The fenced member, whose open transaction was aborted
+whole, finds itself the owner of a task that it does not run, and opens it again. A race costs an opening, never a
+record.
 
-Rules of this file: one topic, one lock; every call reads to the end of the topic first, since what was not read may
-have changed everything. It must not know of the group's offsets.
+Rules of this file: one topic, one lock; every call reads to the end of the topic first, since unread records may have
+changed everything. It must not know of the group's offsets.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ from standfast.replication.permissions import TOPIC, Need, write_needs
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Fenced, Held, Unavailable, UnknownStore
 
-BEAT_KNOWN_MS = 10_000  # the same for a beat, which finds a new topic by its offset
+BEAT_KNOWN_MS = 10_000  # KNOWN_MS for a beat, which detects a new topic by the offset of its own record
 MessageHeaders: TypeAlias = Sequence[tuple[str, str | bytes | None]]
 CHUNK = 1_000
 WAIT_MS = 100
-LONG_POLL_MS = "500"  # a record ends the wait at once; a hundred empty fetches a second do nothing else
-SLOW_MS = 200  # a look that took longer proves no silence of members
-KNOWN_MS = 1_000  # how long a topic is believed to be the one it was
+LONG_POLL_MS = "500"  # a record ends the wait at once; at 10 ms there would be a hundred empty fetches a second
+SLOW_MS = 200  # a read that took longer proves no silence of members
+KNOWN_MS = 1_000  # how long the topic id counts as unchanged
+# LogAppendTime: members age old leases by one clock, the brokers', and not by the wall clocks of other members.
 POLICY = TopicPolicy(
     cleanup=frozenset({"compact"}),
     delete_retention_ms=3_600_000,
@@ -60,14 +62,14 @@ POLICY = TopicPolicy(
 
 
 class Board:
-    """One group's members topic. May be used by several threads."""
+    """One group's members topic. Several threads may use it."""
 
     def __init__(self, cluster: Cluster, admin: KafkaAdmin, group: str, clock: Clock) -> None:
         self.group = group
         self._cluster = cluster
         self._admin = admin
-        self._clock = clock  # leases
-        self._wall = SystemClock()  # waiting for the broker
+        self._clock = clock  # for leases
+        self._wall = SystemClock()  # for waits for the broker, which take real time under any clock
         self._source = TopicPartition(group + MEMBERS_SUFFIX, 0)
         self._lock = threading.Lock()
         self._members = Members()
@@ -77,14 +79,14 @@ class Board:
         self._topic_id = ""
         self._described_ms = 0
         self._position = 0
-        self._old_end = 0  # what lies below was written before this reader began
-        self._blind = False  # the last call found no broker
+        self._old_end = 0  # records below were written before this reader began
+        self._blind = False  # the last call reached no broker
         self._closed = False
 
     # -- members ------------------------------------------------------------------------------------------------------
 
     def join(self, member_id: str, metadata: str, lease_ms: int) -> GroupView:
-        """Become a member, or stay one with new metadata."""
+        """Become a member, or stay a member with new metadata."""
         with self._lock:
             self._refresh(create=True)
             self._remove_run_out()
@@ -127,7 +129,7 @@ class Board:
             return self._members.view()
 
     def leave(self, member_id: str) -> None:
-        """Stop being a member; one that is none is fine."""
+        """Stop being a member; no error for an id that is not a member."""
         with self._lock:
             self._refresh()
             self._remove_run_out()
@@ -139,19 +141,19 @@ class Board:
     # -- owners of writers --------------------------------------------------------------------------------------------
 
     def owners(self) -> dict[str, str]:
-        """Transactional id -> member that last claimed it."""
+        """Transactional id -> id of the member that last claimed it."""
         with self._lock:
             self._refresh()
             return {name: owner.member_id for name, owner in sorted(self._members.owners.items())}
 
     def owner(self, transactional_id: str) -> Owner | None:
-        """Who holds a transactional id now."""
+        """The owner of a transactional id now; None if no member has claimed it."""
         with self._lock:
             self._refresh()
             return self._members.owners.get(transactional_id)
 
     def claim(self, transactional_id: str, owner: str, *, if_free: bool) -> int:
-        """Take a transactional id; returns the epoch. Raises Held if `if_free` and its owner is another live member."""
+        """Claim a transactional id; returns the epoch. Raises Held if `if_free` and another live member owns it."""
         with self._lock:
             self._refresh(create=True)
             while True:
@@ -171,7 +173,7 @@ class Board:
                     return wanted.epoch
 
     def close(self) -> None:
-        """Release the clients. It does not leave the group."""
+        """Close the clients without leaving the group."""
         with self._lock:
             self._closed = True
             if self._consumer is not None:
@@ -181,21 +183,21 @@ class Board:
     # -- the topic ----------------------------------------------------------------------------------------------------
 
     def _can_beat(self, member_id: str) -> bool:
-        """Whether a beat may be written before anything is read: what was not read may only make it void.
+        """Whether a beat may be written before the topic is read: unread records can at most make it void.
 
-        Reading to the beat itself shows that. On a crowded machine each question to the broker less halves the delay.
+        Reading to the beat itself shows that. On a crowded machine, saving one question to the broker halves the delay.
         """
         known = self._wall.monotonic_ms() - self._described_ms < BEAT_KNOWN_MS
         return known and not self._blind and self._consumer is not None and member_id in self._members.leases
 
     def _remove_run_out(self) -> None:
         for member_id in self._members.run_out(self._clock.monotonic_ms()):
-            lease = self._members.leases.get(member_id)  # what is written is read, and may remove several
+            lease = self._members.leases.get(member_id)  # `_write` reads up to its record, and may so remove several
             if lease is not None:
                 self._write(member_key(member_id), None, removal_headers(lease))
 
     def _refresh(self, *, create: bool = False) -> None:
-        """Read to the end of the topic; a topic that does not exist is empty."""
+        """Read to the end of the topic; a topic that does not exist counts as empty."""
         started_ms = self._wall.monotonic_ms()
         try:
             with self._there():
@@ -211,15 +213,15 @@ class Board:
             self._blind = True
             raise
         waited_ms = self._wall.monotonic_ms() - started_ms
-        if waited_ms > SLOW_MS:  # a broker that stands still for a moment keeps beats back as well
+        if waited_ms > SLOW_MS:  # a broker that stalls for a moment delays the beats of other members as well
             self._members.hold(waited_ms, self._clock.monotonic_ms())
         if self._blind:
-            # Silence proves nothing while nobody could be heard.
+            # While no broker answered, missing beats prove nothing about their members.
             self._blind = False
             self._members.extend(self._clock.monotonic_ms())
 
     def _known_end(self) -> int:
-        """The end of a topic that was there lately, in one question; -1 if it has to be looked for."""
+        """The end of the topic in one request, if its id was checked lately; else, or if it is gone, -1."""
         if self._consumer is None or self._wall.monotonic_ms() - self._described_ms >= KNOWN_MS:
             return -1
         try:
@@ -234,7 +236,7 @@ class Board:
             described = self._cluster.describe([self._source.topic])[self._source.topic]
         self._described_ms = self._wall.monotonic_ms()
         topic_id = "" if described is None else str(described.topic_id)
-        if topic_id != self._topic_id:  # new to us, deleted, or made anew
+        if topic_id != self._topic_id:  # the first look, or the topic was deleted or recreated
             self._members, self._position, self._old_end = Members(), 0, -1
             self._topic_id = topic_id
             if self._consumer is not None:
@@ -246,7 +248,7 @@ class Board:
         return bool(topic_id)
 
     def _listen(self) -> Consumer:
-        """Read on with a new consumer."""
+        """Go on reading with a new consumer."""
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -284,11 +286,11 @@ class Board:
                     f"{self._position}, its end is {end}: try again"
                 )
             elif now_ms > anew_ms:
-                # Measured: a consumer may never again read from a broker that stood still for long; a new one does.
+                # Measured: after a broker stalled for long, a consumer may never read from it again; a new one does.
                 consumer, anew_ms = self._listen(), deadline_ms
 
     def _write(self, key: bytes, value: bytes | None, headers: MessageHeaders = ()) -> None:
-        """Write one record and read to it."""
+        """Write one record and read up to it."""
         if self._producer is None:
             self._producer = self._cluster.connected(self._cluster.producer())
         producer, outcome = self._producer, dict[Any, Message]()
@@ -305,14 +307,14 @@ class Board:
                 what = f"writing to {self._source}"
                 raise self._cluster.translate(why, what, *write_needs([self._source])) from error
         at = outcome[None].offset() or 0
-        if at < self._position:  # the topic was deleted and made again: look for it before anything else
+        if at < self._position:  # the topic was deleted and recreated: the next call describes it first
             self._described_ms = -BEAT_KNOWN_MS
         with self._there():
             self._read_to(at + 1)
 
     @contextmanager
     def _there(self) -> Iterator[None]:
-        """The topic is the group's own, and was there: one that a broker does not know is no fault of the caller."""
+        """Turn UnknownStore into Unavailable: the group's own topic existed, so the caller did nothing wrong."""
         try:
             yield
         except UnknownStore as error:

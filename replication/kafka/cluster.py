@@ -1,12 +1,12 @@
-"""What all parts of a Kafka log share: clients made of the log's settings, topics as they are now, bounds.
+"""The shared access of a Kafka log's parts to its cluster: clients with the log's settings, topics, bounds.
 
     KafkaAddress ── consumer()   read committed, from explicit positions, never joins a group
                  ── producer()   acks from all replicas, idempotent
                  ── admin        one for the log; used by several threads
 
 Rules of this file: every wait has a bound (`timeout.ms` of the address) and ends as Unavailable that names the
-address and the client's last complaint; a refused login is BadConfig. Clients complain through callbacks that are
-kept here, so that nothing is printed. It must not know of records.
+address and the client's last complaint; a refused login is BadConfig. Clients complain through callbacks, which this
+file keeps, so that nothing is printed. It must not know of records.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from standfast.store.log import logger
 
 Result = TypeVar("Result")
 _Asked: TypeAlias = dict[KafkaPartition, Future[Any]]
-_api: Any = _admin  # its names are public by its manual, but not to type checkers
+_api: Any = _admin  # its manual makes these names public, but type checkers do not see them
 
 RETRY_MS = 20
-FIRST_ANSWER_S = 3.0  # how long the first client is waited for that describes a topic, before a new one is asked
-ANSWER_EXTRA_S = 5.0  # the client ends its requests by itself; a starved machine may have it late
+FIRST_ANSWER_S = 3.0  # wait for the first client that describes a topic; then a new client asks
+ANSWER_EXTRA_S = 5.0  # the client ends its requests by itself, but on a starved machine it may be late
 GROWING_MS = 200
 INTERNAL = "__"  # Kafka's own topics
 _NAMED_MAX = 8
@@ -78,8 +78,8 @@ _CONSUMER = {
     "fetch.max.bytes": "52428800",
     "max.partition.fetch.bytes": str(LIMITS.client_partition_bytes),
 }
-# Whoever writes flushes, which sends what is there at once. Until then records are collected: measured, 1,000 of them
-# took 3 ms and a third of the processor time instead of 10, when each was sent as soon as it was given to the client.
+# Each write flushes, which sends the collected records at once. Measured: 1,000 records took 3 ms and a third of the
+# processor time, instead of 10 ms when the client sent each record as soon as it got it.
 LINGER_MS = 20
 _PRODUCER = {
     "enable.idempotence": "true",
@@ -88,28 +88,29 @@ _PRODUCER = {
     "queue.buffering.max.messages": "1000000",
     "message.max.bytes": str(64 << 20),  # the topic's own limit decides
 }
-# A committed transaction ends in the background; until then the next one is put off by `retry.backoff.ms`.
+# The broker ends a committed transaction in the background; until then the client repeats the next one's first request
+# after `retry.backoff.ms`.
 _COMMON = {
     "retry.backoff.ms": "2",
-    # A new client puts its second connection, the one that it works with, off by half of the first back-off. Measured:
-    # with the default of 100 ms a writer opened in 55 ms, so in 17.
+    # A new client delays its second connection, the one that it works with, by half of the first back-off. Measured:
+    # a writer opens in 17 ms, with the default of 100 ms in 55.
     "reconnect.backoff.ms": "20",
     "reconnect.backoff.max.ms": "1000",  # a broker that is back is found again within a second
     "enable.metrics.push": "false",
     "client.id": "standfast",
-    "log_level": "2",  # each refused connection is a line else; what matters comes by callback, into our errors
+    "log_level": "2",  # at higher levels each refused connection is a line; our errors get the reason by callback
 }
-# Measured with librdkafka 2.16: a transactional producer that began anew from the bootstrap servers, because no broker
-# had answered for long, blocks in begin_transaction for ever; ours are made anew after a failure anyhow. Admin clients
-# and consumers must begin anew: told of no live broker at all, as by one that stood still, they would ask nobody again.
+# Measured with librdkafka 2.16: a transactional producer that re-bootstrapped, because no broker had answered for long,
+# blocks in begin_transaction for ever; writers recreate their producers after a failure anyhow. Admin clients and
+# consumers must re-bootstrap: with a broker list that has no live broker, they would never ask any broker again.
 _NO_REBOOTSTRAP = {"metadata.recovery.strategy": "none"} if libversion()[1] >= 0x020A0000 else {}
 
 
 class Cluster:
-    """Makes clients, and answers what exists. May be used by several threads."""
+    """Factory of clients, and answers about topics and offsets. Several threads may use it."""
 
     def __init__(self, address: KafkaAddress) -> None:
-        """Connect. Raises BadConfig for settings or a login that are refused, Unavailable if nothing answers."""
+        """Connect. Raises BadConfig for refused settings or a refused login, Unavailable if no broker answers."""
         self.where = str(KafkaAddress(address.servers))
         self._address = address
         self.timeout_s = address.timeout_ms / 1_000
@@ -117,10 +118,10 @@ class Cluster:
         self._options = {**_COMMON, **address.options}
         self._options |= {"bootstrap.servers": address.servers, **address.read_secrets()}
         self._transaction_ms = _whole(self._options.get("transaction.timeout.ms", "10000"), self.where)
-        # No longer than a transaction may last: the client insists on it.
+        # The client refuses a socket timeout above the transaction timeout.
         self._options.setdefault("socket.timeout.ms", str(min(max(address.timeout_ms, 1_000), self._transaction_ms)))
         self._options.setdefault("socket.connection.setup.timeout.ms", str(max(address.timeout_ms, 1_000)))
-        self._clock = SystemClock()  # for waiting
+        self._clock = SystemClock()  # for waits
         self._mutex = threading.Lock()
         self._complaint: KafkaError | None = None
         self.admin: AdminClient
@@ -131,7 +132,7 @@ class Cluster:
     # -- clients ------------------------------------------------------------------------------------------------------
 
     def consumer(self, group: str | None = None, **settings: str) -> Consumer:
-        """A consumer that never joins; `settings` are given with _ for the dots."""
+        """A consumer that never joins a group; `settings` have _ for the dots."""
         options = _CONSUMER | options_of(self._options, consumer=True)
         if group is not None:
             options["group.id"] = group
@@ -139,30 +140,30 @@ class Cluster:
         return self._make(Consumer, options | _dotted(settings))
 
     def producer(self, **settings: str) -> Producer:
-        """A producer; `settings` are given with _ for the dots."""
+        """A producer; `settings` have _ for the dots."""
         options = _PRODUCER | _NO_REBOOTSTRAP | options_of(self._options, producer=True)
         if "delivery.timeout.ms" not in options:
             options.setdefault("message.timeout.ms", str(min(self.timeout_ms, self._transaction_ms)))
         return self._make(Producer, options | _dotted(settings))
 
     def transactional(self, transactional_id: str) -> Producer:
-        """A producer for transactions, which begins to connect."""
+        """A new transactional producer, which begins to connect."""
         return self.producer(transactional_id=transactional_id, transaction_timeout_ms=str(self.transaction_ms))
 
     def connected(self, producer: Producer) -> Producer:
-        """The same once its connections stand. Raises Unavailable.
+        """The same producer, once it is connected. Raises Unavailable.
 
-        Measured: a producer with no connection yet asks for its id in vain, and again only after half a second. After
-        two answers, in 60 ms, it has one.
+        Measured: a producer without a connection asks for its id in vain, and again only after half a second. After
+        two answers, in 60 ms, it has a connection.
         """
         for _ in range(2):
             self.run("connecting", lambda: producer.list_topics(INTERNAL, self.timeout_s))
         return producer
 
     def learn_leaders(self, consumer: Consumer, topics: Iterable[str]) -> None:
-        """Have a consumer ask for topics before they are assigned.
+        """Make a consumer ask for topics before they are assigned.
 
-        Measured: it may otherwise learn of a second topic's leaders a second late.
+        Measured: without that, it may learn of a second topic's leaders a second late.
         """
         for topic in topics:
             what = f"describing topic {topic!r}"
@@ -175,7 +176,7 @@ class Cluster:
             raise bad_setting(error, self.where) from error
 
     def _check_settings(self) -> None:
-        # A setting that only one kind of client knows would else be refused in the middle of the work.
+        # Without this, a setting that only one kind of client knows would be refused in the middle of the work.
         consumer = self.consumer()
         consumer.close()
         producer = self.transactional("standfast")
@@ -183,25 +184,26 @@ class Cluster:
 
     @property
     def transaction_ms(self) -> int:
-        """How long the broker lets a transaction of a killed writer hold readers back."""
+        """Transaction timeout in milliseconds: for so long a killed writer's transaction may hold readers back."""
         return self._transaction_ms
 
     def _note(self, error: KafkaError) -> None:
         with self._mutex:
+            # A refused login is the cause, and later complaints (no broker reached) are only its consequences.
             if self._complaint is None or self._complaint.code() not in AUTHENTICATION:
                 self._complaint = error
 
     # -- waiting and errors -------------------------------------------------------------------------------------------
 
     def run(self, what: str, call: Callable[[], Result], *needs: Need) -> Result:
-        """Call the client and turn its errors into the port's; `what` says what was tried, `needs` what it takes."""
+        """Call the client and raise its errors as the port's; `what` names the action, `needs` its permissions."""
         try:
             return call()
         except KafkaException as error:
             raise self.translate(error, what, *needs) from error
 
     def patiently(self, what: str, call: Callable[[], Result], *needs: Need) -> Result:
-        """The same for a call that a broker which is taking over refuses for a moment."""
+        """Like `run`, but repeat a call that a broker refuses while it takes over a partition or a group."""
         deadline_ms = self._clock.monotonic_ms() + self.timeout_ms
         while True:
             try:
@@ -212,14 +214,14 @@ class Cluster:
             self._clock.sleep_ms(RETRY_MS)
 
     def wait(self, what: str, future: Future[Result], *needs: Need) -> Result:
-        """The result of an answer that is under way."""
+        """Wait for the result of a request under way; errors as in `run`."""
         return self.run(what, lambda: self.answer(future), *needs)
 
     def answer(self, future: Future[Result]) -> Result:
-        """The same with the client's own errors. One that never comes, not even as a time-out, is a time-out, too.
+        """Like `wait`, with the client's own errors. A request that the client never ends counts as timed out, too.
 
-        After a time-out the next question is asked by a new client: measured, one that met a broker which stood still
-        may wait for its controller for ever.
+        After a time-out a new client asks the next question: measured, a client that met a stalled broker may wait for
+        its controller for ever.
         """
         try:
             return future.result(self.timeout_s + ANSWER_EXTRA_S)
@@ -235,9 +237,9 @@ class Cluster:
         self.admin = self._make(AdminClient, options_of(self._options))
 
     def translate(self, error: KafkaException | KafkaError, what: str, *needs: Need) -> StandfastError:
-        """The port's error, with the client's last complaint where nothing answered.
+        """The port's error for the client's, with the client's last complaint if no broker answered.
 
-        `needs` are the permissions that the call takes; those that are missing are named.
+        `needs` are the permissions that the call takes; the error names the missing ones.
         """
         found = error_of(error)
         missing = self._missing(found, needs) if found.code() in PERMISSION else ()
@@ -245,7 +247,7 @@ class Cluster:
             return denied(found, f"{self.where}: {what}", missing, self._address)
         if found.code() not in _NO_ANSWER:
             return translated(error, f"{self.where}: {what}")
-        self.admin.poll(0)  # complaints come by callback
+        self.admin.poll(0)  # runs the callbacks that bring complaints
         with self._mutex:
             complaint, self._complaint = self._complaint, None
         if complaint is not None and complaint.code() in AUTHENTICATION:
@@ -254,15 +256,15 @@ class Cluster:
         return Unavailable(f"{self.where}: {what}: no answer within {self.timeout_ms} ms{said}: try again")
 
     def flush(self, producer: Producer, timeout_s: float) -> None:
-        """Wait until a producer sent everything. Raises KafkaException with the reason if it gave up for good."""
+        """Wait until a producer has sent everything. Raises KafkaException with the reason if it gave up for good."""
         self._served(lambda: producer.flush(timeout_s))
 
     def reason(self, producer: Producer, error: KafkaException | KafkaError, *, transactional: bool) -> KafkaError:
-        """Why a producer gave up, where its error only says that it did; else that error.
+        """The reason why a producer gave up, if its error does not name one; else that error.
 
         Measured with librdkafka 2.16: one refused permission fails every record of a transaction as "purged", and a
         fatal error fails `produce` as "fatal". The reason comes by callback, or with the next step of a transaction;
-        beginning one is the step that changes nothing if it is allowed after all.
+        `begin_transaction` is the step that changes nothing if the broker allows it after all.
         """
         found = error_of(error)
         if found.code() not in VAGUE:
@@ -280,36 +282,39 @@ class Cluster:
         try:
             call()
         except SystemError as error:
-            # A fatal error of the client, raised while it was calling the callbacks.
+            # The client met a fatal error while it ran callbacks, which wraps that error.
             raise (error.__cause__ if isinstance(error.__cause__, KafkaException) else error) from None
 
     # -- permissions --------------------------------------------------------------------------------------------------
 
     def lacking(self, needs: Iterable[Need]) -> list[str]:
-        """What this user may not do of these operations on topics; a topic that does not exist is left out."""
+        """The operations on topics that this user may not do, in sentences; skips topics that do not exist."""
+        # Asked before any use: some permissions are needed for the first time in the worst moment, such as READ of a
+        # changelog when another instance has failed.
         missing = self._refused(list(needs))
         return [f"{self.where}: {lack(need, self._address.principal, self._address.servers)}" for need in missing]
 
     def _missing(self, error: KafkaError, needs: Sequence[Need]) -> Sequence[Need]:
-        """Which of several permissions it was: the broker's error names the kind of resource only."""
+        """The missing ones of several permissions: the broker's error names only the kind of resource."""
         kind = PERMISSION[error.code()]
         asked = [need for need in needs if need.resource == kind]
         topics = [need for need in needs if need.resource == TOPIC]
-        # Since Kafka 2.8 who may write to any topic needs no IDEMPOTENT_WRITE: what lacks is WRITE on the topic.
+        # Since Kafka 2.8 a user with WRITE on any topic needs no IDEMPOTENT_WRITE: WRITE on the topic is missing.
         candidates = topics if kind in (TOPIC, CLUSTER) else asked
         if kind == CLUSTER or len(candidates) > 1:
             try:
                 return self._refused(candidates) or asked
             except (Unavailable, BadConfig):
-                pass  # as much as is known: one of these
+                pass  # unknown then; the error names all of these
         return asked
 
     def _refused(self, needs: Sequence[Need]) -> list[Need]:
+        # Topics only: librdkafka's admin calls for groups have ended the process before.
         allowed = self._allowed({need.name for need in needs if need.resource == TOPIC})
         return [need for need in needs if (found := allowed.get(need.name)) is not None and need.operation not in found]
 
     def _allowed(self, names: Iterable[str]) -> dict[str, frozenset[str] | None]:
-        """Operations that this user may do, by topic; None where it does not exist, or the broker does not say."""
+        """Operations that this user may do, by topic; None if it does not exist, or the broker does not say."""
         wanted = sorted(set(names))
         if not wanted:
             return {}
@@ -337,11 +342,11 @@ class Cluster:
         try:
             return self._described(self.describe_later(wanted, first_s))
         except Unavailable:
-            # Almost everything asks this first, so that a client which is stuck is found out here (see `answer`).
+            # Almost every operation begins with this request, so a stuck client shows here first (see `answer`).
             return self._described(self.describe_later(wanted, self.timeout_s - first_s))
 
     def describe_later(self, names: Iterable[str], timeout_s: float | None = None) -> dict[str, Future[Any]]:
-        """The same without waiting: futures by name."""
+        """Like `describe`, without waiting: futures by name."""
         wanted = sorted(set(names))
         if not wanted:
             return {}
@@ -362,23 +367,23 @@ class Cluster:
         return found
 
     def names(self) -> list[str]:
-        """All topics but Kafka's own."""
+        """Names of all topics except Kafka's own."""
         found = self.run("listing topics", lambda: self.admin.list_topics(timeout=self.timeout_s))
         return sorted(name for name in found.topics if not name.startswith(INTERNAL))
 
     def partitions(self) -> list[TopicPartition]:
-        """All partitions of all topics but Kafka's own."""
+        """All partitions of all topics except Kafka's own."""
         found = self.run("listing topics", lambda: self.admin.list_topics(timeout=self.timeout_s))
         names = sorted(name for name in found.topics if not name.startswith(INTERNAL))
         return [TopicPartition(name, number) for name in names for number in sorted(found.topics[name].partitions)]
 
     def check(self, partitions: Iterable[TopicPartition]) -> dict[str, Any]:
-        """The topics of these partitions. Raises UnknownStore naming what exists."""
+        """The topics of these partitions. Raises UnknownStore naming the topics that exist."""
         wanted = [TopicPartition(*source) for source in partitions]
         topics = {source.topic for source in wanted}
         described = self.describe(topics)
         if any(number >= _count(described[topic]) for topic, number in wanted):
-            # Brokers learn of an added partition one after the other: another one may have been asked before.
+            # Brokers learn of an added partition one after the other, and this one may not know it yet.
             self._clock.sleep_ms(GROWING_MS)
             described = self.describe(topics)
         found: dict[str, Any] = {}
@@ -404,13 +409,13 @@ class Cluster:
         return UnknownStore(f"there is no topic {topic!r}{hint} {self.where} has: {shown}")
 
     def bounds(self, partitions: Iterable[TopicPartition], *, committed: bool = True) -> dict[TopicPartition, Bounds]:
-        """Begin, and the last stable offset (`committed`) or the end of all that was written."""
+        """Begin offset, and as end the last stable offset (`committed`) or the high watermark."""
         wanted = [TopicPartition(*source) for source in partitions]
         if not wanted:
             return {}
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         self.check(wanted)
-        # Asked at once. If the head is deleted between the answers, the end is no less than the begin all the same.
+        # Both requests at once saves a round trip. `max`: between the answers the head may be deleted past the end.
         begins, ends = self._offsets(wanted, level, _api.OffsetSpec.earliest(), _api.OffsetSpec.latest())
         return {source: Bounds(begins[source], max(ends[source], begins[source])) for source in wanted}
 
@@ -421,14 +426,14 @@ class Cluster:
         return found if found >= 0 else self.bounds([source])[source].end
 
     def written_end(self, source: TopicPartition) -> int:
-        """End of all that was written to a partition, in one question. Raises UnknownStore."""
+        """High watermark of a partition, in one request. Raises UnknownStore."""
         (ends,) = self._offsets([source], IsolationLevel.READ_UNCOMMITTED, _api.OffsetSpec.latest())
         return ends[source]
 
     def _offsets(
         self, wanted: Sequence[TopicPartition], level: IsolationLevel, *specs: Any
     ) -> list[dict[TopicPartition, int]]:
-        """The offsets of each kind, all asked for before the first answer is waited for."""
+        """The offsets of each kind; sends all requests before it waits for the first answer."""
         asked = [(self._ask(wanted, spec, level), spec) for spec in specs]
         return [self._answered(one, spec, level) for one, spec in asked]
 
@@ -438,7 +443,7 @@ class Cluster:
         return answer
 
     def _answered(self, asked: _Asked, spec: Any, level: IsolationLevel) -> dict[TopicPartition, int]:
-        """The answers; whom a broker refuses for a moment is asked about again."""
+        """The answers; asks again for partitions that a broker refuses for a moment."""
         found: dict[TopicPartition, int] = {}
         deadline_ms = self._clock.monotonic_ms() + self.timeout_ms
         while asked:
@@ -460,12 +465,12 @@ class Cluster:
         return found
 
     def _learn_leaders(self, topics: Iterable[str]) -> None:
-        """Measured: the admin client keeps asking by the leaders, and their epochs, of when it last looked."""
+        """Refresh the admin client's metadata. Measured: without that it keeps asking the leaders that it knew."""
         for topic in topics:
             self.run(f"describing topic {topic!r}", partial(self.admin.list_topics, topic, self.timeout_s))
 
 
-# Who may not even describe a topic has none of the operations that imply it; of the others the broker says nothing.
+# A user that may not describe a topic has no operation that implies DESCRIBE; of these the broker says nothing.
 _NOT_IMPLYING = frozenset({"CREATE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"})
 
 
@@ -476,7 +481,7 @@ def _whole(text: str, where: str) -> int:
 
 
 def _count(description: Any | None) -> int:
-    """Partitions of a topic; without end for one that is not there, which is another matter."""
+    """Number of partitions; no limit for an absent topic, which `check` reports in another way."""
     return 1 << 31 if description is None else len(description.partitions)
 
 

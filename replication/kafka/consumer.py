@@ -1,14 +1,14 @@
-"""The application's own Kafka consumer, as far as the own loop touches it.
+"""The external consumer: settings of the application's own Kafka consumer, and the calls that a session makes on it.
 
     steps (a generator)  ── yields Call(method, arguments) ──>  drive: the consumer, in the thread that polls it
-                         <── what it returned, or its error ──
+                         <── result, or error ────────────────
 
-The steps are the same for the blocking client and for the asyncio one, whose methods have the same names; only who
-carries them out differs. They are only ever carried out by whoever polls: the client lets one caller in at a time,
-and measured with confluent-kafka 2.16, another thread waits for ever beside a loop that polls all the time.
+The steps are the same for the blocking client and for the asyncio one, whose methods have the same names; only the
+driver differs. The polling thread alone carries them out: the client lets one caller in at a time, and measured with
+confluent-kafka 2.16, another thread waits for ever beside a loop that polls all the time.
 
-Rules of this file: settings of a consumer, and its calls; what is to be read, and when, is decided elsewhere. A
-consumer cannot be asked for its settings, so they are checked where they are made, and the group by its metadata.
+Rules of this file: settings of a consumer, and its calls; source_gate.py decides which offsets are read, and when. A
+consumer does not return its settings, so they are checked where they are made, and the group by its metadata.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Steps = Generator[Call, Any, Result]
 def consumer_settings(address: str, group: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a consumer of `group` on the log at `address`, with `given` over them.
 
-    Secrets of the address are read from their files, so do not print the answer. Raises BadConfig with every problem.
+    Contains the address's secrets, read from their files: do not print it. Raises BadConfig with every problem.
     """
     where = parse_kafka_address(address)
     problems = []
@@ -63,6 +63,7 @@ def consumer_settings(address: str, group: str, given: Mapping[str, Any]) -> dic
         raise BadConfig(problems)
     settings: dict[str, Any] = {"auto.offset.reset": "earliest"}
     if "group.protocol" not in given:
+        # Eager strategies give back all partitions at each rebalance, also those of tasks that stay here.
         settings["partition.assignment.strategy"] = "cooperative-sticky"
     settings |= options_of(where.options, consumer=True)
     settings |= {"bootstrap.servers": where.servers, **where.read_secrets(), **given}
@@ -70,7 +71,7 @@ def consumer_settings(address: str, group: str, given: Mapping[str, Any]) -> dic
 
 
 def is_eager(settings: Mapping[str, Any]) -> bool:
-    """Whether a consumer with these settings gives all its partitions back at each rebalance."""
+    """Whether a consumer with these settings gives back all its partitions at each rebalance."""
     if str(settings.get("group.protocol", "classic")).lower() == "consumer":
         return False
     strategies = str(settings.get("partition.assignment.strategy", "range,roundrobin")).split(",")
@@ -78,7 +79,7 @@ def is_eager(settings: Mapping[str, Any]) -> bool:
 
 
 def error_given(message: Any, address: str) -> StandfastError:
-    """The port's error for a message that is one."""
+    """The port's error for a message that carries an error."""
     found, where = error_of(message.error()), parse_kafka_address(address)
     topic = message.topic()
     what = f"kafka://{where.servers}: reading" + (
@@ -95,14 +96,14 @@ def begins_early(settings: Mapping[str, Any]) -> bool:
 
 
 class ConsumerSteps:
-    """Steps for one consumer. `eager` as its settings say; None if they are not known."""
+    """Steps for one consumer. `eager`: by its settings, None if they are not known."""
 
     def __init__(self, consumer: Any, *, eager: bool | None = None) -> None:
         self.consumer = consumer
         self._eager = bool(eager)  # corrected by the first assignment
 
     def check_group(self, group: str) -> Steps[None]:
-        """Raise BadConfig if the consumer is a member of another group than the one that offsets are committed for."""
+        """Raise BadConfig if the consumer is in another group than `group`, for which offsets are committed."""
         metadata = yield Call("consumer_group_metadata")
         if isinstance(metadata, bytes) and metadata.startswith(_METADATA_MAGIC):
             found = metadata[len(_METADATA_MAGIC) + _METADATA_GENERATION_BYTES :].partition(b"\0")[0].decode()
@@ -115,9 +116,9 @@ class ConsumerSteps:
                 )
 
     def assign(self, positions: Mapping[TopicPartition, int | None]) -> Steps[None]:
-        """Assign within a rebalance; None: from the group's committed offset. Whole or incremental, as it must be.
+        """Assign within a rebalance, whole or incremental; None: from the group's committed offset.
 
-        The client cannot be asked which of the two it takes, and logs a warning for the wrong one.
+        The client does not say which of the two it takes, and logs a warning for the wrong one.
         """
         partitions = [
             KafkaPartition(*at) if offset is None else KafkaPartition(*at, offset) for at, offset in positions.items()
@@ -132,18 +133,19 @@ class ConsumerSteps:
             self._eager = not self._eager
 
     def pause(self, partitions: Iterable[TopicPartition]) -> Steps[None]:
-        """Fetch no more of these."""
+        """Fetch no records of these partitions."""
         yield Call("pause", ([KafkaPartition(*at) for at in partitions],))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> Steps[None]:
-        """Fetch them again."""
+        """Fetch these partitions again."""
         yield Call("resume", ([KafkaPartition(*at) for at in partitions],))
 
     def seek(self, partition: TopicPartition, offset: int | None) -> Steps[bool]:
         """Go on from `offset`, None: from the beginning, where a consumer of a group without offsets begins.
 
-        False while the consumer has not begun with the partition yet: ask again.
+        Returns False while the consumer has not begun with the partition: call again.
         """
+        # librdkafka 2.16 refuses to seek to the group's committed offset, so None is the beginning.
         try:
             yield Call("seek", (KafkaPartition(*partition, OFFSET_BEGINNING if offset is None else offset),))
         except KafkaException as error:
@@ -153,13 +155,13 @@ class ConsumerSteps:
         return True
 
     def positions(self, partitions: Iterable[TopicPartition]) -> Steps[dict[TopicPartition, int]]:
-        """Next offset that the consumer gives; -1 where it gave nothing since it was assigned or sought."""
+        """Next offset of each partition; -1 if the consumer returned no record of it since an assignment or seek."""
         found = yield Call("position", ([KafkaPartition(*at) for at in partitions],))
         return {TopicPartition(one.topic, one.partition): max(one.offset, -1) for one in found}
 
 
 def drive(consumer: Any, steps: Steps[Result]) -> Result:
-    """Carry steps out on a blocking consumer."""
+    """Carry out steps on a blocking consumer."""
     try:
         call = next(steps)
         while True:
@@ -175,7 +177,7 @@ def drive(consumer: Any, steps: Steps[Result]) -> Result:
 
 
 async def drive_async(consumer: Any, steps: Steps[Result]) -> Result:
-    """Carry steps out on an asyncio consumer; what lies between two calls may block, and runs in a worker thread."""
+    """Carry out steps on an asyncio consumer; code between two calls may block, so it runs in a worker thread."""
     going, found = await asyncio.to_thread(_advance, partial(next, steps))
     while going:
         try:
@@ -190,7 +192,7 @@ async def drive_async(consumer: Any, steps: Steps[Result]) -> Result:
 
 
 def _advance(step: Callable[[], Call]) -> tuple[bool, Any]:
-    """The next call, or what the steps returned: a worker thread cannot hand on that they ended."""
+    """(True, next call) or (False, result): StopIteration cannot be raised out of a worker thread's future."""
     try:
         return True, step()
     except StopIteration as end:

@@ -1,4 +1,4 @@
-"""Errors of the Kafka client as errors of the port, named by what the caller must do.
+"""Errors of the Kafka client as errors of the port, grouped by the action that the caller must take.
 
     authentication, unknown setting, no permission  BadConfig        fix the settings, the permissions (ACLs)
     record too large, null key                      InvalidRequest   fix the record, the topic
@@ -8,8 +8,8 @@
     position outside of the log                     StateLost
     everything else: no answer, no leader, ...      Unavailable      retry
 
-Rules of this file: it maps, and does nothing else. Texts of the client hold no secrets (it is never given any in a
-name), and none of our own settings' values are put into a message.
+Rules of this file: it maps errors, and does nothing else. Texts of the client hold no secrets (no name that it gets has
+one), and no message contains a value of our own settings.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _E = KafkaError
 AUTHENTICATION = frozenset(
     {_E._AUTHENTICATION, _E.SASL_AUTHENTICATION_FAILED, _E.UNSUPPORTED_SASL_MECHANISM, _E.ILLEGAL_SASL_STATE, _E._SSL}
 )
-PERMISSION = {  # code -> the kind of resource that is meant
+PERMISSION = {  # code -> the kind of resource that it refuses
     _E.TOPIC_AUTHORIZATION_FAILED: TOPIC,
     _E.GROUP_AUTHORIZATION_FAILED: GROUP,
     _E.CLUSTER_AUTHORIZATION_FAILED: CLUSTER,
     _E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: TRANSACTIONAL_ID,
 }
-# The client gave up, and says elsewhere why.
+# The client gave up and reports the reason elsewhere (see Cluster.reason).
 VAGUE = frozenset({_E._FATAL, _E._PURGE_QUEUE, _E._PURGE_INFLIGHT, _E._STATE})
 UNKNOWN_TOPIC = frozenset(
     {
@@ -42,8 +42,8 @@ UNKNOWN_TOPIC = frozenset(
     }
 )
 FENCED = frozenset({_E.PRODUCER_FENCED, _E.INVALID_PRODUCER_EPOCH, _E._FENCED})
-# The consumer that is named is no member of the group, or not in this generation: measured with Kafka 4, classic and
-# consumer protocol alike (STALE_MEMBER_EPOCH comes to a client as ILLEGAL_GENERATION).
+# The consumer in the request is not a member of the group, or not in this generation: measured with Kafka 4, for the
+# classic and the consumer protocol (a client gets STALE_MEMBER_EPOCH as ILLEGAL_GENERATION).
 MEMBER_GONE = frozenset({_E.ILLEGAL_GENERATION, _E.UNKNOWN_MEMBER_ID, _E.FENCED_INSTANCE_ID, _E.STALE_MEMBER_EPOCH})
 TOO_LARGE = frozenset({_E.MSG_SIZE_TOO_LARGE, _E.RECORD_LIST_TOO_LARGE})
 REFUSED = frozenset(
@@ -54,7 +54,7 @@ REFUSED = frozenset(
         *(_E._INVALID_ARG, _E.UNSUPPORTED_VERSION, _E.INVALID_GROUP_ID),
     }
 )
-# A broker that is taking over, or has not heard of a new topic yet: ask again.
+# A broker that is taking over a partition or group, or does not know a new topic yet: the request is repeated.
 PASSING = frozenset(
     {
         *(_E.NOT_LEADER_FOR_PARTITION, _E.LEADER_NOT_AVAILABLE, _E.UNKNOWN_LEADER_EPOCH, _E.FENCED_LEADER_EPOCH),
@@ -66,14 +66,14 @@ _NO_SETTING = re.compile(r'No such configuration property: "([^"]+)"')
 
 
 def error_of(error: BaseException | KafkaError) -> KafkaError:
-    """The client's error inside an exception; one of its own making for anything else."""
+    """The client's error inside an exception; any other exception becomes `_FAIL` with its text."""
     if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
         return error.args[0]
     return error if isinstance(error, KafkaError) else KafkaError(KafkaError._FAIL, str(error))
 
 
 def translated(error: BaseException | KafkaError, what: str) -> StandfastError:
-    """The port's error for one of the client; `what` says what was tried and where."""
+    """The port's error for one of the client; `what` names the action and the log."""
     found = error_of(error)
     code = found.code()
     text = f"{what}: {found.str()} ({found.name()})"
@@ -103,14 +103,14 @@ def translated(error: BaseException | KafkaError, what: str) -> StandfastError:
 
 
 def denied(error: KafkaError, what: str, needs: Iterable[Need], address: KafkaAddress) -> BadConfig:
-    """A refused permission: one problem for each of `needs`, those that are missing."""
+    """A refused permission, with one problem for each missing permission of `needs`."""
     return BadConfig(
         [f"{what}: {lack(need, address.principal, address.servers)} ({error.name()})" for need in dict.fromkeys(needs)]
     )
 
 
 def bad_setting(error: BaseException | KafkaError, where: str) -> BadConfig:
-    """Why a client could not be made of the settings, with the nearest name for an unknown one."""
+    """The error for settings that a client refuses, with the nearest known name for an unknown one."""
     found = error_of(error)
     unknown = _NO_SETTING.search(found.str())
     if unknown:

@@ -3,15 +3,15 @@
     join, heartbeat, view, leave, owners ──> board.py
     committed, commit                    ──> the group's offsets, where every Kafka tool sees them
 
-While the group has a consumer of its own that is a member (the application's loop), the broker refuses commits from
-outside of it. A transaction's commit is fenced by the transactional id instead and is taken all the same, so that is
-how they are then committed. With the generation and member id of the consumer that read the records the broker
-checks those too (`member_metadata`), and a consumer that lost its partition commits nothing more.
+While the group has a live consumer of Kafka's own protocol (the external consumer), the broker refuses commits of other
+clients. It takes a transaction's commit, which the transactional id fences, so offsets are then committed that way.
+With the generation and member id of the consumer that read the records the broker checks those too
+(`member_metadata`), and a consumer that lost its partition commits nothing more.
 
-Offsets are asked for by a consumer of the group that never joins, not by the admin client: librdkafka's admin call for
-them ends the process (SIGSEGV) when the broker that it asks is not the group's coordinator any more.
+A consumer of the group that never joins asks for offsets, not the admin client: librdkafka's admin call for them ends
+the process (SIGSEGV) when the broker that it asks is not the group's coordinator any more.
 
-Rules of this file: what is committed is checked first, all of it, so that a bad offset changes nothing.
+Rules of this file: all offsets of a commit are checked first, so that a bad one changes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from standfast.replication.permissions import GROUP, Need, topic_needs
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, Fenced, InternalError, Unavailable
 
-STABLE_EXTRA_S = 2.0  # how much longer than it may last a transaction holds a look at the offsets back
+STABLE_EXTRA_S = 2.0  # an open transaction may hold back the offsets for so much longer than its timeout
+# The broker's codes for a commit from outside of a group that has live members.
 _ALIVE = frozenset(
     {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
     | {KafkaError.NON_EMPTY_GROUP, KafkaError.STALE_MEMBER_EPOCH}
@@ -47,7 +48,7 @@ _GENERATION = struct.Struct("=i")
 
 
 class KafkaGroup:
-    """Group of a Kafka log. May be used by several threads."""
+    """Group of a Kafka log. Several threads may use it."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class KafkaGroup:
         check_join(member_id, metadata, lease_ms)
         self._joined = True
         with self._asking:
-            self._ready_asker()  # a member asks for offsets soon: its client connects meanwhile
+            self._ready_asker()  # a member soon asks for offsets, so the client can connect meanwhile
         return self._board.join(member_id, metadata, lease_ms)
 
     def heartbeat(self, member_id: str) -> GroupView:
@@ -90,26 +91,26 @@ class KafkaGroup:
         return self._board.view()
 
     def leave(self, member_id: str) -> None:
-        """Stop being a member; one that is none is fine."""
+        """Stop being a member; no error for an id that is not a member."""
         self._check_open()
         self._board.leave(member_id)
 
     def owners(self) -> dict[str, str]:
-        """Transactional id -> member id that last opened a writer for it in this group's name."""
+        """Transactional id -> id of the member that last opened a writer for it in this group's name."""
         self._check_open()
         return self._board.owners()
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
-        """Committed offsets of these partitions (all of the group if None); absent where there is none.
+        """Committed offsets of these partitions (all of the group if None); partitions without one are absent.
 
-        Offsets of a transaction that is still open, or committed a moment ago, are waited for as long as it may last.
-        Raises Unavailable after that: those before them are no answer, who took them would process records twice.
+        Waits for offsets of a transaction that is still open, or committed a moment ago, as long as it may last. Raises
+        Unavailable after that: the older offsets are no answer, since a caller would process records twice with them.
         """
         self._check_open()
         wanted = None if partitions is None else [TopicPartition(*source) for source in partitions]
         if wanted is not None and not wanted:
             return {}
-        # A member will commit as well, so it is told of what that takes, which allows looking, too.
+        # A member will commit too, so its error names READ, the permission for that, which implies DESCRIBE.
         need = Need(GROUP, self._name, "READ" if self._joined else "DESCRIBE")
         needs = (need, *topic_needs((at.topic for at in wanted or ()), "DESCRIBE"))
         return self._cluster.patiently(f"offsets of group {self._name!r}", lambda: self._offsets(wanted), *needs)
@@ -120,12 +121,12 @@ class KafkaGroup:
         member: ConsumerMember | None = None,
         claim: WriterClaim | None = None,
     ) -> None:
-        """Commit without a transaction of records; all of them or none. Raises UnknownStore for an absent partition.
+        """Commit all of these offsets or none, without records. Raises UnknownStore for an absent partition.
 
-        With `member`, the broker refuses it (Fenced) if that is no member of that generation any more. The client can
-        say so in a transaction only, so it is one, of offsets alone. With a claim and no member, the members topic is
-        asked for the owner first, and a claim that is over by then is Fenced: what the broker takes does not say whose
-        it is, so an owner that stands still right after the question may still commit.
+        With `member`, the broker refuses the commit (Fenced) if that is no member of that generation any more. The
+        client can name the member only in a transaction, so this is one, of offsets alone. With a claim and no member,
+        this reads the owner from the members topic first, and an outdated claim is Fenced: the broker's request carries
+        no claim, so an owner that stalls right after that check may still commit.
         """
         self._check_open()
         check_commit(self._name, offsets)
@@ -142,10 +143,11 @@ class KafkaGroup:
         commit = GroupCommit(self._name, offsets)
         what = f"committing offsets of group {self._name!r}"
         if not self._cluster.patiently(what, lambda: self._commit(offsets), *commit_needs(commit)):
+            # The group has live consumers: the broker then takes offsets of other clients only in a transaction.
             self._transact(commit)
 
     def close(self) -> None:
-        """Twice is fine. It does not leave the group."""
+        """Close the clients without leaving the group. Twice is fine."""
         with self._asking:
             clients = () if self._closed else (self._asker, self._consumer)
             self._closed = True
@@ -159,7 +161,7 @@ class KafkaGroup:
             raise Closed(f"group {self._name!r} of {self._cluster.where} was closed: open a new one")
 
     def _check_exist(self, partitions: Iterable[TopicPartition]) -> None:
-        """Raise UnknownStore for a partition that is not there; one seen lately is believed to be."""
+        """Raise UnknownStore for an absent partition; one seen within `KNOWN_MS` counts as present."""
         now_ms = self._clock.monotonic_ms()
         wanted = [TopicPartition(*source) for source in partitions]
         unsure = [source for source in wanted if now_ms - self._known.get(source, -KNOWN_MS) >= KNOWN_MS]
@@ -177,7 +179,7 @@ class KafkaGroup:
             )
 
     def _commit(self, offsets: Mapping[TopicPartition, Committed]) -> bool:
-        """Commit from outside of the group; False if the group has members, so that the broker refuses it."""
+        """Commit as a client that never joined; False if the group has members, so that the broker refuses it."""
         if self._consumer is None:
             self._consumer = self._cluster.consumer(self._name)
         try:
@@ -190,17 +192,17 @@ class KafkaGroup:
         return failed is None
 
     def _ready_asker(self) -> Consumer:
-        """The client that offsets are asked of; call with `_asking` held."""
+        """The consumer that asks for offsets; call with `_asking` held."""
         self._check_open()
         if self._asker is None:
             self._asker = self._cluster.consumer(self._name, isolation_level="read_committed")
         return self._asker
 
     def _ask(self, asked: list[KafkaPartition], timeout_s: float) -> list[KafkaPartition]:
-        """The committed offsets of these, from the brokers.
+        """The committed offsets of these partitions, from the brokers.
 
-        Measured with librdkafka 2.16: a client that may not find its coordinator says so as an event, and lets a
-        question wait until its time is over. So the first look at events comes soon.
+        Measured with librdkafka 2.16: a client without the permission to find its coordinator reports that as an
+        event, and lets the request wait for its whole timeout. So the first look at events comes soon.
         """
         with self._asking:
             asker = self._ready_asker()
@@ -219,7 +221,7 @@ class KafkaGroup:
                 raise KafkaException(said) from error
 
     def _answers(self, asked: list[KafkaPartition]) -> bool:
-        """Whether the brokers answer, if open transactions are left out of account."""
+        """Whether the brokers answer a request that ignores open transactions."""
         impatient = self._cluster.consumer(self._name, isolation_level="read_uncommitted")
         try:
             impatient.committed(asked, self._cluster.timeout_s)
@@ -241,7 +243,8 @@ class KafkaGroup:
     def _offsets(self, wanted: list[TopicPartition] | None) -> dict[TopicPartition, Committed]:
         sources = self._cluster.partitions() if wanted is None else wanted
         asked = [KafkaPartition(*source) for source in sources]
-        # Not less: a broker that was killed writes the markers of what it had committed when it is back.
+        # No less than the transaction timeout: a killed broker writes the markers of committed transactions when it is
+        # back.
         stable_s = self._cluster.transaction_ms / 1_000 + STABLE_EXTRA_S
         answer = self._ask(asked, stable_s) if asked else []
         found = {}
@@ -254,7 +257,7 @@ class KafkaGroup:
 
 
 def _said(consumer: Consumer, error: KafkaException) -> KafkaError:
-    """The refused permission that a consumer told of as an event, where a call only ran out of time; else the error."""
+    """The refused permission that a consumer reported as an event, if the call only timed out; else the error."""
     found = error_of(error)
     if found.code() not in _NO_COORDINATOR:
         return found
@@ -263,7 +266,7 @@ def _said(consumer: Consumer, error: KafkaException) -> KafkaError:
 
 
 def _text(at: KafkaPartition) -> str:
-    """Metadata of an offset, which another program may have committed."""
+    """Metadata of an offset; another program may have committed it."""
     try:
         return at.metadata or ""
     except UnicodeDecodeError as error:
@@ -273,12 +276,12 @@ def _text(at: KafkaPartition) -> str:
 
 
 def member_metadata(of_group: Any, member: ConsumerMember) -> bytes:
-    """What a transaction tells the broker of a group, for a member of it that is a client in another process.
+    """Group metadata for a transaction's offsets, for a member of the group that is a client in another process.
 
         CGMDv2:  generation, 4 bytes of this machine's order  group 0  member 0  1 (no instance id)
 
-    The client gives these bytes for its own consumers only; `of_group` are those of one that never joined. The layout
-    is the client's own, so it is compared before it is used. Raises InternalError if the client has another one.
+    The client makes these bytes for its own consumers only; `of_group` comes from one that never joined. The layout is
+    the client's own, so it is compared before it is used. Raises InternalError if the client has another one.
     """
     raw = of_group if isinstance(of_group, bytes) else b""
     group = raw[len(_METADATA_MAGIC) + _GENERATION.size :].partition(b"\0")[0]
@@ -297,7 +300,7 @@ def commit_needs(commit: GroupCommit) -> tuple[Need, ...]:
 
 
 def kafka_offsets(offsets: Mapping[TopicPartition, Committed]) -> list[KafkaPartition]:
-    """Offsets with metadata as the client takes them."""
+    """Offsets with metadata in the client's type."""
     return [
         KafkaPartition(topic, partition, offset, metadata) for (topic, partition), (offset, metadata) in offsets.items()
     ]

@@ -10,17 +10,17 @@
     plan   grows with each join of a session; a beat with a smaller one renews, and its metadata are void: a member
            joins with new metadata from one process while its beats come from another, which has not read them yet
     seen   the offset of the newest beat or join that the proposer of the removal had read. The removal is void if the
-           member renewed its lease after that: a proposer that stood still may be late by any time
+           member renewed its lease after that: a stalled proposer may be late by any time
     epoch  counts if it is larger than any before; of two claims of one epoch the first in the topic wins
 
-Every reader applies the same records in the same order, so all see the same members, owners and generation. Time only
-makes somebody *propose* that a member be removed (a record without value); what the topic says then holds for all, also
-for the removed one, which learns it by its next beat. Each key is written by one member alone (but for removals), so
-that compaction keeps what counts.
+Every reader applies the same records in the same order, so all see the same members, owners and generation. A clock
+only makes a member *propose* the removal of another (a record without value). The topic's records then hold for all
+members, also for the removed one, which learns it by its next beat. One member alone writes each key (except for
+removals), so that compaction keeps every record that counts.
 
 Rules of this file: pure; `now_ms` is the reader's own monotonic time, `stamp_ms` the broker's. A lease runs from the
-moment at which the reader saw it renewed, so nobody's wall clock matters. Only what was written before the reader
-began is aged by the broker's stamps: there the reader cannot know better.
+moment at which the reader saw it renewed, so no member's wall clock matters. The reader ages only records from before
+its beginning by the broker's stamps: it did not see when those arrived.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Presence(Shape, frozen=True, forbid_unknown_fields=False):
-    """A join or a beat, with what later versions may add."""
+    """A join or a beat; later versions may add fields."""
 
     kind: str
     session: str
@@ -59,7 +59,7 @@ class Claim(Shape, frozen=True, forbid_unknown_fields=False):
 
 
 class Owner(NamedTuple):
-    """Who last opened a writer for a transactional id, and its epoch."""
+    """The member that last opened a writer for a transactional id, and the writer's epoch."""
 
     member_id: str
     epoch: int
@@ -67,7 +67,7 @@ class Owner(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """A live member. `old` if all that is known of it was written before this reader began."""
+    """A live member. `old`: all its records are from before this reader began."""
 
     member_id: str
     metadata: str
@@ -77,7 +77,7 @@ class Lease:
     stamp_ms: int
     old: bool
     plan: int = 0
-    offset: int = -1  # of the join or beat that renewed it last
+    offset: int = -1  # of the newest join or beat
 
 
 class Members:
@@ -87,13 +87,13 @@ class Members:
         self.generation = 0
         self.leases: dict[str, Lease] = {}
         self.owners: dict[str, Owner] = {}
-        self._known: set[str] = set()  # members that were seen once: a beat of them needs no benefit of the doubt
+        self._known: set[str] = set()  # ids seen before: a beat without lease counts only for an unknown id
         self._newest_ms = 0
 
     def apply(self, records: Iterable[Record], now_ms: int, *, old: bool) -> None:
-        """Apply records in their order. `old`: they were written before this reader began to look.
+        """Apply records in their order. `old`: they were written before this reader began.
 
-        Raises InvalidRequest for a record that is no member's: another program writes to the topic.
+        Raises InvalidRequest for a record that no member wrote: another program writes to the topic.
         """
         for record in records:
             self._newest_ms = max(self._newest_ms, record.timestamp)
@@ -106,20 +106,21 @@ class Members:
                     self.owners[names[0]] = Owner(names[1], epoch)
         for lease in self.leases.values():
             if lease.old:
+                # The newest stamp stands for the brokers' clock now, which this reader cannot ask for.
                 age_ms = max(self._newest_ms - lease.stamp_ms, 0)
                 lease.deadline_ms = min(lease.deadline_ms, now_ms + max(lease.lease_ms - age_ms, 0))
 
     def run_out(self, now_ms: int) -> list[str]:
-        """Members whose lease has run out, as far as this reader saw."""
+        """Members whose lease has run out, by the records that this reader has seen."""
         return sorted(lease.member_id for lease in self.leases.values() if now_ms >= lease.deadline_ms)
 
     def hold(self, waited_ms: int, now_ms: int) -> None:
-        """The topic was silent for this reader, through no fault of any member: that time counts for no lease."""
+        """Lengthen leases by a time in which this reader got no records through no fault of any member."""
         for lease in self.leases.values():
             lease.deadline_ms = min(lease.deadline_ms + waited_ms, now_ms + lease.lease_ms)
 
     def extend(self, now_ms: int) -> None:
-        """Give every member its whole lease again: for a while this reader could not look."""
+        """Give every member its whole lease again, after a time in which this reader could not read."""
         for lease in self.leases.values():
             lease.deadline_ms = now_ms + lease.lease_ms
 
@@ -133,6 +134,7 @@ class Members:
         self._known.add(name)
         if record.value is None:
             lease = self.leases.get(name)
+            # Without the header the member has left by itself, which always counts.
             seen = next((int(text or b"0") for header, text in record.headers if header == SEEN), record.offset)
             if lease is not None and lease.offset <= seen:
                 del self.leases[name]
@@ -142,7 +144,7 @@ class Members:
         lease = self.leases.get(name)
         if said.kind != "join":
             if (lease is None and known) or (lease is not None and lease.session != said.session):
-                return  # void: it was removed, or joined anew, before
+                return  # void: the member was removed before, or joined again in another session
             self.generation = max(self.generation, said.generation)
         elif lease is None:
             self.generation = max(self.generation, said.generation) + 1
@@ -161,12 +163,12 @@ def member_key(member_id: str) -> bytes:
 
 
 def member_value(kind: str, session: str, lease_ms: int, generation: int, metadata: str, plan: int) -> bytes:
-    """A join or a beat."""
+    """Value of a join or a beat."""
     return dump(Presence(kind, session, lease_ms, generation, metadata, plan))
 
 
 def removal_headers(lease: Lease) -> list[tuple[str, bytes]]:
-    """Headers of the removal of a member whose lease ran out, as its proposer knows it."""
+    """Headers of the removal of a member whose lease ran out: the offset of the newest beat that this reader saw."""
     return [(SEEN, str(lease.offset).encode())]
 
 

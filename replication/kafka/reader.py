@@ -2,18 +2,18 @@
 
     client's queue ──> pull: columns, by partition ──> slots: pieces, end ──> serve: a fair share of each
 
-    at end      the client said so at this offset, or the last record stands just before the broker's end
+    at end      the client reported the end at this offset, or the last record stands just before the broker's end
     lost        the broker has no such offset: its bounds decide between StateLost and going on
-    recreated   the topic's id is asked for about every second, because the client would read a topic of the same name
-                that was made anew as if it were the old one
+    recreated   the reader asks for the topic's id about every second, because the client would read a deleted and
+                recreated topic of the same name as if it were the old one
 
 `fetch` waits a moment even with no timeout while a partition that is not at its end has not answered yet (it was just
 assigned, or its next batch is under way), so that a loop which ends at an empty fetch does not end early. A partition
-that lets it wait `PATIENCE_MS` is not waited for again before it answers.
+that made it wait `PATIENCE_MS` causes no further wait before it answers.
 
-Rules of this file: a position moves only by what fetch returned. The client's own pause throws away what it has
-fetched, so a paused partition keeps its buffer, and the client is told only when more comes; a seek is an assignment
-anew, because the client's seek fails on a partition that was just assigned.
+Rules of this file: a position moves only by records that fetch returned. The client's own pause drops its prefetched
+records, so a paused partition keeps its buffer, and the reader pauses the client only when more records arrive. A seek
+is a new assignment, because the client's seek fails on a partition that was just assigned.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class KafkaReader:
         self._clock = SystemClock()
         self._slots: dict[TopicPartition, ReaderSlot] = {}
         self._client: Consumer | None = None  # made with the first assignment: many readers only ask for bounds
-        self._asked: set[str] = set()  # topics of which the client knows the leaders
+        self._asked: set[str] = set()  # topics whose leaders the client knows
         self._closed = False
         self._turn = 0
         self._checks: dict[str, Future[Any]] = {}
@@ -64,7 +64,7 @@ class KafkaReader:
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Replace the assignment; every partition begins at its position, not paused. Raises UnknownStore.
 
-        One of nothing makes the client, which connects meanwhile.
+        An empty assignment creates the client, which can connect meanwhile.
         """
         slots = self._resolve(positions)
         self.remove(list(self._slots))
@@ -72,7 +72,7 @@ class KafkaReader:
         self._begin(slots)
 
     def assignment(self) -> Mapping[TopicPartition, int]:
-        """Assigned partitions with their present positions."""
+        """Assigned partitions with their positions now."""
         return {source: slot.position for source, slot in self._slots.items()}
 
     def add(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -83,7 +83,7 @@ class KafkaReader:
         self._begin(self._resolve(positions))
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        """Unassign; absent ones are fine."""
+        """Unassign these partitions; no error for one that is not assigned."""
         gone = [self._slots.pop(source) for source in dict.fromkeys(partitions) if source in self._slots]
         if gone:
             self._let_go(gone)
@@ -96,20 +96,20 @@ class KafkaReader:
         self._restart(slot, _checked(partition, offset))
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Fetch no more of these until resumed; the position stays."""
+        """Fetch no records of these partitions until they are resumed; positions stay."""
         for slot in [self._slot(source) for source in partitions]:
             slot.paused = True
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Fetch them again."""
+        """Fetch these partitions again."""
         for slot in [self._slot(source) for source in partitions]:
             slot.paused = False
             slot.late = False
-            slot.heard_ms = self._clock.monotonic_ms()
+            slot.heard_ms = self._clock.monotonic_ms()  # the silence of a pause must not count as stuck
             self._let_go([slot])
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Begin and last stable offset now."""
+        """Begin and last stable offset of each partition now."""
         self._check_open()
         return self._cluster.bounds(partitions)
 
@@ -119,15 +119,15 @@ class KafkaReader:
         return {source: bounds.end for source, bounds in self._cluster.bounds(partitions, committed=False).items()}
 
     def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
-        """None: Kafka has leader epochs, which its client compares while it reads."""
+        """Empty: Kafka has leader epochs, which its client compares while it reads."""
         return {}
 
     def epoch_ends(self, tags: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
-        """None, as in `epoch_tags`."""
+        """Empty, as in `epoch_tags`."""
         return {}
 
     def close(self) -> None:
-        """Twice is fine."""
+        """Close the client. Twice is fine."""
         if not self._closed:
             self._closed = True
             if self._client is not None:
@@ -161,10 +161,11 @@ class KafkaReader:
             limit_ms = max(timeout_ms, PATIENCE_MS) if silent else timeout_ms
             if waited_ms >= limit_ms:
                 return []
+            # One message ends this wait; the next turn pulls the others, which the client has by then.
             self._ingest(self._consume(1, min(limit_ms - waited_ms, WAIT_MS)))
 
     def fetch_ready(self, max_records: int) -> list[Fetched]:
-        """See LogReader. It asks the broker nothing, but begins to ask for topics' ids."""
+        """See LogReader. It waits for no answer of a broker, but sends the requests for topics' ids."""
         self._check_open()
         self._pull(max_records, buffered=0)
         self._check_topics(self._clock.monotonic_ms())
@@ -173,14 +174,14 @@ class KafkaReader:
         return self._serve(max_records)
 
     def _pull(self, wanted: int, buffered: int = LIMITS.slot_records) -> None:
-        """Take what the client has, until that many records are here, or enough bytes."""
+        """Take messages from the client until `wanted` or `buffered` records are here, or `LIMITS.slot_bytes`."""
         if not self._slots:
             return
         held = sum(slot.count for slot in self._slots.values() if not slot.paused)
         hungry = any(slot.hungry for slot in self._slots.values())
         size = 0
         while held < max(wanted, buffered) and size < LIMITS.slot_bytes and (hungry or held < wanted):
-            with uncollected():
+            with uncollected():  # measured: else the collector walks through every batch, a quarter of the time
                 messages = self._consume(CHUNK, 0)
                 count = len(messages)
                 size += self._ingest(messages)
@@ -198,7 +199,7 @@ class KafkaReader:
         return self._cluster.run("fetching", lambda: client.consume(count, timeout_ms / 1_000))
 
     def _ingest(self, messages: list[Message]) -> int:
-        """Sort messages into their slots; bytes of keys and values taken."""
+        """Sort messages into their slots; returns the bytes of their keys and values."""
         if not messages:
             return 0
         now_ms = self._clock.monotonic_ms()
@@ -208,7 +209,7 @@ class KafkaReader:
         return self._sort(messages, now_ms, keys)
 
     def _ingest_events(self, messages: list[Message], now_ms: int) -> int:
-        """The same with events among them. What comes after one that is trouble is kept: it will not come again."""
+        """Like `_ingest`, with events among the messages. Keeps records behind a failing event: they come only once."""
         size = 0
         run: list[Message] = []
         trouble: StandfastError | None = None
@@ -232,7 +233,7 @@ class KafkaReader:
         if not messages:
             return 0
         source = _source_of(messages[0])
-        # With one partition assigned, another's can only come before: what was unassigned is let go by the client.
+        # With one partition assigned, records of another can only come first: the client drops unassigned ones.
         single = len(self._slots) == 1 and source in self._slots and source == _source_of(messages[-1])
         if single or len(set(map(Message.partition, messages))) == len(set(map(Message.topic, messages))) == 1:
             return self._keep(source, messages, now_ms, keys)
@@ -247,7 +248,7 @@ class KafkaReader:
         slot = self._slots.get(source)
         if slot is None:
             return 0  # unassigned meanwhile
-        if (messages[0].offset() or 0) < slot.frontier:  # of before a seek
+        if (messages[0].offset() or 0) < slot.frontier:  # fetched before a seek
             messages = [message for message in messages if (message.offset() or 0) >= slot.frontier]
             if not messages:
                 return 0
@@ -266,7 +267,7 @@ class KafkaReader:
         return piece.payload_bytes
 
     def _note(self, message: Message, error: KafkaError, now_ms: int) -> None:
-        """An event that is no record."""
+        """Note an event, which is a message without a record."""
         code = error.code()
         source = TopicPartition(message.topic() or "", message.partition() or 0)
         slot = self._slots.get(source)
@@ -280,9 +281,9 @@ class KafkaReader:
         elif slot is not None and code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             slot.event = (error, message.offset())
         elif code in UNKNOWN_TOPIC:
-            self._checked_ms = 0  # gone, or made anew: ask now
+            self._checked_ms = 0  # deleted or recreated: ask for its id now
         elif slot is not None and code in PERMISSION:
-            # Kept, because the client says it once, and the partition gives nothing from here on.
+            # Kept, because the client reports it once, and the partition returns no records from here on.
             slot.error = self._cluster.translate(error, f"reading {source}", Need(TOPIC, source.topic, "READ"))
         elif slot is not None or (code in AUTHENTICATION and code not in PERMISSION):
             what = f"reading {source}" if slot is not None else "reading"
@@ -291,7 +292,7 @@ class KafkaReader:
     # -- handing out --------------------------------------------------------------------------------------------------
 
     def _serve(self, max_records: int) -> list[Fetched]:
-        """A fair share of every buffer; what the caller learns nothing by is left out."""
+        """A fair share of every buffer, without partitions that have nothing new for the caller."""
         turn = [slot for slot in self._slots.values() if not slot.paused]
         if turn:
             first = self._turn % len(turn)
@@ -310,7 +311,7 @@ class KafkaReader:
         return [one for one in found if one is not None]
 
     def _settle(self, slot: ReaderSlot, count: int) -> Fetched | None:
-        """Hand out the first records of a slot; None if the caller learns nothing new."""
+        """Hand out the first records of a slot; None if there are none and the caller knows its end already."""
         records: Sequence[Record] = []
         position = slot.position
         if count:
@@ -328,14 +329,14 @@ class KafkaReader:
         return Fetched(slot.source, records, position, at_end)
 
     def _stands_at_end(self, slot: ReaderSlot) -> bool:
-        """Whether the last record is the last of all, by what the last fetch said: no marker follows it."""
+        """Whether the last record stands just before the end that the last fetch reported: no marker follows it."""
         bounds = self._consumer().get_watermark_offsets(KafkaPartition(*slot.source), cached=True)
         return bool(bounds) and bounds[1] == slot.frontier
 
     # -- looking after ------------------------------------------------------------------------------------------------
 
     def _look_after(self, now_ms: int) -> None:
-        """Raise what is wrong with a partition; ask for topics' ids, and for the bounds of those that give nothing."""
+        """Raise a partition's error; ask for topics' ids, and for the bounds of partitions that stay silent."""
         self._check_topics(now_ms)
         for slot in self._slots.values():
             if slot.event is not None:
@@ -375,13 +376,13 @@ class KafkaReader:
                 slot.error = _recreated(slot.source)
 
     def _unstick(self, slot: ReaderSlot, now_ms: int) -> None:
-        """Nothing came for long, not even the end: ask the broker where it is."""
+        """Ask the broker for the bounds of a partition that has sent nothing for long, not even its end."""
         slot.heard_ms = now_ms
         slot.error = self._lost(slot)
         if slot.error is not None:
             return
         bounds = self._cluster.bounds([slot.source])[slot.source]
-        if slot.frontier >= bounds.end:  # at the end, or a transaction is still open before this position
+        if slot.frontier >= bounds.end:  # at the end, or a transaction below this position is still open
             slot.end = slot.frontier
             slot.answered = True
         elif not slot.kicked:
@@ -396,17 +397,17 @@ class KafkaReader:
             raise stuck
 
     def _judge(self, slot: ReaderSlot, error: KafkaError, offset: int | None) -> None:
-        """The broker refused this offset: the records are lost, differ now, or are there after all."""
+        """Judge an offset that the broker refused: its records are lost, have changed, or are there after all."""
         slot.event = None
         slot.error = self._lost(slot)
-        # The client compares leader epochs, and says so in words only. Or the log ended below us and grew again.
+        # The client compares leader epochs, and says so only in its text. Or the log was cut below us and grew again.
         if slot.error is None and (offset == slot.frontier or "truncation detected" in error.str()):
             slot.error = _diverged(slot, error)
         elif slot.error is None:
             self._restart(slot, slot.frontier, keep=True)
 
     def _lost(self, slot: ReaderSlot) -> StateLost | None:
-        """Why the broker cannot have this position, or None; one over a transaction that is still open is fine."""
+        """The error for a position that the broker cannot have, or None; it may lie above an open transaction."""
         source = slot.source
         if str(self._cluster.check([source])[source.topic].topic_id) != slot.topic_id:
             return _recreated(source)
@@ -452,7 +453,7 @@ class KafkaReader:
             self._slots.update({slot.source: slot for slot in slots})
 
     def _restart(self, slot: ReaderSlot, offset: int, *, keep: bool = False) -> None:
-        """Read on from an offset; `keep` what is buffered before it."""
+        """Go on reading at an offset; `keep` the records buffered before it."""
         client = self._consumer()
         self._let_go([slot])
         client.incremental_unassign([KafkaPartition(*slot.source)])
@@ -465,7 +466,7 @@ class KafkaReader:
         slot.start(offset, now_ms)
 
     def _let_go(self, slots: Iterable[ReaderSlot]) -> None:
-        """Undo the client's pause, which would outlive an assignment."""
+        """Undo the client's pause, which would last beyond the next assignment."""
         for slot in slots:
             if slot.held:
                 slot.held = False

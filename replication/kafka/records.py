@@ -1,4 +1,4 @@
-"""Records between the port and the Kafka client: what goes out is checked here, what came in is made columns here.
+"""Records between the port and the Kafka client: checks of outgoing records, columns of incoming messages.
 
 Rules of this file: no I/O. It takes the client's messages as they are and must not know of topics or transactions.
 """
@@ -18,27 +18,27 @@ from standfast.replication.log import Headers, Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
 
-LEAST_TIMESTAMP_MS = 1  # the client takes 0 for "now"
+LEAST_TIMESTAMP_MS = 1  # the client reads 0 as "now"
 
 _stamp = itemgetter(1)
 
 
 def keys_of(messages: Sequence[Message]) -> list[bytes | None]:
-    """The keys of messages; an event that is no record has none."""
+    """The keys of messages; an event has no key."""
     return cast("list[bytes | None]", list(map(Message.key, messages)))
 
 
 def to_columns(messages: Sequence[Message], keys: list[bytes | None] | None = None) -> RecordColumns:
-    """Messages without error, all of one partition, as records; `keys` are theirs where they are known already.
+    """Messages without error, all of one partition, as records by column; `keys`: their keys, if known already.
 
-    Best given few at a time: they should still be in the processor's cache.
+    Give it few messages at a time, while they are still in the processor's cache.
     """
     count = len(messages)
     if not count:
         return RecordColumns((), (), (), ())
     first, last = messages[0].offset() or 0, messages[-1].offset() or 0
     offsets: Sequence[int] = range(first, last + 1)
-    if len(offsets) != count:  # compacted in between, or a marker
+    if len(offsets) != count:  # compaction or a transaction marker left gaps
         offsets = cast("list[int]", list(map(Message.offset, messages)))
     headers: list[Headers] | None = None
     if any(map(Message.headers, messages)):
@@ -53,7 +53,7 @@ def to_columns(messages: Sequence[Message], keys: list[bytes | None] | None = No
 
 
 def checked(source: TopicPartition, batch: Sequence[Outgoing]) -> Sequence[tuple[Any, ...]]:
-    """The batch as rows that the client takes: key, value, timestamp, headers. The batch itself where it is that.
+    """The batch as rows for the client (key, value, timestamp, headers); the batch itself if it fits already.
 
     Raises InvalidRequest naming partition and record. A timestamp of 0 is refused, because the client reads it as
     "now" and the record would come back changed.

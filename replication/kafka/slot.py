@@ -1,4 +1,4 @@
-"""One assigned partition of a Kafka reader: what was taken from the client and not handed out yet.
+"""One assigned partition of a Kafka reader: its buffer of records between client and caller.
 
 Rules of this file: state and its smallest moves; the reader decides. It knows neither client nor broker.
 """
@@ -14,7 +14,7 @@ from standfast.store.errors import StandfastError
 
 
 class ReaderSlot:
-    """An assigned partition. `frontier` is the next offset expected of the client, `end` where it saw the end."""
+    """An assigned partition. `frontier` is the next offset expected from the client, `end` the end that it reported."""
 
     __slots__ = (
         *("answered", "count", "end", "error", "event", "frontier", "heard_ms", "held", "kicked", "late", "paused"),
@@ -26,11 +26,11 @@ class ReaderSlot:
         self.topic_id = topic_id
         self.paused = False
         self.error: StandfastError | None = None
-        self.event: tuple[Any, int | None] | None = None  # the client's error and its offset, not looked into yet
+        self.event: tuple[Any, int | None] | None = None  # the client's error and its offset, not judged yet
         self.start(position, now_ms)
 
     def start(self, position: int, now_ms: int) -> None:
-        """Stand at a position of which nothing is known."""
+        """Start at a position, without any answer for it yet."""
         self.position = self.frontier = position
         self.pieces: deque[RecordColumns] = deque()
         self.count = 0  # records in all pieces
@@ -44,11 +44,11 @@ class ReaderSlot:
 
     @property
     def hungry(self) -> bool:
-        """Something may come: it is read, nothing is here, and its end is not known."""
+        """Whether records may be on their way: not paused, the buffer is empty, and the end is not known."""
         return not self.paused and not self.count and self.end != self.frontier
 
     def take(self, count: int) -> RecordColumns:
-        """The first records; there are at least so many, and one at least is asked for."""
+        """The first `count` records; `count` is 1 to the number of buffered records."""
         self.count -= count
         taken: list[RecordColumns] = []
         while count:

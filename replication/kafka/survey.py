@@ -1,10 +1,10 @@
-"""What a Kafka cluster says of itself: topics with all their settings, brokers, groups and their live consumers.
+"""The description of a Kafka cluster: topics with all their settings, brokers, groups and their live consumers.
 
     settings in force for a topic    its own, else the brokers', else Kafka's defaults
-    settings of the brokers          those of the live broker with the lowest id: they should all be alike
+    settings of the brokers          taken from the live broker with the lowest id: they should all be alike
 
-Rules of this file: it asks and changes nothing. What this user may not read of the brokers is left out, so that the
-rest can still be told.
+Rules of this file: it asks and changes nothing. It skips broker settings that this user may not read, so that the rest
+can still be reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from standfast.replication.log import LogSurvey, TopicInfo, TopicPolicy, TopicSu
 from standfast.replication.permissions import GROUP, TOPIC, Need
 from standfast.replication.topics.settings import CLEANUP, DELETE_RETENTION, MIN_LAG, RETENTION, ahead_max_ms
 
-_api: Any = _admin  # its names are public by its manual, but not to type checkers
+_api: Any = _admin  # its manual makes these names public, but type checkers do not see them
 FOR_EVER_MS = (1 << 63) - 1
 _MAPPED = frozenset({CLEANUP, RETENTION, DELETE_RETENTION, MIN_LAG})
 
@@ -38,7 +38,7 @@ def survey(cluster: Cluster, names: Iterable[str]) -> LogSurvey:
 
 
 def surveyed(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicSurvey]:
-    """Topics by name, those that exist."""
+    """The existing ones of these topics, by name."""
     described = {name: one for name, one in cluster.describe(names).items() if one is not None}
     if not described:
         return {}
@@ -49,7 +49,7 @@ def surveyed(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicSurvey]:
             settings = cluster.answer(future)
         except KafkaException as error:
             if error_of(error).code() in UNKNOWN_TOPIC:
-                continue  # deleted meanwhile
+                continue  # deleted between the two requests
             need = Need(TOPIC, resource.name, "DESCRIBE_CONFIGS")
             raise cluster.translate(error, f"describing topic {resource.name!r}", need) from error
         found[resource.name] = _topic(described[resource.name], settings)
@@ -57,7 +57,7 @@ def surveyed(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicSurvey]:
 
 
 def consumer_groups(cluster: Cluster) -> list[str]:
-    """Groups that the brokers know."""
+    """Names of the groups that the brokers know."""
     what = "listing groups"
     answer: Future[Any] = cluster.run(
         what, lambda: cluster.admin.list_consumer_groups(request_timeout=cluster.timeout_s)

@@ -1,16 +1,16 @@
 """Writers of a Kafka log: one transactional producer for each transactional id, and an idempotent one for appends.
 
     transact   begin -> offsets -> records -> commit          aborted whole, or committed whole
-               time-out, refused record: abort; the producer is made anew before the next call
+               time-out, refused record: abort; the next call recreates the producer
                a newer producer of the id: Fenced, for ever; a transaction that took too long: as a time-out
-    append     acks from all replicas, every record's delivery waited for; no transaction, so the broker cannot fence
-               it: before each append the members topic is asked who holds the id
+    append     acks from all replicas, waits for every record's delivery; no transaction, so the broker cannot fence
+               it: before each append the writer reads the id's owner from the members topic
 
 Offsets go first because the broker refuses the next transaction's first step for the few milliseconds in which it
 still ends the last one, and that step is the one that the client repeats soonest.
 
-Rules of this file: whatever can be checked is checked before the first record is given to the client. The end of a
-commit that got no answer is unknown: it says so, and the next call settles it before it does anything else.
+Rules of this file: every check comes before the client gets the first record. The end of a commit that got no answer
+is unknown: the writer reports that, and the next call settles it before it does anything else.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, CommitUnknown, Fenced, StandfastError, Unavailable
 
 Rows = Mapping[TopicPartition, Sequence[tuple[Any, ...]]]
-_KNOWN_MS = 1_000  # how long the writer believes that a partition exists
+_KNOWN_MS = 1_000  # how long a partition that was found counts as present
 
 
 class Fence:
-    """What makes a writer the only one of its transactional id. `board` is None for a producer."""
+    """The claim that makes a writer the only one of its transactional id. `board` is None for a producer."""
 
     def __init__(self, transactional_id: str, epoch: int = 0, owner: str = "", board: Board | None = None) -> None:
         self.transactional_id = transactional_id
@@ -47,7 +47,7 @@ class Fence:
         self._board = board
 
     def check(self) -> None:
-        """Raise Fenced if somebody claimed the id since."""
+        """Raise Fenced if another writer has claimed the id since."""
         if self._board is None:
             return
         held = self._board.owner(self.transactional_id)
@@ -55,10 +55,10 @@ class Fence:
             raise self._lost_to(held)
 
     def refused(self, *, in_doubt: bool = False) -> Fenced | Unavailable:
-        """Why the broker takes nothing of this writer any more. `in_doubt`: it may have taken a commit before that.
+        """The reason why the broker refuses this writer now. `in_doubt`: it may have taken a commit before.
 
-        It says the same of a writer that a newer one replaced and of one whose transaction took too long, and the
-        second still owns its task: only the members topic tells them apart.
+        The broker's answer is the same for a writer that a newer one replaced and for one whose transaction took too
+        long, but the second still owns its task: only the members topic separates the two.
         """
         what = f"the broker refuses the writer of {self.transactional_id!r} with epoch {self.epoch}"
         if self._board is not None:
@@ -96,10 +96,10 @@ class KafkaWriter:
     ) -> None:
         self._cluster = cluster
         self._fence = fence
-        self._metadata_of = metadata_of  # group name -> what the broker wants to know of the group
+        self._metadata_of = metadata_of  # group name -> group metadata for send_offsets_to_transaction
         self._forget = closed
         self._clock = SystemClock()
-        self._prepared = prepared  # for the first transaction, if it was made before
+        self._prepared = prepared  # for the first transaction, if `prepare` made one
         self._plain: Producer | None = None
         self._transactional: Producer | None = None
         self._fenced = False
@@ -113,18 +113,18 @@ class KafkaWriter:
 
     @property
     def claim(self) -> WriterClaim | None:
-        """The id and the epoch of its claim on the members topic; None for a producer."""
+        """The id and the epoch of the claim on the members topic; None for a producer."""
         return WriterClaim(self._fence.transactional_id, self._fence.epoch) if self._fence.epoch else None
 
     @property
     def marks_transactions(self) -> bool:
-        """Its end is written into each partition."""
+        """True: the broker writes a marker into each partition at a transaction's end."""
         return True
 
     def open(self) -> None:
         """Fence every older producer of the id at the broker."""
         self._ready()
-        self._fence.check()
+        self._fence.check()  # again: a newer claim may have come while the broker fenced for this one
 
     def append(self, batches: Batches) -> dict[TopicPartition, int]:
         """Write and wait for the acknowledgement. Returns next offset per partition.
@@ -142,7 +142,7 @@ class KafkaWriter:
         try:
             ends = self._deliver(self._plain, rows)
         except BaseException as error:
-            producer, self._plain = self._plain, None  # its numbering of records may be off
+            producer, self._plain = self._plain, None  # its sequence numbers of records may be off
             what = f"writing to {', '.join(map(str, rows))}"
             if isinstance(error, KafkaException):
                 why = self._cluster.reason(producer, error, transactional=False)
@@ -153,7 +153,7 @@ class KafkaWriter:
         return ends | others
 
     def transact(self, batches: Batches, commit: GroupCommit | None = None) -> dict[TopicPartition, int]:
-        """Write records and commit group offsets, all or nothing. Returns position after the last record.
+        """Write records and commit group offsets, all or nothing. Returns the position after each partition's records.
 
         Raises Fenced if a newer writer was opened, UnknownStore or InvalidRequest for a bad partition or record: in
         each case nothing was written. CommitUnknown if the end of the commit is not known.
@@ -166,7 +166,7 @@ class KafkaWriter:
         offsets = commit.offsets if commit is not None else {}
         self._check_exist(rows)
         self._check_exist(offsets)
-        others = self._ends_of_empty(rows)  # before: what fails after the commit would tell that there is none
+        others = self._ends_of_empty(rows)  # before the commit: a failure after it would look like a failed commit
         if not offsets and not any(rows.values()):
             return others
         producer = self._ready()
@@ -191,7 +191,7 @@ class KafkaWriter:
         return ends | others
 
     def close(self) -> None:
-        """Twice is fine. The transactional id keeps its owner."""
+        """Drop the producers; the transactional id keeps its owner. Twice is fine."""
         if not self._closed:
             self._closed = True
             self._prepared = self._plain = None
@@ -201,7 +201,7 @@ class KafkaWriter:
     # -- one transaction ----------------------------------------------------------------------------------------------
 
     def _ready(self) -> Producer:
-        """The transactional producer, made anew if the last one could not be trusted any more."""
+        """The transactional producer; a new one if the last transaction failed."""
         if self._transactional is None:
             if self._closed:
                 raise Closed(f"writer of {self._fence.transactional_id!r} was closed: open a new one")
@@ -210,13 +210,13 @@ class KafkaWriter:
                 made = self._cluster.transactional(self._fence.transactional_id)
             producer = self._cluster.connected(made)
             what = f"opening the writer of {self._fence.transactional_id!r}"
-            # Initialising fences whoever has the id: nobody may who lost it.
+            # `init_transactions` fences the current holder of the id, so a writer that lost the id must not call it.
             self._fence.check()
             need = Need(TRANSACTIONAL_ID, self._fence.transactional_id, "WRITE")
             try:
                 self._cluster.run(what, lambda: producer.init_transactions(self._cluster.timeout_s), need)
             except Fenced as error:
-                self._fence.check()  # Fenced by a newer claim
+                self._fence.check()  # a newer claim is Fenced for ever; without one the task only needs another opening
                 raise Unavailable(
                     f"{self._cluster.where}: {what}: another producer of this id was initialised at the same time, "
                     "though nobody claimed it since: try again"
@@ -236,9 +236,9 @@ class KafkaWriter:
                     raise
 
     def _abort(self, producer: Producer) -> bool:
-        """End a transaction that failed; whether the broker said that it is aborted.
+        """End a failed transaction; returns whether the broker confirmed the abort.
 
-        The producer is not used again: after a record that the broker refused, its numbering of records is off.
+        The producer is not used again: after a record that the broker refused, its sequence numbers are off.
         """
         self._transactional = None
         try:
@@ -255,7 +255,7 @@ class KafkaWriter:
         return (*write_needs(written), *(commit_needs(commit) if commit is not None else ()), own)
 
     def _meaning(self, found: KafkaError, needs: tuple[Need, ...], *, in_doubt: bool) -> Exception:
-        """The port's error for one of a transaction; `in_doubt`: its commit was asked for, and not aborted for sure."""
+        """The port's error for one of a transaction; `in_doubt`: the commit was sent, and its abort is not certain."""
         what = f"transaction of {self._fence.transactional_id!r}"
         if self._fenced or _says_fenced(found):
             refused = self._fence.refused(in_doubt=in_doubt)
@@ -265,7 +265,7 @@ class KafkaWriter:
         return self._in_doubt(translated, f"{what} ({found.name()})") if in_doubt else translated
 
     def _in_doubt(self, error: StandfastError, what: str) -> StandfastError:
-        """The same error for a write that the brokers may have taken, in whole or in part."""
+        """The error, marked as in doubt: the brokers may have taken the write, in whole or in part."""
         if isinstance(error, Unavailable):
             return CommitUnknown(
                 f"{self._cluster.where}: {what}: no answer to its end, so whether it was written is not known: open "
@@ -282,9 +282,10 @@ class KafkaWriter:
         return {source: bounds.end for source, bounds in self._cluster.bounds(empty, committed=False).items()}
 
     def _deliver(self, producer: Producer, rows: Rows) -> dict[TopicPartition, int]:
-        """Give everything to the client and wait for each record; the next offset of each partition."""
-        # A callback for each record that stays in C: the last message of a partition under None, errors by themselves.
+        """Give all records to the client and wait for each; returns the next offset of each partition."""
+        # `dict.__setitem__` as delivery callback stays in C: a partition's last message is under None, errors are keys.
         outcomes: dict[TopicPartition, dict[Any, Message]] = {source: {} for source, batch in rows.items() if batch}
+        # A second after the client's own time-out, whose errors name the reason.
         deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms + 1_000
         for source, outcome in outcomes.items():
             self._produce(producer, source, rows[source], outcome.__setitem__, deadline_ms)
@@ -315,7 +316,7 @@ class KafkaWriter:
         deadline_ms: int,
     ) -> None:
         topic, number = source
-        # By position (callback, its other name, timestamp, headers): names cost a third of the call.
+        # Arguments by position (callback, its other name, timestamp, headers): keywords cost a third of the call.
         produce: Any = producer.produce
         for key, value, timestamp, headers in batch:
             while True:
@@ -326,7 +327,7 @@ class KafkaWriter:
                         produce(topic, value, key, number, told, None, timestamp)
                     break
                 except BufferError:
-                    # The client's queue is full: its oldest records must be acknowledged first.
+                    # The client's queue is full until the broker has acknowledged its oldest records.
                     producer.poll(0.05)
                     if self._clock.monotonic_ms() > deadline_ms:
                         raise Unavailable(
@@ -339,7 +340,7 @@ class KafkaWriter:
                     self._learn_partitions(producer, source)
 
     def _learn_partitions(self, producer: Producer, source: TopicPartition) -> None:
-        """The partition is there, but was added after this client last asked."""
+        """Refresh the producer's metadata: the partition exists, but was added after this client's last request."""
         self._cluster.run(f"writing to {source}", lambda: producer.list_topics(source.topic, self._cluster.timeout_s))
         self._clock.sleep_ms(RETRY_MS)
 
@@ -366,7 +367,7 @@ class KafkaWriter:
         return {source: checked(source, batches[source]) for source in sources}
 
     def _check_exist(self, partitions: Mapping[TopicPartition, object]) -> None:
-        """Raise UnknownStore for a partition that is not there; one seen lately is believed to be."""
+        """Raise UnknownStore for an absent partition; one seen within `_KNOWN_MS` counts as present."""
         now_ms = self._clock.monotonic_ms()
         wanted = [TopicPartition(*source) for source in partitions]
         unsure = [source for source in wanted if now_ms - self._known.get(source, -_KNOWN_MS) >= _KNOWN_MS]
