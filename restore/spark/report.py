@@ -1,10 +1,11 @@
 """The report of a verify or a pipeline, three files in one folder: for programs, for a closer look, for people.
 
     summary.json           counts, verdicts, digests, offsets of every partition
-    differences.parquet    every difference that was kept: hashes, sizes, offsets, values if asked for, cut
-    report.html            a page that is whole by itself
+    differences.parquet    every kept difference: hashes, sizes, offsets, and cut values if requested
+    report.html            a self-contained page
 
-Rules of this file: writes what it is given; summary.json comes last, so that who waits for it finds the others.
+Rules of this file: it writes the given results; summary.json comes last, so that a program that waits for it finds the
+others.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ MakePage: TypeAlias = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]],
 
 
 def write_report(folder: Folder, summary: Mapping[str, Any], rows: Rows) -> None:
-    """Write all three; files of an earlier report are replaced."""
+    """Write the three files; those of an earlier report are replaced."""
     from standfast.restore.report.page import page
 
     _write(folder, summary, rows, page)
 
 
 def write_pipeline_report(folder: Folder, summary: Mapping[str, Any], rows: Rows) -> None:
-    """The same three files of a pipeline, over all its stores."""
+    """Write the same three files for a pipeline, over all its stores."""
     from standfast.restore.report.page import pipeline_page
 
     _write(folder, summary, rows, pipeline_page)

@@ -2,8 +2,8 @@
 
     plans with definitions only ──> a task for each place: its record ──> plans as of state on this machine
 
-Rules of this file: the database decides. Where the file of definitions that a plan was made of says anything else, the
-run ends with an error that names both.
+Rules of this file: the database decides. If the file of definitions behind a plan differs from it, the run ends with an
+error that names both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DDL = "at int, record string"
 def settled(
     spark: SparkSession, log: Log, plans: Sequence[StorePlan], on_tasks: OnTasks | None = None
 ) -> Iterator[list[StorePlan]]:
-    """The plans with positions; what tasks fetch within the block is shared on each machine, and removed at its end."""
+    """The plans with positions. Files that tasks fetch within the block are shared on each machine, then removed."""
     remote = [at.place for plan in plans for at in plan.stored.values() if at.place.remote]
     with run_files(spark, needed=bool(remote)) as run:
         if not run:
@@ -79,7 +79,7 @@ def _with_positions(log: Log, plan: StorePlan, records: Mapping[Place, Mapping[s
 
 
 def _records(spark: SparkSession, places: Sequence[Place], on_tasks: OnTasks | None) -> list[dict[str, Described]]:
-    """What each task's database says of its stores."""
+    """The stores in each task's database, read by a job."""
     asked = list(places)
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
