@@ -57,7 +57,7 @@ class Found(NamedTuple):
     key: bytes
     log: RowSide | None
     store: RowSide | None
-    offset: int = -1
+    offset: int = -1  # known to tasks of Spark only
 
 
 @dataclass(slots=True)
@@ -192,6 +192,7 @@ def row_side(row: LogicalRow | None, value_max: int | None) -> RowSide | None:
 def _ascending(side: str, rows: Iterable[tuple[Name, Row]]) -> Iterator[tuple[Name, Row]]:
     last: Any = None
     for name, row in rows:
+        # A side out of order would make missing and extra rows of equal ones.
         if last is not None and name <= last:
             key, *at = name if isinstance(name, tuple) else (name,)
             which = f"key {key.hex()}" + (f" (timestamp {at[0]})" if at else "")

@@ -162,6 +162,7 @@ def fold_for(kind: str, *, timestamped: bool = True, retention_ms: int | None = 
     traits = TRAITS.get(kind)
     if traits is None:
         raise InvalidRequest(f"store kind {kind!r} is unknown: use one of {', '.join(TRAITS)}")
+    # Only plain stores can be declared with or without timestamps; the other kinds have one layout.
     stamped = timestamped if traits.plain else SPECS[kind].timestamped
     if not traits.retention:
         return LatestFold(timestamped=stamped)
@@ -215,7 +216,9 @@ def _put_version(entries: list[tuple[int, bytes | None]], timestamp: int, value:
 
 def _by_key(records: Sequence[Record]) -> tuple[dict[bytes, Record], int]:
     """The last record of each key, and the number of records without a key."""
+    # A dict keeps the last record of a key without a Python call for each record.
     latest = {record[2]: record for record in records}
+    # A count takes another pass, so only after a record without a key was found.
     skipped = 0 if latest.pop(None, None) is None else sum(record[2] is None for record in records)
     return latest, skipped  # type: ignore[return-value]
 

@@ -97,6 +97,7 @@ class Gate:
     def failed(self, task: TaskId, why: str) -> Open | Shut:
         """The task's restore failed or it lost its state: it counts as missing until assigned again or revoked."""
         outcome = self._on("failed", (task,))
+        # After the transition, which removes the note of an earlier failure.
         self._failures[task] = why
         return outcome
 

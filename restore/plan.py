@@ -205,11 +205,13 @@ def plan_changelog(
     """
     _check(local, log)
     if local is None:
+        # A store built from the rest would look whole.
         if log.head_missing and not accept_missing_history:
             return _refuse_history(None, log)
         return FromBeginning(log.topic_partition, NO_LOCAL_STATE, log.begin, log.stop)
     lost = _loss(local, log)
     if lost is not None:
+        # First of the refusals: there is no log to restore from, so a wipe would destroy the last copy.
         if log.empty and local.rows and not accept_empty_log:
             return _refuse_empty(local, log, lost)
         if (lost == TRUNCATED or local.lost) and log.head_missing and not accept_missing_history:
@@ -224,6 +226,7 @@ def plan_changelog(
         return UpToDate(log.topic_partition, UP_TO_DATE, local.position, local.position)
     if local.seen < log.stop and _tombstones_expired(local, log, now_ms):
         return Reinitialise(log.topic_partition, TOMBSTONES_EXPIRED, log.begin, log.stop)
+    # The position may be one below the begin: at the marker of its own last transaction.
     return Resume(log.topic_partition, RESUME, max(local.position, log.begin), log.stop)
 
 

@@ -113,6 +113,7 @@ class ProgressMeter:
         self._forget()
         oldest = self._samples[0]
         span_s = (self._now_ms - oldest.at_ms) / 1_000
+        # By offsets, not by records: only offsets are known of what remains, since logs have gaps.
         moving = (self._position - oldest.position) / span_s if span_s > 0 else 0.0
         remaining = max(self._end - self._position, 0)
         return RestoreProgress(

@@ -130,6 +130,7 @@ class Manifest(Shape, frozen=True, tag_field="format", tag=FORMAT):
 
 def dump_manifest(manifest: Manifest) -> str:
     """The manifest as JSON text. Raises Corruption for one that `parse_manifest` would refuse."""
+    # By the standard library, as ever: golden tests hold the bytes.
     text = json.dumps(plain(manifest), indent=1) + "\n"
     # Read back before it is written: a manifest that readers refuse would leave files that cannot be ingested.
     if parse_manifest(text, "a manifest to be written") != manifest:
@@ -144,7 +145,7 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
     """
     try:
         shape = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
         raise Corruption(f"{where} is not readable ({error}): make the files and their manifest again") from error
     # The version before the fields: a newer manifest has other fields, and "damaged" would be the wrong answer.
     _check_format(shape.get("format") if isinstance(shape, dict) else None, where)
@@ -175,7 +176,7 @@ def check_store(manifest: Manifest, definition: Mapping[str, Any], topic: str, t
         for name, found, wanted in (
             ("definition", dict(manifest.definition), dict(definition)),
             ("topic", manifest.topic, topic),
-            ("topic id", manifest.topic_id, topic_id),
+            ("topic id", manifest.topic_id, topic_id),  # a recreated topic has the same name and other offsets
         )
         if found != wanted
     ]
@@ -224,6 +225,7 @@ def _check_partition(one: ManifestPartition) -> None:
 
 
 def _check_file(file: ManifestFile) -> None:
+    # The name becomes a path of an ingest: it must stay in the folder, and not be the manifest's own.
     if not _NAME.fullmatch(file.name) or file.name == FILE_NAME:
         raise ValueError(f"{file.name!r} cannot be the name of a file in its folder")
     if file.deletes > file.entries:

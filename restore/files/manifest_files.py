@@ -34,6 +34,7 @@ def read_manifest(folder: Path) -> Manifest:
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """Write the manifest so that a crash leaves all of it or nothing. Its files must be complete already."""
     path = folder / FILE_NAME
+    # A kill leaves a file under a temporary name, which no reader takes for a manifest.
     write_atomically(path, dump_manifest(manifest))
     return path
 

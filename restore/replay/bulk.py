@@ -172,6 +172,7 @@ class BulkLoader:
     def add(self, applier: ChangelogApplier, changelog: TopicPartition, position: int, end: int) -> None:
         """Load a changelog from position to end; the work begins with the next round."""
         spec = applier.stores.specs[applier.store_of[changelog]]
+        # On the database's own file system: across devices, an ingest by move falls back to a copy.
         folder = applier.stores.directory.parent / BULK_FOLDER / str(applier.task) / spec.name
         self._loads[changelog] = _Load(
             applier=applier,
@@ -245,19 +246,19 @@ class BulkLoader:
         self._pool.submit(
             Job(
                 number=one.job,
-                address=self._log.address,
+                address=self._log.address,  # through the pipe: every user can list command lines
                 app=load.applier.stores.app,
                 store=load.spec.name,
                 definition=load.spec.definition(),
                 topic=load.changelog.topic,
-                topic_id=load.applier.topic_id(load.changelog),
+                topic_id=load.applier.topic_id(load.changelog),  # the worker refuses a recreated topic
                 partition=load.changelog.partition,
                 partition_count=load.applier.partition_counts[load.changelog],
                 start=one.built,
                 end=one.end,
                 folder=str(load.folder),
                 prefix=str(one.job),
-                budget_bytes=self._settings.memory_bytes // self._settings.workers,
+                budget_bytes=self._settings.memory_bytes // self._settings.workers,  # the bound is for all workers
                 fetch_records=self._settings.fetch_records,
                 observed_ms=load.observed_ms,
                 drop_deletes=load.cold and first,  # with rows below, or in a later run, a delete hides an older value
@@ -295,9 +296,11 @@ class BulkLoader:
         if isinstance(answer, Failed):
             error = answer.error()
             what = f"failed: {error}"
+            # The log has lost records, which batches would not find either.
             if isinstance(error, StateLost):
                 yield self._end(load, error=error)
                 return
+            # Only a log that did not answer may do so the next time; an unreadable record stays unreadable.
             passing = isinstance(error, Unavailable)
         else:
             what, passing = f"died ({answer.how})", True
@@ -307,7 +310,7 @@ class BulkLoader:
             yield self._end(load, given_back=f"a worker {what}")
             return
         logger.warning("a worker that restores %s from offset %d %s: it is done again", load.changelog, one.built, what)
-        one.read = one.built
+        one.read = one.built  # rows of the unfinished run were lost with the worker
         self._submit(load, one, self._parts if one is load.surveying else 0)
 
     @property
@@ -375,6 +378,7 @@ class BulkLoader:
                 sum(run.skipped for run in runs),
             )
             self.phases_ns["ingest"] += measured_ns() - started_ns
+            # After the ingest: a position must never stand for rows that are not in.
             load.position = runs[-1].end
             load.records += sum(run.records for run in runs)
             self._runs += len(runs)
@@ -402,6 +406,7 @@ class BulkLoader:
 
     def _drop(self, load: _Load) -> None:
         del self._loads[load.changelog]
+        # A worker that has built all its runs is not killed: only its `Done` is missing.
         self._pool.cancel(load.unfinished_jobs())
         shutil.rmtree(load.folder, ignore_errors=True)
 
@@ -426,6 +431,7 @@ class _Shaping:
         self._thread: threading.Thread | None = None
         if self._families:
             name = f"standfast-shape-{load.changelog}"
+            # A thread is enough: `compact` releases the interpreter lock.
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 

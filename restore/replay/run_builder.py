@@ -114,6 +114,7 @@ class RunBuilder:
         files: list[ManifestFile] = []
         entries = dropped = 0
         for family, family_rows in sorted(self._rows.items()):
+            # Only the very first run of an empty store has nothing below it that a delete must hide.
             if self.drop_deletes and not self._runs and None in family_rows.values():
                 deletes = [key for key, row in family_rows.items() if row is None]
                 dropped += len(deletes)
@@ -136,7 +137,7 @@ class RunBuilder:
             superseded=max(counts.records - entries - dropped - counts.expired - skipped, 0),
             expired=counts.expired,
             entries=entries,
-            digest=None,
+            digest=None,  # later runs may replace its rows
             skipped=skipped,
         )
         rows.counters.skipped = 0

@@ -87,6 +87,7 @@ class Worker:
         try:
             log = self._open(job.address)
             info = log.admin.describe_topic(job.topic)
+            # Offsets of a recreated topic stand for other records.
             if info is None or info.topic_id != job.topic_id:
                 raise StateLost(f"topic {job.topic!r} was deleted or made anew", reason="topic-recreated")
             with closing(log.reader()) as reader:
@@ -97,6 +98,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001  the owner hears of every error, else it would see a death
             self._say(failed(job.number, error))
             return
+        # Linux gives ru_maxrss in KiB.
         self._say(Done(job.number, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, dict(phases_ns)))
 
     def _build(self, job: Job, reader: LogReader, phases_ns: Counter[str]) -> None:
@@ -125,7 +127,7 @@ class Worker:
             if now_ms - said_ms >= PROGRESS_MS:
                 self._say(Progress(job.number, position, records, size))
                 records, size, said_ms = 0, 0, now_ms
-            if position < job.end and builder.full:
+            if position < job.end and builder.full:  # the last run follows the loop
                 self._wait_for_room(job, builder.used_bytes)
                 self._say_run(job, builder.run(position))
             phases_ns["fetch"] += fetched_ns - done_ns
@@ -194,6 +196,7 @@ def survey(job: Job, log: Log, reader: LogReader, clock: SystemClock) -> Surveye
         before_ms = skip_before_ms(tail, retention_ms=spec.kept_ms, lead_ms=getattr(spec, spec.traits.lead))
         if before_ms is not None:
             start = min(max(log.admin.first_offsets({source: before_ms})[source], start), job.end)
+    # One range needs no densities, and each sample costs some 30 ms on Kafka.
     samples = [(start, 1.0)] if job.parts == 1 else list(sample(reader, source, start, job.end, clock))
     ranges = tuple(split(samples, job.end, job.parts, job.least))
     return Surveyed(job.number, ranges, -1 if tail is None else tail.observed_ms)
@@ -256,12 +259,13 @@ def main() -> int:
             jobs.put(line)
         os._exit(0)  # the owner is gone, or has no more work: work in progress is of no use
 
+    # A thread, so that the end of the input is noticed in the middle of a job.
     threading.Thread(target=listen, daemon=True).start()
 
     def say(event: Event) -> None:
         try:
             events.write(event_line(event))
-        except BrokenPipeError:
+        except BrokenPipeError:  # the owner is gone
             os._exit(0)
 
     worker = Worker(say)

@@ -114,10 +114,11 @@ class Failed(Shape, frozen=True, tag_field="event", tag=True):
             made: StandfastError = StateLost(self.message, reason=self.reason)
         else:
             made = _ERRORS.get(self.kind, InternalError)(self.message)
-        made.sources = self.sources
+        made.sources = self.sources  # partitions at fault, for the restorer
         return made
 
 
+# By name, since a line of JSON carries no class; an unknown kind is a fault of ours.
 _ERRORS: dict[str, type[StandfastError]] = {
     kind.__name__: kind for kind in (Corruption, InvalidRequest, Unavailable, UnknownStore)
 }
@@ -159,5 +160,6 @@ def parse_event(line: bytes) -> Event:
     except ValueError as error:
         raise InternalError(f"a worker said {line[:200]!r}, which is no event: {error}") from error
     if isinstance(event, Run):
+        # Names of files become paths of an ingest, so a worker's run is checked like a manifest from a disk.
         check_manifest(event.manifest, "a run")
     return event

@@ -49,12 +49,13 @@ def pipeline_page(summary: Json, found: Sequence[Json]) -> str:
 
 @cache
 def _templates() -> Environment:
+    # Here, so that executors need no Jinja2.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(
         loader=PackageLoader("standfast.restore.report", "data"),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a misspelt field is an error, not an empty cell
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

@@ -43,12 +43,12 @@ LOG = pa.schema(
         ("value", pa.binary()),
     ]
 )
+# The sort reorders records, and a version must be put at the stream time of its own moment.
 PREPARED_VERSIONED = LOG.append(pa.field("observed", pa.int64()))
 TICKET = "ticket"  # the column that sends a record of a split partition to its bucket
 _DDL = {pa.int32(): "int", pa.int64(): "bigint", pa.binary(): "binary", pa.string(): "string"}
-FACTS_OFFSET = -1
+FACTS_OFFSET = -1  # the offset of no record
 NOTHING_OBSERVED = -1
-# Bytes at the end of a row key: start 8, sequence 4; end 8, start 8.
 
 
 def ddl(schema: pa.Schema) -> str:
@@ -172,6 +172,7 @@ def merged(pieces: Sequence[Facts]) -> Facts:
 def record_batch(partition: int, records: Sequence[Record]) -> pa.RecordBatch:
     """Records of one fetch as a batch of schema LOG."""
     if isinstance(records, RecordColumns):
+        # Kafka's records come as columns: no Record object is made for them.
         columns: Sequence[Any] = (records.offsets, records.timestamps, records.keys, records.values)
     else:
         columns = list(zip(*records, strict=True))[:4] if records else ((), (), (), ())
@@ -195,6 +196,7 @@ def prepare(batches: Iterable[pa.RecordBatch], shape: StoreShape, partition: int
     """
     spec, schema = shape.spec, shape.schema
     watchers: dict[int, _Watcher] = {}
+    # Facts without records, too: otherwise extra rows of a store whose log is empty would go unseen.
     if partition >= 0:
         watchers[partition] = _Watcher(partition, shape, spec)
     for batch in batches:
@@ -222,7 +224,7 @@ class _Watcher:
         self._spec = spec
         self._versioned = PREPARED_VERSIONED
         self._schema = shape.schema
-        self._limit = shape.limits.get(partition, 2**63 - 1)
+        self._limit = shape.limits.get(partition, 2**63 - 1)  # without a limit, all records are the store's
         self._split = shape.splits.get(partition)
 
     def told(self) -> Facts:
@@ -321,6 +323,7 @@ def key_times(keys: pa.Array, suffix: int) -> np.ndarray[Any, np.dtype[np.int64]
     at = np.where(short, 0, ends - suffix)
     if not len(data):
         return np.full(len(at), -1, np.int64)
+    # Clamped, since a key that is too short may leave fewer than 8 bytes in the whole buffer.
     picked = data[np.minimum(at[:, None] + np.arange(8), len(data) - 1)]
     times = np.ascontiguousarray(picked).view(">i8").reshape(-1).astype(np.int64)
     times[short] = -1
@@ -329,6 +332,7 @@ def key_times(keys: pa.Array, suffix: int) -> np.ndarray[Any, np.dtype[np.int64]
 
 def _key_sequences(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     data, _, ends = _spans(keys)
+    # A window's row key ends in its start (8 bytes) and a sequence number (4).
     picked = data[(ends - 4)[:, None] + np.arange(4)]
     return np.ascontiguousarray(picked).view(">u4").reshape(-1).astype(np.int64)
 
@@ -378,6 +382,7 @@ class Pieces:
     def __init__(self, pieces: Sequence[Facts], retention_ms: int, limit: int) -> None:
         told = sorted((one.first, one.at_end.observed_ms) for one in pieces if one.first >= 0)
         self._firsts = np.array([first for first, _ in told], np.int64)
+        # Moved by one piece: a piece has seen its own times itself.
         before = [NOTHING_OBSERVED, *(observed for _, observed in told)][: len(told)]
         self._before = np.maximum.accumulate(np.array(before, np.int64)) if told else np.zeros(0, np.int64)
         self._retention_ms = retention_ms

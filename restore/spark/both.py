@@ -79,6 +79,7 @@ def rebuild_and_verify(
     old: dict[int, bool] = {}
     if plan.what is not None:
         positions, old = limits_of(plan, replace(plan.what, ranges=shared), began_ms)
+        # In a partition that both read, facts below the position are the store's and `whole` is the rebuild's.
         limits |= positions
     splits = plan_splits(log, what, parallelism(spark), split_bytes)
     shape = StoreShape(what.spec.name, what.spec.definition(), limits, splits)
@@ -90,6 +91,7 @@ def rebuild_and_verify(
     options = connector_options or {}
     rows = run_partitions(spark, Reading(what, shape, source, options), _both(writing, comparing), OUT_DDL, on_tasks)
     looked = collected(rows, shared, settings)
+    # Before the second look: from here on, a run that is cut short keeps the rebuild.
     made = complete(log, what, folder, rows, began_ms, now_ms)
     if plan.what is not None:
         plan = replace(plan, what=replace(plan.what, ranges={**plan.what.ranges, **shared}))
@@ -142,7 +144,7 @@ def _shared(what: Preflight, plan: StorePlan) -> dict[int, Bounds]:
 
 def _both(writing: RebuildJob, comparing: VerifyJob) -> Mapper:
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        attempt = attempt_of()
+        attempt = attempt_of()  # part of the file names: a speculative attempt must not write the same files
         for facts, own in partitions_of(batches, writing.shape):
             with PartitionWriter(writing, facts, attempt) as writer:
                 passing = writer.tapped(own)

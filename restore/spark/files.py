@@ -65,6 +65,7 @@ class Files:
             part = path.with_name(f"{path.name}.part")
             self.folder.fetch(name, part)
             found = part.stat().st_size
+            # Files of two uploads must never be opened together.
             if found != self.sizes.get(name, found):
                 part.unlink()
                 raise Unavailable(
@@ -131,11 +132,11 @@ def _used(run: str) -> Iterator[Path]:
     path = parent / run
     fresh = not path.exists()
     path.mkdir(mode=0o700, exist_ok=True)
-    os.utime(path)
+    os.utime(path)  # a run in use does not get old
     if fresh:
         _sweep(parent)
     with (path / "used").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_SH)
+        fcntl.flock(held, fcntl.LOCK_SH)  # shared by the run's tasks; a sweep needs it alone
         yield path
 
 

@@ -43,7 +43,7 @@ class Folder:
         self.address = address
         self.local: Path | None = None
         if "://" not in address:
-            self.local = Path(address).absolute()
+            self.local = Path(address).absolute()  # tasks of Spark run in folders of their own
             self.address = str(self.local)
             self._files: Any = fs.LocalFileSystem()
             self._root = str(self.local)
@@ -54,6 +54,7 @@ class Folder:
             raise BadConfig(
                 [f"folder {address!r} cannot be used: {error}: give a path, or s3://, gs://, hdfs://"]
             ) from error
+        # file:// is a local folder too, which needs no scratch copies.
         if isinstance(self._files, fs.LocalFileSystem):
             self.local = Path(self._root)
 
@@ -95,6 +96,7 @@ class Folder:
         if self.local is not None:
             write_atomically(self.local / name, content.decode())
             return
+        # Object storage shows an object only when it is complete, so no temporary name is needed.
         with self._telling(f"writing {name} to"), self._files.open_output_stream(self._path(name)) as stream:
             stream.write(content)
 
@@ -120,6 +122,7 @@ class Folder:
             self._files.delete_file(self._path(name))
 
     def _path(self, name: str) -> str:
+        # A name may be from a manifest, and must not lead out of the folder.
         if name.startswith("/") or ".." in name.split("/"):
             raise InvalidRequest(f"{name!r} is no name of a file in {self}")
         return f"{self._root.rstrip('/')}/{name}"

@@ -77,6 +77,7 @@ def _run_partitions(
     whole = {number: span for number, span in what.ranges.items() if number not in shape.splits}
     split = {number: span for number, span in what.ranges.items() if number in shape.splits}
     frames = []
+    # Whole partitions have a frame of their own, which is not shuffled.
     for ranges, own in ((whole, replace(shape, splits={})), (split, shape)):
         frame = _source(spark, reading, ranges, own) if ranges else None
         if frame is not None:
@@ -135,6 +136,7 @@ def own_session(spark: SparkSession, group: str) -> Iterator[SparkSession]:
             spark.removeTag(group)
         return
     session = spark.newSession()
+    # A new session starts with the settings of the context, without those of this session.
     for name, value in spark.conf.getAll.items():
         if name.startswith("spark.sql.") and session.conf.isModifiable(name):
             session.conf.set(name, value)

@@ -69,6 +69,7 @@ def merge_partition(
     batches: Iterable[pa.RecordBatch], store: AnyStore, facts: Facts, log: LogFacts, settings: Settings
 ) -> Outcome:
     """Compare a sorted partition with the store's rows. `log`: facts about the log as a whole."""
+    # The store's own time too: compaction may have removed the record that set it.
     observed_ms = max(facts.observed_ms, store.rows.observed_ms)
     tally = Tally(
         log,
@@ -146,6 +147,7 @@ class _Merge:
             visible = key_times(alive.column("key"), self._suffix) >= self._visible_from
             alive = alive if visible.all() else alive.filter(pa.array(visible))
         keys, rows = alive.column("key").to_pylist(), self._encode(alive)
+        # Most batches are equal, and lists of bytes compare without a Python step for each row.
         if keys == their_keys and rows == their_rows:
             self._tally.match_all(digest_of(alive.column(HASH)))
             return

@@ -125,7 +125,7 @@ class StoreDone:
         if self.compared.unequal:
             found.add("different")
         if self.rebuilt is None:
-            found.add("inconclusive")
+            found.add("inconclusive")  # its log may be gone: the state proves nothing by itself
         return worst(found)
 
 
@@ -161,6 +161,7 @@ class Reader:
 
 def worst(verdicts: set[str]) -> str:
     """The worst of these verdicts: one wrong row outweighs an inconclusive comparison."""
+    # Without any verdict, nothing is proven.
     return next((one for one in ("different", "inconclusive", "equal") if one in verdicts), "inconclusive")
 
 
@@ -169,7 +170,7 @@ def jobs_of_state(log: Log, places: Sequence[Place], *, allow_truncated: bool = 
     found = []
     for name, stored in sorted(stored_stores(places).items()):
         app = next(iter(stored.values())).place.app
-        spec = definition_spec(name, next(iter(stored.values())).definition)
+        spec = definition_spec(name, next(iter(stored.values())).definition)  # one for all: `stored_stores` refuses two
         what, why = None, ""
         try:
             what = preflight(log, app, spec, partitions=list(stored), allow_truncated=allow_truncated)
@@ -272,6 +273,7 @@ class _Run:
             return self._verified_alone(spark, job, (), None)
         kept = _finished(target, job)
         if kept is not None:
+            # The counts of a kept rebuild went with its run, so the log is read once more for them.
             inspected = self._inspected(spark, job.what)
             done = self._verified_alone(spark, job, inspected[job.name], kept)
             return replace(done, inspect_ms=self.now_ms() - began_ms - done.verify_ms)
@@ -316,12 +318,13 @@ class _Run:
             connector_options=reader.options,
             file_bytes=reader.file_bytes,
             split_bytes=reader.split_bytes,
-            read_back=True,
+            read_back=True,  # no stored rows to compare with: the files themselves are
             on_tasks=on_tasks,
         )
         plan = self._plan_of_files(job, target)
         looked = looked_at_files(made)
         if plan.what is not None:
+            # Partitions that were read back are judged over the range of the rebuild, not up to a later end.
             ranges = {**plan.what.ranges, **{n: what.ranges[n] for n in plan.what.ranges if n in looked}}
             plan = replace(plan, what=replace(plan.what, ranges=ranges))
         return made, self._verify(spark, plan, looked), plan
@@ -378,6 +381,7 @@ def _finished(target: Folder, job: StoreJob) -> Rebuilt | None:
         return None
     manifest, what = manifest_of(target), job.what
     assert what is not None
+    # Everything that makes these files other rows: a recreated topic has the same name, too.
     wanted = (job.app, job.name, job.spec.definition(), what.info.topic_id, sorted(what.ranges))
     numbers = [one.partition for one in manifest.partitions]
     if (manifest.app, manifest.store, manifest.definition, manifest.topic_id, numbers) != wanted:

@@ -139,6 +139,7 @@ def open_place(place: Place, store: str, definition: Mapping[str, Any] | None = 
         return
     with open_database(place, store) as engine:
         at_rest = store_of(engine, store, str(place))
+        # A plan may be from the file beside the database, but the database decides.
         if definition is not None and dict(definition) != at_rest.definition:
             raise InvalidRequest(contradiction(place, {store: definition}, {store: at_rest.definition}))
         yield at_rest
@@ -188,7 +189,7 @@ def _taken_in(manifest: Manifest, number: int, source: Path) -> Iterator[StoreAt
     part = manifest.partition(number)
     scratch = Path(tempfile.mkdtemp(prefix="standfast-place-"))
     try:
-        check_files(source, part.files)
+        check_files(source, part.files)  # an ingest checks no block checksums
         engine = RocksEngine(scratch / "rows", shared=RocksShared(MEMORY_BYTES))
         try:
             by_family: dict[str, list[Path]] = {}
@@ -244,6 +245,7 @@ def _at_once(place: Place) -> dict[str, Described] | None:
     if place.kind != "task" or not place.remote:
         return None
     read = parse(Folder(place.address).read(STORES_FILE))
+    # Positions are not in this file, since it does not change with a commit: `settle.py` reads them by a job.
     if read.stores is not None:
         return {name: Described(definition, known=False) for name, definition in read.stores.items()}
     return _of_database(place, read.fault)
@@ -303,6 +305,7 @@ def remote_places(address: str, app: str | None) -> list[Place]:
     folder = Folder(address)
     for one in folder.list():
         parts = one.name.split("/")
+        # Object storage has no folders: a database shows by its file CURRENT.
         if parts[-1] != "CURRENT" or len(parts) < 2:
             continue
         name = parts[-3] if len(parts) > 2 else address.partition("?")[0].rstrip("/").rpartition("/")[2]
@@ -331,11 +334,12 @@ def places_at(address: str, app: str | None) -> list[Place]:
         found = [_place(root)]
     else:
         path = root if marked is not None else _application(root, app)
+        # Names with a dot are folders at work, such as those of an import.
         found = [_place(one) for one in path.iterdir() if not one.name.startswith(".") and (one / MARKER).is_file()]
     if not found:
         raise InvalidRequest(f"{root} holds no task: no partition was ever assigned here, or all stores are in memory")
     for place in found:
-        _refuse_owned(Path(place.address).parent)
+        _refuse_owned(Path(place.address).parent)  # the lock is the application's, beside its tasks
     return sorted(found, key=lambda place: place.task)
 
 

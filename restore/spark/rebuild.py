@@ -131,6 +131,7 @@ def begin(shape: StoreShape, folder: Folder, file_bytes: int, *, read_back: bool
     """Check and create the folder; returns the job. Raises InvalidRequest for a folder with other files."""
     check_target(folder)
     folder.make()
+    # The folder may hold leftovers of an earlier run, whose names must not be written again.
     return RebuildJob(shape, folder.address, uuid.uuid4().hex[:12], file_bytes, read_back)
 
 
@@ -139,6 +140,7 @@ def complete(
 ) -> Rebuilt:
     """Write the manifest from the tasks' answers. Raises StateLost if the log changed meanwhile."""
     answers = _answers(rows, what)
+    # Before the manifest: a log that was recreated or truncated meanwhile must leave none.
     converge = _converge(log, what)
     done_ms = now_ms()
     manifest = Manifest(
@@ -154,6 +156,7 @@ def complete(
         ),
         made=Made("rebuild", done_ms, __version__, rocksdict_version(), COMPRESSION),
     )
+    # Last, since a manifest says that its folder is whole.
     folder.write(FILE_NAME, dump_manifest(manifest).encode())
     took_ms = done_ms - began_ms
     return Rebuilt(manifest, str(folder), took_ms, tuple(_warnings(what, took_ms)), answers)
@@ -163,13 +166,14 @@ def _answers(rows: Iterable[Any], what: Preflight) -> dict[int, dict[str, Any]]:
     """Answers by partition, with buckets added up. Raises InternalError for a missing answer."""
     parts: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
-        if row.answer is not None:
+        if row.answer is not None:  # rows of a verify in the same pass have none
             parts.setdefault(row.partition, []).append(json.loads(row.answer))
+    # A partition without an answer would be an empty one in the manifest.
     if parts.keys() != set(what.ranges):
         raise InternalError(f"rebuild: partitions {sorted(set(what.ranges) - parts.keys())} gave no answer")
     found = {}
     for number, own in parts.items():
-        own.sort(key=lambda one: one["facts"]["bucket"])
+        own.sort(key=lambda one: one["facts"]["bucket"])  # buckets ascend by key, and so do their files
         buckets = [one["facts"]["bucket"] for one in own]
         if buckets != list(range(len(own))):
             raise InternalError(f"rebuild: partition {number} is not whole: {buckets}")
@@ -243,6 +247,7 @@ class PartitionWriter:
         self._facts = facts
         self._counts = Counts()
         self._seen = Seen()
+        # Facts of all records: the rebuild goes to the log's end, also where a compared store's position lies below.
         self._fold = fold_rows(job.shape, facts.at_end, self._counts)
         self._files = _Files(job, facts.partition, attempt)
         spec = job.shape.spec
@@ -336,7 +341,7 @@ class _Files:
         self._scratch: Path | None = None
 
     def __enter__(self) -> _Files:
-        if self._folder.local is None:
+        if self._folder.local is None:  # RocksDB writes real files only
             self._scratch = Path(tempfile.mkdtemp(prefix="standfast-rebuild-"))
         return self
 
@@ -377,7 +382,7 @@ class _Files:
             first_key=writer.first_key.hex(),
             last_key=writer.last_key.hex(),
             sha256=sha256_of(path),
-            deletes=0,
+            deletes=0,  # a rebuilt store starts empty, so that tombstones are dropped
         )
         if self._scratch is None:
             sync(path)  # before the manifest names it
@@ -394,6 +399,7 @@ class _Files:
         assert where is not None
         scratch = Path(tempfile.mkdtemp(prefix="standfast-rebuild-"))
         try:
+            # An ingest and the store's own reads, as in the instance that will take the files.
             engine = RocksEngine(scratch / "rows", shared=RocksShared(MEMORY_BYTES))
             try:
                 ingest_files(engine, link_files(where, self._done, scratch / "linked"))

@@ -24,7 +24,7 @@ from standfast.restore.report.text import key_text
 from standfast.restore.spark.folder import Folder
 
 SUMMARY, DIFFERENCES, PAGE = "summary.json", "differences.parquet", "report.html"
-PAGE_ROWS = 200
+PAGE_ROWS = 200  # a page for people; the table has all kept rows
 COLUMNS = pa.schema(
     [
         ("store", pa.string()),
@@ -49,14 +49,14 @@ MakePage: TypeAlias = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]],
 
 def write_report(folder: Folder, summary: Mapping[str, Any], rows: Rows) -> None:
     """Write the three files; those of an earlier report are replaced."""
-    from standfast.restore.report.page import page
+    from standfast.restore.report.page import page  # needs Jinja2, which tasks must not
 
     _write(folder, summary, rows, page)
 
 
 def write_pipeline_report(folder: Folder, summary: Mapping[str, Any], rows: Rows) -> None:
     """Write the same three files for a pipeline, over all its stores."""
-    from standfast.restore.report.page import pipeline_page
+    from standfast.restore.report.page import pipeline_page  # as above
 
     _write(folder, summary, rows, pipeline_page)
 
@@ -80,6 +80,7 @@ def _write(folder: Folder, summary: Mapping[str, Any], rows: Rows, make_page: Ma
         for store, number, one in rows[:PAGE_ROWS]
     ]
     folder.write(PAGE, make_page(summary, shown).encode())
+    # Last: a program that waits for it finds the other files complete.
     folder.write(SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
 
 

@@ -158,6 +158,7 @@ class VersionRows:
             counts.keys += 1
             puts = [(timestamp, value, observed) for _, timestamp, value, observed in own]
             counts.tombstones += sum(value is None for _, value, _ in puts)
+            # The store's own code, so that history and bytes are those of a live store.
             rows = replay_key(retention_ms, key, puts, self._observed_ms)
             for row_key, row in rows.items():
                 by_segment.setdefault(row_key[:8], {})[row_key] = row
@@ -186,6 +187,7 @@ def differ(one: pa.Array, other: pa.Array) -> Any:
 
 def timestamp_bytes(batch: pa.RecordBatch) -> pa.Array:
     """Timestamps as at the begin of a timestamped row: 8 bytes, big-endian."""
+    # Columns from buffers, without a call for each row.
     raw = pa.py_buffer(numbers(batch, "timestamp").astype(">i8").tobytes())
     places = pa.py_buffer(np.arange(0, 8 * batch.num_rows + 1, 8, dtype=np.int32).tobytes())
     return pa.Array.from_buffers(pa.binary(), batch.num_rows, [None, places, raw])

@@ -56,7 +56,7 @@ appender.console.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
 
 # Settings that our jobs depend on; a caller's own settings win over DEFAULTS only.
 FIXED = {
-    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.session.timeZone": "UTC",  # the connector's timestamps are in the session's zone
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
 }
 DEFAULTS = {
@@ -182,6 +182,7 @@ def open_session(name: str, place: SparkPlace) -> SparkSession:
     said = scratch / "stderr"
     littered = set(ARTIFACTS.glob("*")) if ARTIFACTS.exists() else None
     try:
+        # Ivy's report is long: it is shown only if the start fails.
         with _stderr_to(said):
             session: SparkSession = builder.getOrCreate()
     except Exception as error:
@@ -210,7 +211,7 @@ def _connect(name: str, address: str, place: SparkPlace) -> SparkSession:
     try:
         session: SparkSession = SparkSession.builder.remote(address).appName(name).getOrCreate()
         for key, value in (DEFAULTS | FIXED).items():
-            if session.conf.isModifiable(key):
+            if session.conf.isModifiable(key):  # the others are fixed at the server's start
                 session.conf.set(key, value)
     except Exception as error:
         raise Unavailable(f"no session of Spark Connect at {_shown(address)}: {first_line(error)}") from error

@@ -41,8 +41,10 @@ def settled(
         if not run:
             yield list(plans)
             return
+        # In the places of later jobs too: their tasks find the fetched files by the run's name.
         plans = [_in_run(plan, run) for plan in plans]
         open_ones = [at.place for plan in plans for at in plan.stored.values() if not at.known]
+        # Each place once, however many stores it holds: one task reads the record of all of them.
         places = sorted(set(open_ones), key=lambda place: place.address)
         records = dict(zip(places, _records(spark, places, on_tasks), strict=True)) if places else {}
         yield [_with_positions(log, plan, records) for plan in plans]
@@ -75,6 +77,7 @@ def _with_positions(log: Log, plan: StorePlan, records: Mapping[Place, Mapping[s
             said = {} if found is None else {name: found.definition}
             raise InvalidRequest(contradiction(at.place, {name: at.definition}, said))
         stored[number] = at if found is None else StoredAt(at.place, at.definition, found.position, found.times)
+    # Planned again, because a position may show that the log cannot speak for its partition.
     return plan_verify(log, plan.app, name, stored)
 
 

@@ -48,6 +48,7 @@ def side_by_side(
     with ThreadPoolExecutor(max_workers=max(1, min(len(works), at_once or len(works)))) as pool:
         try:
             while left or futures:
+                # After an error none is begun, but those under way end: a rebuilt store is kept.
                 while left and not errors and _fits(works, list(futures.values()), left[-1], budget, at_once):
                     index = left.pop()
                     works[index].began()
@@ -62,6 +63,7 @@ def side_by_side(
                     else:
                         errors[index] = error
         except BaseException:
+            # The pool waits for its threads at the end, and these for their jobs, which end only by a cancel.
             cancel()
             raise
     if errors:
@@ -75,7 +77,7 @@ def side_by_side(
 
 
 def _fits(works: Sequence[Work[Result]], running: Sequence[int], index: int, budget: int, at_once: int | None) -> bool:
-    if not running:
+    if not running:  # work larger than the budget runs alone
         return True
     if at_once is not None:
         return len(running) < at_once

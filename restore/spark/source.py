@@ -109,6 +109,7 @@ def read_range(
     try:
         for batch in fetch_span(log.reader(), source, span, rows):
             records = batch.records
+            # The last fetch may reach beyond the span, into records of another piece.
             if batch.next_offset > span.end:
                 records = [record for record in records if record.offset < span.end]
             if len(records):
@@ -135,6 +136,7 @@ def native_frame(spark: SparkSession, what: LogRanges, shape: StoreShape, *, row
         "limits": {str(number): limit for number, limit in shape.limits.items()},
         "splits": {str(number): split.dump() for number, split in shape.splits.items()},
     }
+    # One text, because a data source takes options as strings only.
     return spark.read.format(FORMAT).option("job", json.dumps(job)).load()
 
 

@@ -23,7 +23,7 @@ from standfast.restore.replay.bulk_plan import split
 
 SPLIT_BYTES = 1 << 30  # bytes of keys and values: 20 to 40 s of one core
 PARTS_MAX = 512
-SPARK_HASH_SEED = 42
+SPARK_HASH_SEED = 42  # fixed in Spark
 _LOW_32 = 0xFFFF_FFFF
 
 

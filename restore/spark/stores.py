@@ -71,6 +71,7 @@ class Progress:
             self._move((self._began - self._ended) * done / max(total, 1))
 
     def _move(self, under_way: float) -> None:
+        # A store that begins adds tasks to the total: the bar must not go back.
         self._at = max(self._at, min((self._ended + under_way) / max(self._total, 1), 1.0))
         self._tell(self._at)
 

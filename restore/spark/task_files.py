@@ -82,12 +82,14 @@ def _took_part(files: Files, store: str | None) -> bool:
     files.take(name for name in names if name in ("CURRENT", "IDENTITY", CONFIG_FILE, SEAL))
     files.take([*(name for name in names if name.startswith("MANIFEST-")), *logs])
     try:
+        # RocksDB takes a MANIFEST that lost its end for an older one, and rows are gone without an error.
         check_seal(files.path)
         if not all(wal_is_whole(path.read_bytes()) for path in wal_files(files.path)):
             return False
         needed, all_of_it = _needed(files.path, store)
     except Corruption:
         return False
+    # Damage that an opening with files missing would pass over.
     if any(names.get(name) != size for name, size in all_of_it.items()):
         return False
     files.take(needed)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 Looked: TypeAlias = dict[int, tuple[Facts, Outcome]]
 
-FOUND_BYTES_MIN = 32 << 10
+FOUND_BYTES_MIN = 32 << 10  # for each partition, however many share FOUND_BYTES
 
 
 class StoredAt(NamedTuple):
@@ -122,6 +122,7 @@ def stored_stores(places: Sequence[Place], name: str | None = None) -> dict[str,
     definitions: dict[str, Mapping[str, Any]] = {}
     for place, at_place in stores_of(places):
         for store, at_rest in at_place.items():
+            # A store in memory has no files, and one without a changelog nothing to be compared with.
             kept = at_rest.definition["logging"] and at_rest.definition.get("engine") != "memory"
             if name not in (None, store) or not kept:
                 continue
@@ -211,6 +212,7 @@ def verify_store(
         try:
             seen = _look(spark, log, plan, what, replace(settings, last=last), now_ms, how, looked or {})
         except (StateLost, UnknownStore):
+            # Partitions that the pass of the rebuild has seen keep their result.
             seen = looked or {}
             verdicts |= {number: _changed(plan, number) for number in what.ranges if number not in seen}
         again, looked = [], None
@@ -297,6 +299,7 @@ def limits_of(plan: StorePlan, what: Preflight, now_ms: int) -> tuple[dict[int, 
         if position is None:
             raise InternalError(f"verify of {plan.spec.name}, partition {number}: its position was not read yet")
         limits[number] = position.offset
+        # By age alone: whether the partition was compacted and has gaps is known to its task, which combines the three.
         old[number] = deletes_expired(what.info.policy, now_ms - position.at_ms, compacted=True, gaps=True)
     return limits, old
 
@@ -315,11 +318,12 @@ def collected(rows: Iterable[Any], expected: Collection[int], settings: Settings
     looked: Looked = {}
     for number, own in parts.items():
         own.sort(key=lambda one: one[0].bucket)
+        # A missing bucket would pass for one whose rows are all equal.
         if [facts.bucket for facts, _ in own] != list(range(len(own))):
             raise InternalError(f"verify: partition {number} is not whole: {[facts.bucket for facts, _ in own]}")
         facts, outcome = added_up(own)
         rows_found = sorted(found.get(number, ()), key=lambda one: one.key)  # as one task would give them, in key order
-        outcome.found.extend(rows_found[: settings.differences_max])
+        outcome.found.extend(rows_found[: settings.differences_max])  # each bucket has kept as many
         looked[number] = facts, outcome
     return looked
 
@@ -346,12 +350,13 @@ def verify_partition(job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBa
     settings, split = replace(job.settings, limit=limit), job.shape.splits.get(number)
     if split is not None:
         low, high = split.span(facts.bucket)
-        share = max(FOUND_BYTES_MIN, settings.found_bytes // split.buckets)
+        share = max(FOUND_BYTES_MIN, settings.found_bytes // split.buckets)  # the bound is the partition's
         settings = replace(settings, low=low, high=high, found_bytes=share)
     compacted = facts.records < limit - span.begin
     gaps = facts.above < span.end - limit
     log = LogFacts(span.begin, compacted, compacted and gaps and job.old[number])
     with open_place(job.places[number], job.shape.name, job.shape.definition) as at_rest:
+        # The driver planned with this position: a store that went on since would be compared at the wrong offset.
         if at_rest.position is None or at_rest.position.offset != limit:
             raise InvalidRequest(
                 f"store {job.shape.name!r} of {job.places[number]} was at {limit} and is at another offset now: it "
@@ -394,7 +399,7 @@ def _verdict(
     position, said = at_rest.position.offset, None
     if settings.digest_only:
         said = _by_digests(outcome, gone=facts.records < position - span.begin or facts.above > 0)
-        outcome.matched = outcome.log_digest.count if said[0] == "equal" else 0
+        outcome.matched = outcome.log_digest.count if said[0] == "equal" else 0  # unequal digests name no row
     return concluded(
         plan.spec,
         at_rest.place.task,

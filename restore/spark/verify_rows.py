@@ -23,6 +23,7 @@ from standfast.restore.spark.batches import Facts, ddl
 
 FOUND_ROWS = 1_000  # differences in one batch
 SIDES = ("log", "store")
+# One schema for all kinds of rows, since a `mapInArrow` has only one.
 OUT = pa.schema(
     [
         ("partition", pa.int32()),
@@ -97,6 +98,7 @@ def found_batch(partition: int, found: Sequence[Found]) -> pa.RecordBatch:
 
 def load_found(row: Any) -> Found:
     """One row of `found_batch`, as returned by Spark."""
+    # Spark 4.0 gives binary cells as bytearray.
     return Found(row.kind, bytes(row.key), _side(row, "log"), _side(row, "store"), row.offset)
 
 
@@ -113,6 +115,7 @@ def added_up(parts: Sequence[tuple[Facts, Outcome]]) -> tuple[Facts, Outcome]:
         total.store_digest += one.store_digest
         for verdict, count in one.counts.items():
             total.counts[verdict] = total.counts.get(verdict, 0) + count
+    # Every bucket has the facts of the whole partition, but counts only the refused records of its own keys.
     return replace(facts, bucket=0, refused=sum(one.refused for one, _ in parts)), total
 
 
@@ -120,7 +123,7 @@ def _side(row: Any, name: str) -> RowSide | None:
     timestamp, value = row[f"{name}_timestamp"], row[f"{name}_value"]
     if timestamp is None:
         return None
-    kept = None if value is None else bytes(value)
+    kept = None if value is None else bytes(value)  # a bytearray in Spark 4.0
     return RowSide(timestamp, kept, row[f"{name}_bytes"], row[f"{name}_hash"] % _UNSIGNED)
 
 

@@ -112,6 +112,7 @@ class Shaper:
     def __init__(self, schema: StructType, columns: Mapping[str, str], spec: StoreSpec, what: str) -> None:
         self._what = what
         self._spec = spec
+        # A batch must have exactly the declared schema: int32 instead of int64 fails in Java.
         self._arrow = to_arrow_schema(schema)
         self.names = tuple(schema.fieldNames())
         self._decoders: dict[str, Callable[[Sequence[Any]], pa.Array]] = {}
@@ -159,6 +160,7 @@ class Shaper:
     def _damaged(self, part: str, name: str, kind: Any, cells: Cells, error: Exception) -> Corruption:
         """The error with its row's key, found by decoding the batch again, cell by cell."""
         serde: Serde[Any] = getattr(self._spec, part)
+        # Only after a failure: trying each cell by itself would slow every batch.
         keys, raws = (listed(cells[one]) for one in ("key", name))
         for key, raw in zip(keys, raws, strict=True):
             try:
@@ -198,6 +200,7 @@ def decoded(cells: Any, serde: Serde[Any], kind: Any, *, as_text: bool) -> pa.Ar
 
 def split_times(rows: pa.Array, store: str) -> tuple[pa.Array, pa.Array]:
     """Timestamps and values of rows, which begin with 8 bytes of timestamp. Raises Corruption for a shorter row."""
+    # On the buffers of the column, without a call for each row.
     _, places, raw = rows.buffers()
     ends = np.frombuffer(places, np.int32, len(rows) + 1, rows.offset * 4)
     if len(rows) and int(np.diff(ends).min()) < TIME_BYTES:
@@ -232,7 +235,7 @@ def plain(kind: DataType) -> bool:
     if isinstance(kind, ArrayType):
         return plain(kind.elementType)
     if isinstance(kind, MapType):
-        return isinstance(kind.keyType, StringType) and plain(kind.valueType)
+        return isinstance(kind.keyType, StringType) and plain(kind.valueType)  # JSON's keys are strings
     return isinstance(kind, (StringType, BooleanType, DoubleType, FloatType, *WHOLE))
 
 
@@ -256,7 +259,7 @@ def filter_key(text: str, serde: Serde[Any], option: str) -> bytes:
             return text.encode()
         value = json.loads(text)
         if serde.name == "float64":
-            value = float(value)
+            value = float(value)  # JSON reads 1 as an int
         raw: bytes = serde.serialize(value)
         return raw
     except Exception as error:

@@ -97,6 +97,7 @@ class Encoder:
         try:
             raws = list(map(write, cells))
         except Exception as error:
+            # The row is looked for only now: trying each cell by itself would slow every batch.
             raise self._refused(part, write, cells, keys) from error
         largest = max(map(len, raws))
         limit = KEY_MAX_BYTES if part == "key" else VALUE_MAX_BYTES
@@ -167,7 +168,7 @@ def _writer(serde: Serde[Any], kind: DataType) -> Callable[[Any], bytes]:
             return bytes
 
         def checked(raw: bytes) -> bytes:
-            read(raw)
+            read(raw)  # bytes that the serde cannot read are refused here, not by a reader of the store
             return raw
 
         return checked

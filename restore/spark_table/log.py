@@ -164,8 +164,10 @@ class Changes:
         """Values of the changed keys at the first offset, and whether a key without one may have had one too."""
         part = self._part
         held: dict[Identity, Held | None] = {}
+        # Nothing of the log lies before; with a begin above 0, records that did are gone.
         if part.span.begin <= part.log_begin:
             return held, part.log_begin > 0
+        # A pass for the keys first, so that memory grows with the changes and not with the store.
         changed = {key for batch in self._read(part.span) for key, _, _ in self._rows(batch)}
         records = 0
         for batch in read_range(self._source.address, self._at, Bounds(part.log_begin, part.span.begin)):

@@ -96,6 +96,7 @@ def _of_manifest(place: Place) -> Iterator[dict[str, Any]]:
 
 
 def _of_task(place: Place) -> Iterator[dict[str, Any]]:
+    # Rows of no store are needed, so that little is fetched from object storage.
     with open_database(place, None) as engine:
         raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
         cut = Cut.decode(raw, str(place)) if raw is not None else Cut()
@@ -131,6 +132,7 @@ def _row(
 
 
 def _sizes(engine: RocksEngine, name: str) -> dict[str, int | None]:
+    # Window and session stores have a family for each segment.
     families = [family for family in engine.families() if (parse_family(family) or (family, 0))[0] == name]
     sizes = [engine.statistics(family) for family in families]
     return {

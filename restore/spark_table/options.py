@@ -93,6 +93,7 @@ class Given:
     @property
     def place(self) -> str:
         """The folder. Raises BadConfig if no option names it."""
+        # CREATE TABLE takes `path` for the table's own location, and the reader never gets it.
         found = self.text("state") or self.text("path")
         if found is None:
             what = "to write to" if self.kind == "write" else "of the state directory, or of one with a manifest"

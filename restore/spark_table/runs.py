@@ -78,6 +78,7 @@ class PartBuilder:
             raise _two_rows(self._spec, min(self._seen & fresh))
         self._seen |= fresh
         self._records += len(rows)
+        # As records of the bulk restore, whose builder makes the very bytes of a store.
         records = RecordColumns(range(len(rows)), [row.timestamp for row in rows], keys, [row.value for row in rows])
         self._builder.add(records, records.payload_bytes)
         if self._builder.full:
@@ -89,7 +90,7 @@ class PartBuilder:
         return settle(self._spec, self._folder, Part(self._partition, tuple(self._files), self._times, self._records))
 
     def _run(self) -> None:
-        made = self._builder.run(0)
+        made = self._builder.run(0)  # rows of a table have no offsets
         self._files += made.files
         self._times = StoreTimes(made.observed_ms, made.sequence)
         self._seen = set()  # a key of an earlier run is found by `settle`, from the files
@@ -119,6 +120,7 @@ class VersionsBuilder:
     def finish(self) -> Part:
         """All files, settled."""
         self._rows.sort(key=itemgetter(1, 2))
+        # The end of a version may be a delete, which moves the stream time as well.
         observed = max((max(row.timestamp, row.ends or 0) for row in self._rows), default=-1)
         rows: dict[bytes, bytes | None] = {}
         for key, own in groupby(self._rows, itemgetter(1)):
@@ -177,6 +179,7 @@ def settle(spec: StoreSpec, folder: Path, part: Part) -> Part:
 
 def merged(spec: StoreSpec, folder: Path, parts: Sequence[Part]) -> Part:
     """One partition from the parts of several tasks."""
+    # All tasks' times decide: a segment that is live in one task's rows may be expired in the whole.
     times = StoreTimes(max(one.times.observed_ms for one in parts), max(one.times.sequence for one in parts))
     files = tuple(file for one in parts for file in one.files)
     whole = Part(parts[0].partition, files, times, sum(one.records for one in parts))

@@ -37,6 +37,7 @@ class StandfastSource(DataSource):
 
     def schema(self) -> str:
         """Columns of the table that the options name."""
+        # Imported here and below: Spark loads this module also in sessions that never read a store.
         from standfast.restore.spark_table.columns import ddl
 
         return ddl(_columns(self._given(None)))

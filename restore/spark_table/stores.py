@@ -34,6 +34,7 @@ from standfast.store.types.kinds import definition_spec
 from standfast.store.value_timestamp import TIMESTAMP
 from standfast.store.versioned_row import LATEST_PREFIX, SegmentRow, unpack_latest
 
+# A batch ends at either bound, since values may be of any size.
 CHUNK_ROWS = 8_192
 CHUNK_BYTES = 16 << 20
 STEP_ROWS = 128
@@ -163,7 +164,7 @@ def _plain(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
 def _timed(at_rest: StoreAtRest, spec: StoreSpec, times: KeyTimes, filters: Filters) -> Found:
     first, last = _times(filters)
     segments = at_rest.store.segments  # type: ignore[attr-defined]
-    first = max(first, segments.visible_from(), 0)
+    first = max(first, segments.visible_from(), 0)  # rows past retention are hidden, as in a read of the store
     low, high = _bounds(filters)
     if filters.key_to is not None:
         low, high = times.range_bounds(filters.key_from, filters.key_to, 0, TIME_MAX)
@@ -191,6 +192,7 @@ def _versions(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
     ended_from = max(first, kept_after)
     # Like the store, which at a time before its history has only the latest version, if that is as old.
     ended_too = filters.as_of is None or filters.as_of >= kept_after
+    # Row keys begin with their segment, so that bounds of keys cannot bound the scan.
     bounds: tuple[bytes | None, bytes | None] = (None, None)
     for rows in _scan(at_rest, [spec.name], *bounds):
         found = [
@@ -250,6 +252,7 @@ def _times(filters: Filters) -> tuple[int, int]:
 
 def _refuse_ingesting(at_rest: StoreAtRest, place: Place, name: str) -> None:
     engine = at_rest.store.rows.engine
+    # Under this mark it is unknown which files are in, so that the position stands for nothing.
     if place.kind == "task" and name in decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), place.address):
         raise NotReady(
             f"store {name!r} in {place.address} was taking files in: its position does not fit its rows; start the "

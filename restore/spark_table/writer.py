@@ -74,11 +74,12 @@ class StoreWriter(DataSourceArrowWriter):
         if not self._definition.get("logging", True):
             raise BadConfig([f"store {self._spec.name!r} is not logged: no instance takes files of it in"])
         self._schema = schema
-        Encoder(schema, self._spec, self._partitions)
+        Encoder(schema, self._spec, self._partitions)  # refuses an unfit schema in the driver
         self._run = uuid.uuid4().hex[:12]
         self._target = Folder(given.place).address
         self._was_there = Folder(self._target).is_folder()
         self._log = None if given.text("log") is None else absolute(given.need("log", ""))
+        # Both are refused before a task writes a file.
         check_target(Folder(self._target))
         self._positions()
 
@@ -96,7 +97,7 @@ class StoreWriter(DataSourceArrowWriter):
             for batch in iterator:
                 for number, rows in by_partition(encoder.rows(batch)).items():
                     if number not in builders:
-                        builders[number] = builder_of(self._spec, scratch, number, memory // self._partitions)
+                        builders[number] = builder_of(self._spec, scratch, number, memory // self._partitions)  # a task may have rows of all
                     builders[number].add(rows)
             parts = [builders[number].finish() for number in sorted(builders)]
             return Written([self._put(scratch, part, attempt) for part in parts])
@@ -133,6 +134,7 @@ class StoreWriter(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove the files that this write put into the target."""
         folder = Folder(self._target)
+        # By the names of this run: files of another write stay.
         own = re.compile(rf"[0-9]+-{self._run}-[0-9]+-[0-9]+\.sst")
         for one in list(folder.list()):
             if own.fullmatch(one.name):
@@ -203,7 +205,7 @@ def _partition(number: int, end: int, part: Part | None) -> ManifestPartition:
     found = part or Part(number, (), StoreTimes(), 0)
     return ManifestPartition(
         partition=number,
-        start=end,
+        start=end,  # a table's rows are in no changelog
         end=end,
         converge_offset=end,
         files=found.files,

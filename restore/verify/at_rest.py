@@ -29,7 +29,7 @@ from standfast.store.types.kinds import definition_spec, open_store
 MEMORY_BYTES = 64 << 20
 
 
-class Marker(Shape, frozen=True, forbid_unknown_fields=False):
+class Marker(Shape, frozen=True, forbid_unknown_fields=False):  # a later version may add fields
     """The owner of a directory: an application, and a task unless it is the application's own directory."""
 
     app: str
@@ -86,8 +86,8 @@ def view(engine: Engine, spec: StoreSpec, times: StoreTimes) -> AnyStore:
     rows = StoreRows(
         name=spec.name,
         engine=engine,
-        buffer=WriteBuffer(0),
-        now_ms=lambda: 0,
+        buffer=WriteBuffer(0),  # committed rows only
+        now_ms=lambda: 0,  # reads at rest ask no clock
         read_only=True,
         observed_ms=times.observed_ms,
         sequence=times.sequence,

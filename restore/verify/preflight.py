@@ -92,6 +92,7 @@ def preflight(
         truncated = tuple(number for number, span in ranges.items() if _head_missing(spec, info, span))
         if truncated and not allow_truncated:
             raise _truncated(info, truncated, ranges)
+        # Spark bounds batches by rows, whose number follows from this.
         average = average_bytes(reader, info.name, ranges)
     finally:
         reader.close()
@@ -121,6 +122,7 @@ def _ends(log: Log, app: str, spec: StoreSpec, bounds: Mapping[int, Bounds]) -> 
     ends = {}
     for number, span in bounds.items():
         found = committed.get(sources[number])
+        # A committed offset may lie below the log's begin, or above its end if the group reads uncommitted records.
         ends[number] = max(span.begin, min(span.end, found.offset if found is not None else 0))
     return ends
 
@@ -145,6 +147,7 @@ def _head_missing(spec: StoreSpec, info: TopicInfo, span: Bounds) -> bool:
     policy = info.policy
     if span.begin == 0 or "compact" in policy.cleanup:
         return False
+    # Rows of windows and sessions expire as well; a row of another store must outlive the record that wrote it.
     return policy.retention_ms < 0 or spec.traits.times is None
 
 
@@ -168,7 +171,7 @@ def average_bytes(reader: LogReader, topic: str, ranges: Mapping[int, Bounds]) -
     begin, end = ranges[number]
     largest, read_to = 0.0, begin
     for offset in (begin, (begin + end) // 2, end - SAMPLE_RECORDS):
-        if offset >= read_to:
+        if offset >= read_to:  # in a short log the places overlap
             average, read_to = _sampled_bytes(reader, TopicPartition(topic, number), Bounds(offset, end))
             largest = max(largest, average)
     return largest

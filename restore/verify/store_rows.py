@@ -96,6 +96,7 @@ def versions_by_key(
         return
     kept_after = rows.observed_ms - spec.kept_ms
     low, high = selection.low or b"", selection.high
+    # The latest version of a key has a range of its own, after all segments.
     ranges = [*_segments(rows, name), (LATEST_PREFIX, None)]
     scans = [
         ((row_key[8:], row_key, row) for row_key, row in rows.committed(name, first, behind))

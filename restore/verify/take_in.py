@@ -68,6 +68,7 @@ def take_in(state_dir: Path, folders: Sequence[Path], *, log: Log | None = None,
     for folder, manifest in manifests.items():
         for partition in manifest.partitions:
             check_files(folder, partition.files)
+    # Its lock keeps instances from the directory meanwhile.
     state = StateDir(state_dir, app)
     work = state.path / TAKING_IN
     shutil.rmtree(work, ignore_errors=True)
@@ -75,6 +76,7 @@ def take_in(state_dir: Path, folders: Sequence[Path], *, log: Log | None = None,
         work.mkdir(mode=0o700)
         taken = [one for task in tasks for one in _make(work, app, task, manifests)]
         for task in tasks:
+            # A task is there whole or not at all.
             (work / str(task)).rename(state.task_path(str(task)))
         fsync_folder(state.path)
     finally:
@@ -120,6 +122,7 @@ def _make(work: Path, app: str, task: TaskId, manifests: Mapping[Path, Manifest]
                     f"{part.digest}: make the folder again"
                 )
             taken.append(Taken(task, name, part.end, digest.count, digest))
+        # The WAL is not synced: the flush makes rows and positions durable before the rename.
         stores.flush()
     finally:
         stores.close()

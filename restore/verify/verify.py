@@ -185,7 +185,7 @@ def concluded(
         log_digest=outcome.log_digest,
         store_digest=outcome.store_digest,
         differences=shown,
-        truncated=wrong > len(shown) and reason != "serdes-unknown",
+        truncated=wrong > len(shown) and reason != "serdes-unknown",  # of which no row is shown
     )
 
 
@@ -256,12 +256,14 @@ def _verify_store(
     target: _Target, reader: LogReader, differences_max: int, on_records: Callable[[int], None]
 ) -> StoreVerdict:
     position, info, partition = target.position, target.info, target.changelog.partition
+    # Without bounds first: an absent topic has none.
     reason = mismatch(position, info, partition, None)
     if reason:
         return target.inconclusive(reason)
     found: StoreVerdict | None = None
     try:
         for attempt in range(1, ATTEMPTS + 1):
+            # New bounds for each look: records that came since may explain a row.
             bounds = reader.bounds([target.changelog])[target.changelog]
             reason = mismatch(position, info, partition, bounds)
             if reason:
@@ -334,7 +336,7 @@ def _fold(
     count = kept = 0
     for fetched in fetch_span(reader, target.changelog, span, FETCH_RECORDS):
         batch = fetched
-        if batch.next_offset > span.end:
+        if batch.next_offset > span.end:  # a fetch may reach beyond the span
             batch = batch._replace(records=[record for record in batch.records if record.offset < span.end])
         records = target.records_of(batch)
         fold.add(records)
