@@ -97,7 +97,8 @@ class StoreWriter(DataSourceArrowWriter):
             for batch in iterator:
                 for number, rows in by_partition(encoder.rows(batch)).items():
                     if number not in builders:
-                        builders[number] = builder_of(self._spec, scratch, number, memory // self._partitions)  # a task may have rows of all
+                        # A task may have rows of every partition, so each gets a share.
+                        builders[number] = builder_of(self._spec, scratch, number, memory // self._partitions)
                     builders[number].add(rows)
             parts = [builders[number].finish() for number in sorted(builders)]
             return Written([self._put(scratch, part, attempt) for part in parts])
