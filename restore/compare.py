@@ -144,7 +144,7 @@ class Tally:
     def differs(
         self, log: LogicalRow | None, store: LogicalRow | None, *, below: bool, later: bool, offset: int = -1
     ) -> None:
-        """Count two unequal rows of one name. Its key has a record: `below` the position; `later`, at or above it."""
+        """Count two unequal rows of a name. `below`, `later`: the key has a record below, at or above the position."""
         row = log or store
         assert row is not None, "a pair of rows has at least one side"
         kind: Kind = "missing" if store is None else "extra" if log is None else "different"

@@ -93,7 +93,7 @@ def judge(kind: Kind, facts: LogFacts, *, below: bool, later: bool, versioned: b
 def deletes_expired(policy: TopicPolicy, age_ms: int, *, compacted: bool, gaps: bool) -> bool:
     """Whether a tombstone above a position of this age may be gone; `gaps`: offsets above it hold no record.
 
-    Such a tombstone was appended after the position was written, so it is no older than the position.
+    Such a tombstone was appended after the position was written, and is kept for delete.retention.ms.
     """
     old = 0 <= policy.delete_retention_ms <= age_ms
     return compacted and old and gaps

@@ -130,7 +130,7 @@ class Manifest(Shape, frozen=True, tag_field="format", tag=FORMAT):
 
 def dump_manifest(manifest: Manifest) -> str:
     """The manifest as JSON text. Raises Corruption for one that `parse_manifest` would refuse."""
-    # By the standard library, as ever: golden tests hold the bytes.
+    # Written by the standard library and not by msgspec: golden tests hold these bytes.
     text = json.dumps(plain(manifest), indent=1) + "\n"
     # Read back before it is written: a manifest that readers refuse would leave files that cannot be ingested.
     if parse_manifest(text, "a manifest to be written") != manifest:

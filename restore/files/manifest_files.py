@@ -75,6 +75,7 @@ def sha256_of(path: Path) -> str:
 
 def fsync_folder(folder: Path) -> None:
     """Make names in a folder durable."""
+    # A rename is durable only with its folder.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -300,7 +300,7 @@ class BulkLoader:
             if isinstance(error, StateLost):
                 yield self._end(load, error=error)
                 return
-            # Only a log that did not answer may do so the next time; an unreadable record stays unreadable.
+            # An unreachable log may answer the next time; an unreadable record stays unreadable.
             passing = isinstance(error, Unavailable)
         else:
             what, passing = f"died ({answer.how})", True

@@ -5,8 +5,8 @@
 The store itself turns records into rows (`TypedStore.restore`), over an empty engine: so a run has the very bytes that
 batches write, of segments and timestamps too, and a new rule of a store holds here without a change.
 
-Rules of this file: it knows no log and no process; offsets come with the records. The running sum ignores replaced
-rows; only when it reaches the budget are the held rows counted exactly, at most once for each quarter of the budget.
+Rules of this file: it knows no log and no process; offsets come with the records. The running sum of memory includes
+replaced rows; when it reaches the budget, the held rows are counted exactly, at most once for each quarter of it.
 """
 
 from __future__ import annotations

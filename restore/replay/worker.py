@@ -243,6 +243,7 @@ def sample(
         # In a gap of many offsets, the next record counts for all of them.
         density = count / max(last + 1 - offset, 1)
         yield offset, density
+        # Sixteen looks took half a second on Kafka, and a log that was hardly compacted is even.
         if number == 0 and density >= DENSE:
             return
 

@@ -145,11 +145,12 @@ class _Worker:
             [sys.executable, "-P", "-m", MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            bufsize=0,
+            bufsize=0,  # jobs must leave at once, and lines are split here
             process_group=0,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        # `poll` reads it on the session's thread, which must not wait.
         os.set_blocking(self._stdout.fileno(), False)
         self._said = b""
         self._silent = False

@@ -65,6 +65,7 @@ def java_settings(address: KafkaAddress) -> dict[str, str]:
                 f"{_LOGIN[mechanism]} required username={json.dumps(user)} password={json.dumps(password)};"
             )
     authority = options.pop("ssl.ca.location", None)
+    # librdkafka takes a PEM file, which Java reads only as a truststore of this type.
     if authority is not None:
         found |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": authority}
     for name, value in options.items():

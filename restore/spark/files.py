@@ -61,7 +61,7 @@ class Files:
             fcntl.flock(held, fcntl.LOCK_EX)
             if path.exists():  # fetched by the worker that had the lock
                 return
-            # A fetch that is cut short must not leave a file under its name: others take one that exists as whole.
+            # An interrupted fetch must not leave a file under its name: other workers take an existing file as whole.
             part = path.with_name(f"{path.name}.part")
             self.folder.fetch(name, part)
             found = part.stat().st_size

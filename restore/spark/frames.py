@@ -110,7 +110,7 @@ def _finished(frame: DataFrame, reading: Reading, shape: StoreShape, mapper: Map
     if reading.sample <= SAMPLE_BITS:
         frame = sampled(frame, reading.sample)
     if shape.splits:
-        # With a number of tasks, so that Spark's adaptive execution merges none of them.
+        # An explicit number of tasks keeps Spark's adaptive execution from merging them.
         buckets = sum(split.buckets for split in shape.splits.values())
         frame = frame.repartition(buckets, TICKET).drop(TICKET)
     definition = shape.definition
@@ -144,6 +144,7 @@ def own_session(spark: SparkSession, group: str) -> Iterator[SparkSession]:
     try:
         yield session
     finally:
+        # Properties are the thread's, and a pool uses its threads again: the next jobs must not be in this group.
         for name in ("spark.jobGroup.id", "spark.job.description"):
             session.sparkContext.setLocalProperty(name, None)  # type: ignore[arg-type]  # None takes it away
 

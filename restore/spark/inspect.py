@@ -99,6 +99,7 @@ def _frame(spark: SparkSession, what: Preflight, source: SourceName, options: Ma
         from standfast.restore.spark.connector import connector_frame
 
         frame = connector_frame(spark, ranges, shape, options)
+    # A prepared frame has rows of facts among its records.
     return frame.where(F.col("offset") != FACTS_OFFSET).select(
         F.lit(what.spec.name).alias("store"),
         "partition",

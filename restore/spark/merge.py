@@ -112,6 +112,7 @@ class _Merge:
                 self._compare(reduced.slice(0, at))
         if self._held is not None:
             self._compare(self._held)
+        # Behind the log's last key: no record of theirs was read.
         for key, row in self._rows.rest():
             self._tally.differs(None, self._row(key, row), below=False, later=False)
 

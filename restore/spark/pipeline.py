@@ -125,7 +125,7 @@ class StoreDone:
         if self.compared.unequal:
             found.add("different")
         if self.rebuilt is None:
-            found.add("inconclusive")  # its log may be gone: the state proves nothing by itself
+            found.add("inconclusive")  # a store that was not rebuilt is not proven
         return worst(found)
 
 

@@ -308,6 +308,7 @@ def remote_places(address: str, app: str | None) -> list[Place]:
         # Object storage has no folders: a database shows by its file CURRENT.
         if parts[-1] != "CURRENT" or len(parts) < 2:
             continue
+        # The address may name the state directory, or the application in it.
         name = parts[-3] if len(parts) > 2 else address.partition("?")[0].rstrip("/").rpartition("/")[2]
         where = below(address, "/".join(parts[:-1]))
         found.setdefault(name, []).append(Place(name, TaskId.parse(parts[-2]), where))

@@ -56,7 +56,7 @@ def write_report(folder: Folder, summary: Mapping[str, Any], rows: Rows) -> None
 
 def write_pipeline_report(folder: Folder, summary: Mapping[str, Any], rows: Rows) -> None:
     """Write the same three files for a pipeline, over all its stores."""
-    from standfast.restore.report.page import pipeline_page  # as above
+    from standfast.restore.report.page import pipeline_page
 
     _write(folder, summary, rows, pipeline_page)
 

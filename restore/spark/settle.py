@@ -1,6 +1,6 @@
 """Positions of state in object storage, read from the databases by tasks of Spark before the stores are compared.
 
-    plans with definitions only ──> a task for each place: its record ──> plans as of state on this machine
+    plans with definitions only ──> a task for each place: its commit record ──> plans as of state on this machine
 
 Rules of this file: the database decides. If the file of definitions behind a plan differs from it, the run ends with an
 error that names both.

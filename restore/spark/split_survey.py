@@ -30,7 +30,7 @@ def plan_splits(log: Log, what: Preflight, cores: int, split_bytes: int | None =
             span = what.ranges[number]
             places = list(look(reader, TopicPartition(what.topic, number), span, count))
             edges, keys = split_at(places, span.end, count)
-            # Without, all records have one key, or too few: a bucket alone gains nothing from a shuffle.
+            # Without first keys of buckets, all sampled records have one key, and one bucket needs no shuffle.
             if keys:
                 found[number] = edges, keys
     finally:

@@ -1,7 +1,7 @@
 """A task's database in object storage, opened without fetching it whole: one store needs the files of its families.
 
     CURRENT, MANIFEST, write-ahead log      fetched, and checked byte for byte
-      ── opened ──> which table files each family has ──> those of the store and of the record fetched ── opened again
+      ── opened ──> table files of each family ──> those of the store and the commit record fetched ── opened again
 
 Opened with files missing, RocksDB passes over damage in the write-ahead log. So if a log is damaged, or a file differs
 from the MANIFEST, the whole task is fetched and opened like a directory of this machine.

@@ -215,6 +215,7 @@ def verify_store(
             # Partitions that the pass of the rebuild has seen keep their result.
             seen = looked or {}
             verdicts |= {number: _changed(plan, number) for number in what.ranges if number not in seen}
+        # The first look is of no use to the second, which is about rows that may have changed since.
         again, looked = [], None
         for number, (facts, outcome) in seen.items():
             if outcome.counts.get("again") and not last:
@@ -233,6 +234,7 @@ def _again(
     """The partitions of the second look, with their present bounds."""
     if not numbers:
         return None
+    # Planned again, since the log may have been truncated or recreated since the first look.
     second = plan_verify(log, plan.app, plan.spec.name, {number: plan.stored[number] for number in numbers})
     verdicts |= {verdict.task.partition: verdict for verdict in second.untold}
     return second.what
@@ -311,7 +313,7 @@ def collected(rows: Iterable[Any], expected: Collection[int], settings: Settings
     for row in rows:
         if row.summary is not None:
             parts.setdefault(row.partition, []).append(load_summary(row.summary))
-        elif row.answer is None:
+        elif row.answer is None:  # else a rebuild's answer from the same pass
             found.setdefault(row.partition, []).append(load_found(row))
     if parts.keys() != set(expected):
         raise InternalError(f"verify: partitions {sorted(set(expected) - parts.keys())} gave no answer")

@@ -217,7 +217,7 @@ def _refuse_twice(spec: StoreSpec, folder: Path, files: Sequence[ManifestFile], 
     for file in files:
         by_family.setdefault(file.family, []).append(file)
     for family, own in by_family.items():
-        if disjoint(own):  # spares the scan
+        if disjoint(own):  # no key can be twice, so no scan is needed
             continue
         with engine.scan(family) as scan:
             rows = sum(1 for _ in scan)

@@ -77,7 +77,7 @@ class StoreWriter(DataSourceArrowWriter):
         Encoder(schema, self._spec, self._partitions)  # refuses an unfit schema in the driver
         self._run = uuid.uuid4().hex[:12]
         self._target = Folder(given.place).address
-        self._was_there = Folder(self._target).is_folder()
+        self._was_there = Folder(self._target).is_folder()  # an abort removes the folder only if this write made it
         self._log = None if given.text("log") is None else absolute(given.need("log", ""))
         # Both are refused before a task writes a file.
         check_target(Folder(self._target))

@@ -2,8 +2,8 @@
 
     task directory or checkpoint    standfast's marker, a RocksDB      position and times from the commit record
 
-Rules of this file: it changes no file of the directory. For jobs that read one store of one partition; tasks of a live
-instance are in `standfast.stream`.
+Rules of this file: it changes no file of the directory. It serves jobs that read one store of one partition; tasks of a
+live instance are in `standfast.stream`.
 """
 
 from __future__ import annotations

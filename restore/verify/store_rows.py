@@ -71,6 +71,7 @@ def plain_row(key: bytes, row: bytes) -> LogicalRow:
 def latest_rows(store: AnyStore, selection: Selection = ALL) -> Iterator[tuple[bytes, bytes]]:
     """(key, row) of a key-value, window or session store."""
     rows, present = store.rows, store.rows.engine.families()
+    # A store without rows may have no family.
     own = [rows.committed(family, selection.low, selection.high) for family in store.families() if family in present]
     found: Iterator[tuple[bytes, bytes]] = own[0] if len(own) == 1 else merge(*own)
     length, visible_from = hiding(store.spec, rows.observed_ms)

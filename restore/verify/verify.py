@@ -222,8 +222,8 @@ def verify_task(
 ) -> tuple[StoreVerdict, ...]:
     """Verify logged stores of one task against the log, in order of their names.
 
-    `stores` show committed rows only, with the observed times of the cut that `positions` are from: views of files at
-    rest, or `committed_views` of a live task. `now_ms` is wall time, as in the positions. `on_records` is called with
+    `stores` show committed rows only, with the observed times of the commit record that has `positions`: views of files
+    at rest, or `committed_views` of a live task. `now_ms` is wall time, as in positions. `on_records` is called with
     the number of records of each batch read. `value_max`: bytes kept of the values of rows that differ, all by
     default, 0 for none. `serdes_unknown` are stores opened over raw bytes because their serdes are the application's
     own: if such a store is read from a source topic, rows that differ prove nothing.
