@@ -1,4 +1,4 @@
-"""Becoming ready: plan, gate, replay, fold, digest, verify.
+"""Restore of stores: plan, gate, replay, fold, digest, verify.
 
 Imports replication and store.
 """

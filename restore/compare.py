@@ -1,16 +1,16 @@
-"""The merge of a verify: the rows that a changelog folds to, against the rows that the store holds, in one order.
+"""The merge of a verify: rows folded from a changelog against the rows that the store holds, in one order.
 
     rows of the log by name   ──┐
                                 ├─ merged ──> pairs of rows ──> Tally ──> Outcome: counts, digests, the first wrong rows
     rows of the store by name ──┘
 
-A row's name is its key; in a versioned store its key and its timestamp (valid from). Counts are whole; of the rows
-that differ only the first are kept, so that a report stays small however wrong a store is; and of a row no more than
-its time, its size and a hash, unless the caller asks for values, which may be confidential.
+A row's name is its key; in a versioned store its key and its timestamp (valid from). Counts cover all rows. Only the
+first rows that differ are kept, so that a report stays small however wrong a store is; a kept row is its time, its
+size and a hash, unless the caller asks for values, which may be confidential.
 
 Rules of this file: pure; rows are (key, timestamp, raw value) as in `standfast.restore.digest`. The verify of one
-process and that of Spark's tasks feed it and read no rows past it; `standfast.restore.judgement` says what a
-difference means.
+process and that of Spark's tasks feed it and read no rows past it; `standfast.restore.judgement` gives each difference
+its meaning.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from standfast.store.errors import InternalError
 DIFFERENCES_MAX = 20
 UNBOUNDED = 2**62
 FOUND_OVERHEAD_BYTES = 512  # memory of a kept difference beside its key and values
-DIGEST_ROWS = 4_096
-VALUE_MAX_BYTES = 4_096  # of a value that is kept for a report
+DIGEST_ROWS = 4_096  # a digest per row would cost a call each (see digest_rows)
+VALUE_MAX_BYTES = 4_096  # bytes kept of one value for a report
 
 Name = TypeVar("Name", bytes, tuple[bytes, int])
 Row = TypeVar("Row")
 
 
 class RowSide(NamedTuple):
-    """One side of a row that is wrong, as it is kept. `value`: its first bytes, None if values were not asked for.
+    """One side of a wrong row, as kept for the report. `value`: its first bytes, None without values.
 
     `value_bytes` is the size of the whole value, `hash` that of the row (`standfast.restore.digest.row_hash`).
     """
@@ -46,7 +46,7 @@ class RowSide(NamedTuple):
 
     @property
     def hash_hex(self) -> str:
-        """As reports write it."""
+        """The hash in hex, as reports write it."""
         return f"{self.hash:016x}"
 
 
@@ -57,19 +57,19 @@ class Found(NamedTuple):
     key: bytes
     log: RowSide | None
     store: RowSide | None
-    offset: int = -1
+    offset: int = -1  # known to tasks of Spark only
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Result of a merge. `counts` are of all rows; `found` are the first rows that are wrong or must be seen again."""
+    """Result of a merge. `counts` cover all rows; `found` are the first rows that are wrong or need a second look."""
 
     matched: int = 0
     counts: dict[RowVerdict, int] = field(default_factory=dict)
     found: list[Found] = field(default_factory=list)
     log_digest: Digest = field(default_factory=Digest)
     store_digest: Digest = field(default_factory=Digest)
-    beyond: int = 0  # extra rows that are from beyond the position
+    beyond: int = 0  # extra rows whose records lie beyond the position
 
 
 def merged(
@@ -95,10 +95,11 @@ def merged(
 
 
 class Tally:
-    """Counts, digests and the first differences of a merge; `outcome()` once all rows were seen.
+    """Counts, digests and the first differences of a merge; call `outcome()` after the last row.
 
-    `facts` may be completed before the first row that differs. `last`: rows will not be looked at again. Kept are
-    `differences_max` rows and about `found_bytes` of them, with `value_max` bytes of each value (0: none, None: all).
+    `facts` may be completed before the first row that differs. `last`: no second look at rows follows. The tally keeps
+    at most `differences_max` rows and about `found_bytes` of them, with `value_max` bytes of each value (0: none,
+    None: all).
     """
 
     def __init__(
@@ -118,12 +119,12 @@ class Tally:
         self._left_bytes = found_bytes
         self._value_max = value_max
         self._outcome = Outcome()
-        self._equal: list[LogicalRow] = []  # rows that are not in the digests yet
+        self._equal: list[LogicalRow] = []  # equal rows that are not in the digests yet
 
     def differing(
         self, expected: Iterable[tuple[Name, LogicalRow]], actual: Iterable[tuple[Name, LogicalRow]]
     ) -> Iterator[tuple[Name, LogicalRow | None, LogicalRow | None]]:
-        """Merge, count the rows that are equal, and give the others for `differs`."""
+        """Merge, count the equal rows, and yield the others for `differs`."""
         equal = self._equal
         for name, one, other in merged(expected, actual):
             if one is None or one != other:
@@ -134,7 +135,7 @@ class Tally:
                 self._digest_equal()
 
     def match_all(self, digest: Digest) -> None:
-        """Rows that are equal on both sides, by their digest."""
+        """Count rows that are equal on both sides, by their digest."""
         outcome = self._outcome
         outcome.matched += digest.count
         outcome.log_digest += digest
@@ -143,7 +144,7 @@ class Tally:
     def differs(
         self, log: LogicalRow | None, store: LogicalRow | None, *, below: bool, later: bool, offset: int = -1
     ) -> None:
-        """Two unequal rows of one name. `below`, `later`: its key has a record below the position, and at or above."""
+        """Count two unequal rows of a name. `below`, `later`: the key has a record below, at or above the position."""
         row = log or store
         assert row is not None, "a pair of rows has at least one side"
         kind: Kind = "missing" if store is None else "extra" if log is None else "different"
@@ -151,6 +152,7 @@ class Tally:
         outcome = self._outcome
         outcome.counts[verdict] = outcome.counts.get(verdict, 0) + 1
         outcome.beyond += is_beyond(verdict, below=below, later=later)
+        # The log cannot speak for these rows: in a digest they would make the two sides differ for no fault.
         if verdict in UNSURE:
             return
         if log is not None:
@@ -174,12 +176,12 @@ class Tally:
 
 
 def named(rows: Iterable[LogicalRow], versioned: bool) -> Iterator[tuple[Any, LogicalRow]]:
-    """Each row with its name."""
+    """Each row with its name: the key, or (key, timestamp) if `versioned`."""
     return ((row[:2], row) for row in rows) if versioned else ((row[0], row) for row in rows)
 
 
 def row_side(row: LogicalRow | None, value_max: int | None) -> RowSide | None:
-    """A row as it is kept: `value_max` bytes of the value, 0 for none of it, None for all."""
+    """A row as kept for a report, with `value_max` bytes of the value: 0 for none of it, None for all."""
     if row is None:
         return None
     key, timestamp, value = row
@@ -190,6 +192,7 @@ def row_side(row: LogicalRow | None, value_max: int | None) -> RowSide | None:
 def _ascending(side: str, rows: Iterable[tuple[Name, Row]]) -> Iterator[tuple[Name, Row]]:
     last: Any = None
     for name, row in rows:
+        # A side out of order would make missing and extra rows of equal ones.
         if last is not None and name <= last:
             key, *at = name if isinstance(name, tuple) else (name,)
             which = f"key {key.hex()}" + (f" (timestamp {at[0]})" if at else "")

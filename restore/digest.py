@@ -2,9 +2,9 @@
 
     hash(row) = xxh64(value, seed = xxh64(timestamp as int64 little-endian, seed = xxh64(key, seed = 42)))
 
-It equals Spark's `xxhash64(key, timestamp, value)` over binary, bigint and binary (taken as unsigned), so that a
-store, a changelog and a Spark job can be compared without moving rows. Not cryptographic: good against faults, not
-against tampering. Sums of whole 64-bit hashes would overflow in Spark; sums of 32-bit halves do not.
+The hash equals Spark's `xxhash64(key, timestamp, value)` over binary, bigint and binary (taken as unsigned), so that a
+store, a changelog and a Spark job can be compared without moving rows. It is not cryptographic: good against faults,
+not against tampering. Sums of whole 64-bit hashes would overflow in Spark; sums of 32-bit halves do not.
 
     text    count-xor-low_sum in hex, as 3-1f00000000000000-2a; xor has 16 digits
 
@@ -23,11 +23,11 @@ import xxhash
 
 from standfast.store.errors import InvalidRequest
 
-# (key as in the changelog, timestamp or -1 where the store keeps none, raw value)
+# (key as in the changelog, timestamp or -1 in a store that keeps none, raw value)
 LogicalRow: TypeAlias = tuple[bytes, int, bytes]
 
-SEED = 42  # Spark's own; never change
-_LOW_32 = 0xFFFF_FFFF
+SEED = 42  # the seed of Spark's xxhash64; never change
+_LOW_32 = 0xFFFF_FFFF  # sums of 64-bit hashes end with ARITHMETIC_OVERFLOW in Spark 4, whose ANSI mode is on
 _pack_long = Struct("<q").pack
 _xxh64 = xxhash.xxh64_intdigest
 _TEXT = re.compile(r"([0-9a-f]+)-([0-9a-f]{16})-([0-9a-f]+)")
@@ -35,14 +35,14 @@ _TEXT = re.compile(r"([0-9a-f]+)-([0-9a-f]{16})-([0-9a-f]+)")
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Digest of a set of rows; that of no rows is Digest()."""
+    """Digest of a set of rows; Digest() for no rows."""
 
     count: int = 0
     xor: int = 0
     low_sum: int = 0
 
     def __add__(self, other: Digest) -> Digest:
-        """Digest of both row sets together; they must not share rows."""
+        """Digest of the union of both row sets, which must not share rows."""
         return Digest(self.count + other.count, self.xor ^ other.xor, self.low_sum + other.low_sum)
 
     def hex(self) -> str:
@@ -69,7 +69,7 @@ def key_hash(key: bytes) -> int:
 
 
 def digest_rows(rows: Iterable[LogicalRow]) -> Digest:
-    """Digest of rows in any order. Written out in one loop: a call per row would halve its speed."""
+    """Digest of rows in any order. The loop is written out: a call per row would halve its speed."""
     xxh64, pack = _xxh64, _pack_long
     count = xor = low_sum = 0
     for key, timestamp, value in rows:

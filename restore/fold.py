@@ -1,4 +1,4 @@
-"""What the records of a changelog amount to: the logical rows a store must hold, by store kind.
+"""Folds of changelog records to the logical rows that a store must hold, by store kind.
 
     keyvalue    key                       last record wins, a tombstone removes
     window      key | start 8 | seq 4     the same; hidden while start < observed - retention + 1
@@ -11,11 +11,11 @@
 
     observed    largest start (window), end (session) or record timestamp (versioned) in the log, tombstones too
 
-A row is (key as in the changelog, timestamp, raw value), ready for `standfast.restore.digest`; the timestamp is that
-of the record, -1 where the store keeps none, and valid_from for a version.
+A row is (key as in the changelog, timestamp, raw value), ready for `standfast.restore.digest`; the timestamp is the
+record's, -1 in a store that keeps none, and valid_from for a version.
 
-Rules of this file: pure; records come in offset order, because versions older than the history retention *at that
-moment* were refused by the live store, and replaying them later gives another answer.
+Rules of this file: pure; callers pass records in offset order, because the live store refused versions older than the
+history retention *at that moment*, and replaying them later gives another answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.results import VALID_TO_UNDEFINED
 from standfast.store.specs import SPECS, TRAITS
 
-NO_TIMESTAMP = -1  # a store that keeps no timestamps (plain stores, sessions)
+NO_TIMESTAMP = -1  # the timestamp of rows in stores that keep none (plain stores, sessions)
 NOTHING_OBSERVED = -1
 
 _key_of = itemgetter(2)
@@ -66,8 +66,8 @@ class Fold(Protocol):
     def rows(self, observed_ms: int = NOTHING_OBSERVED) -> Iterator[LogicalRow]:
         """Rows within retention, in no particular order.
 
-        `observed_ms` is the store's own observed stream time where it is known: compaction may have removed the
-        record that set it, and both sides of a comparison must hide the same rows.
+        `observed_ms` is the store's own observed stream time if known: compaction may have removed the record that
+        set it, and both sides of a comparison must hide the same rows.
         """
         ...
 
@@ -93,7 +93,7 @@ class LatestFold:
         self.skipped = 0
 
     def add(self, records: Sequence[Record]) -> None:
-        """Fold a batch; tombstones are remembered until `rows`, because they move the observed time."""
+        """Fold a batch; tombstones stay until `rows`, because they move the observed time."""
         position, (batch, skipped) = _advance(self.position, records), _by_key(records)
         if self._time_of is not None:
             self._observed_ms = max(self._observed_ms, max(map(self._time_of, batch), default=NOTHING_OBSERVED))
@@ -126,14 +126,14 @@ class VersionsFold:
         self.skipped = 0
 
     def add(self, records: Sequence[Record]) -> None:
-        """Fold a batch, record by record; puts older than the history of their moment are counted in `refused`."""
+        """Fold a batch, record by record; `refused` counts puts older than the history of their moment."""
         position = _advance(self.position, records)
         observed_ms = self._observed_ms
         for _, timestamp, key, value, *_ in records:
             if key is None:
                 self.skipped += 1
                 continue
-            if timestamp < observed_ms - self._retention_ms:
+            if timestamp < observed_ms - self._retention_ms:  # as the live store refused it, at its moment's time
                 self.refused += 1
                 continue
             observed_ms = max(observed_ms, timestamp)
@@ -158,10 +158,11 @@ class VersionsFold:
 
 
 def fold_for(kind: str, *, timestamped: bool = True, retention_ms: int | None = None) -> Fold:
-    """The fold of a store kind, by its traits; one whose rows are kept for a time needs its retention."""
+    """The fold of a store kind, by its traits; a kind whose rows expire needs its retention."""
     traits = TRAITS.get(kind)
     if traits is None:
         raise InvalidRequest(f"store kind {kind!r} is unknown: use one of {', '.join(TRAITS)}")
+    # Only plain stores can be declared with or without timestamps; the other kinds have one layout.
     stamped = timestamped if traits.plain else SPECS[kind].timestamped
     if not traits.retention:
         return LatestFold(timestamped=stamped)
@@ -186,7 +187,7 @@ def fold_versions(records: Sequence[Record], history_retention_ms: int) -> dict[
 
 
 def versions_of(puts: Iterable[tuple[int, bytes | None]], kept_after: int) -> list[Version]:
-    """Kept versions of one key after these puts (timestamp, value), none of which its store refused; oldest first."""
+    """Kept versions of one key after these puts (timestamp, value), all accepted by its store; oldest first."""
     entries: list[tuple[int, bytes | None]] = []
     for timestamp, value in puts:
         _put_version(entries, timestamp, value)
@@ -214,8 +215,10 @@ def _put_version(entries: list[tuple[int, bytes | None]], timestamp: int, value:
 
 
 def _by_key(records: Sequence[Record]) -> tuple[dict[bytes, Record], int]:
-    """The last record of each key, and how many have none."""
+    """The last record of each key, and the number of records without a key."""
+    # A dict keeps the last record of a key without a Python call for each record.
     latest = {record[2]: record for record in records}
+    # A count takes another pass, so only after a record without a key was found.
     skipped = 0 if latest.pop(None, None) is None else sum(record[2] is None for record in records)
     return latest, skipped  # type: ignore[return-value]
 

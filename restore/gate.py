@@ -1,4 +1,4 @@
-"""The restore gate: which active tasks of this instance may process records.
+"""The restore gate: decides which active tasks of this instance may process records.
 
                  assigned              restored
       (absent) ----------> RESTORING ----------> RESTORED
@@ -9,8 +9,9 @@
     policy "all"    a task is open while *every* assigned task is RESTORED; a newly assigned one shuts all of them again
     policy "task"   a task is open while it is RESTORED itself
 
-Rules of this file: pure; no store, thread or clock. It knows active tasks only. An illegal event raises InternalError
-and changes nothing, also where it names several tasks. The shell pauses and resumes the sources that the answer names.
+Rules of this file: pure; no store, thread or clock. The gate knows active tasks only. An illegal event raises
+InternalError and changes nothing, also when it names several tasks. The shell pauses and resumes the sources that the
+answer names.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ Policy = Literal["all", "task"]
 
 
 class TaskState(Enum):
-    """Where an assigned task is."""
+    """State of an assigned task."""
 
     RESTORING = "restoring"
     RESTORED = "restored"
     FAILED = "failed"
 
 
-# Event -> state before (None = not assigned) -> state after. What is absent is illegal.
+# Event -> state before (None = not assigned) -> state after. Absent pairs are illegal.
 TABLE: dict[str, dict[TaskState | None, TaskState | None]] = {
     "assigned": {None: TaskState.RESTORING, TaskState.FAILED: TaskState.RESTORING},
     "restored": {TaskState.RESTORING: TaskState.RESTORED},
@@ -45,14 +46,14 @@ TABLE: dict[str, dict[TaskState | None, TaskState | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """`tasks` are newly open: resume their sources. Empty if nothing is missing and nothing had to be opened."""
+    """`tasks` are newly open: resume their sources. Empty if no task is missing and none had to be opened."""
 
     tasks: frozenset[TaskId]
 
 
 @dataclass(frozen=True, slots=True)
 class Shut:
-    """Nothing newly open: `missing` (in order) are not restored.
+    """No task is newly open: `missing` (in order) are not restored.
 
     `shut` were open until now and are still assigned: pause their sources.
     """
@@ -86,21 +87,22 @@ class Gate:
         self._waits = self._openings = 0
 
     def assigned(self, tasks: Iterable[TaskId]) -> Open | Shut:
-        """These active tasks were given to this instance, or a failed one is tried again."""
+        """These active tasks were assigned to this instance, or a failed one is tried again."""
         return self._on("assigned", tasks)
 
     def restored(self, task: TaskId) -> Open | Shut:
-        """Every store of this task reached its end."""
+        """Every store of this task reached the end of its changelog."""
         return self._on("restored", (task,))
 
     def failed(self, task: TaskId, why: str) -> Open | Shut:
-        """The task cannot be restored, or lost its state: it counts as missing until assigned again or revoked."""
+        """The task's restore failed or it lost its state: it counts as missing until assigned again or revoked."""
         outcome = self._on("failed", (task,))
+        # After the transition, which removes the note of an earlier failure.
         self._failures[task] = why
         return outcome
 
     def revoked(self, tasks: Iterable[TaskId]) -> Open | Shut:
-        """These tasks were taken away."""
+        """These tasks are no longer assigned to this instance."""
         return self._on("revoked", tasks)
 
     def __contains__(self, task: TaskId) -> bool:
@@ -131,6 +133,7 @@ class Gate:
         )
 
     def _on(self, event: str, tasks: Iterable[TaskId]) -> Open | Shut:
+        # All transitions first, then the changes: an illegal one among several must change nothing.
         after = {task: self._next(event, task) for task in tasks}
         was_complete = not self.missing()
         for task, state in after.items():
@@ -142,6 +145,7 @@ class Gate:
         missing = self.missing()
         self._waits += was_complete and bool(missing)
         before, self._open = self._open, self._opened(missing)
+        # A revoked task has no sources here any more, so there is nothing to pause.
         newly, shut = self._open - before, (before - self._open) & self._states.keys()
         self._openings += len(newly)
         return Open(newly) if newly or not missing else Shut(missing, frozenset(shut))

@@ -1,26 +1,26 @@
-"""What is said of a row that differs between store and log, and of the store: one table for every kind of verify.
+"""Verdicts on rows that differ between store and log, and on the store: one table for every kind of verify.
 
     last record below the position   store      record at or above it   verdict on the row
     value                            equal      any                     matched
-    value                            absent     no / yes                missing / looked at again
-    value                            other      no / yes                different / looked at again
+    value                            absent     no / yes                missing / again (a second look)
+    value                            other      no / yes                different / again
     tombstone                        present    no / yes                stale (a delete was not applied) / again
     none                             present    yes                     indeterminate where the log has gaps below the
                                                                         position: compaction may have removed an older
                                                                         one; extra where it has none: the row is from
                                                                         beyond the position, which is too low
-    none                             present    no                      extra, unless what explains it may be gone:
-                                                                        the log begins above 0; the partition was
-                                                                        compacted and the store is versioned, or its
-                                                                        position older than tombstones are kept
+    none                             present    no                      extra, unless its record may be gone: the log
+                                                                        begins above 0; the partition was compacted
+                                                                        and the store is versioned, or its position
+                                                                        is older than tombstones are kept
 
-    equal          every row that the log can still speak for is as the log has it; how many rows it cannot speak for is
-                   said with it (`verdict_text`)
+    equal          every row that the log can still speak for is as the log has it; the verdict names the number of
+                   rows that it cannot speak for (`verdict_text`)
     different      at least one row is missing, extra, different or stale
     inconclusive   the log cannot speak for the store (see REASONS), or for not one of its rows
 
-Rules of this file: pure. Who compares says which keys have a record below the position and which have a later one; rows
-that are judged "again" are looked at a second time, because a log may be compacted while it is read.
+Rules of this file: pure. The caller knows which keys have a record below the position and which have a later one; it
+looks a second time at rows judged "again", because a log may be compacted while it is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Verdict = Literal["equal", "different", "inconclusive"]
 RowVerdict = Literal["missing", "extra", "different", "stale", "indeterminate", "lost", "again"]
 UNSURE: frozenset[RowVerdict] = frozenset({"indeterminate", "lost"})
 
-# Why nothing can be said of a store; the texts take what they name by keyword.
+# Why the log cannot speak for a store; the texts take the names and numbers in braces by keyword.
 REASONS = {
     "no-position": "the store has no position: nothing of its changelog was applied yet",
     "topic-missing": "the log has no topic {topic}: is it the log of this application?",
@@ -58,10 +58,10 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """The log of a partition as a whole: where it begins, and what may be gone from it.
+    """The log of a partition as a whole: its begin, and which of its records may be gone.
 
-    `compacted`: records are gone below the position. `deletes_expired`: and tombstones above it may have gone as well,
-    so that a key without any record may have been deleted after the position.
+    `compacted`: records below the position are gone. `deletes_expired`: tombstones above it may be gone as well, so
+    that a key without any record may have been deleted after the position.
     """
 
     begin: int
@@ -70,7 +70,7 @@ class LogFacts:
 
 
 def judge(kind: Kind, facts: LogFacts, *, below: bool, later: bool, versioned: bool, last: bool) -> RowVerdict:
-    """The table at the top, for a row that is not equal; `last`: it will not be looked at again.
+    """The table at the top, for a row that is not equal; `last`: no second look follows.
 
     `below`, `later`: its key has a record below the position, and one at or above it.
     """
@@ -93,7 +93,7 @@ def judge(kind: Kind, facts: LogFacts, *, below: bool, later: bool, versioned: b
 def deletes_expired(policy: TopicPolicy, age_ms: int, *, compacted: bool, gaps: bool) -> bool:
     """Whether a tombstone above a position of this age may be gone; `gaps`: offsets above it hold no record.
 
-    It was appended after the position was written, and is kept for so long.
+    Such a tombstone was appended after the position was written, and is kept for delete.retention.ms.
     """
     old = 0 <= policy.delete_retention_ms <= age_ms
     return compacted and old and gaps
@@ -109,8 +109,9 @@ def conclude(
 ) -> tuple[Verdict, str]:
     """(verdict, reason) of a store from its numbers of rows; the reason is "" or one of REASONS.
 
-    `beyond` are those of `wrong` that are from beyond the position.
+    `beyond` counts the rows of `wrong` whose records lie beyond the position.
     """
+    # A source topic's records pass through the application's serdes: without them a difference proves nothing.
     if wrong and not serdes_known:
         return "inconclusive", "serdes-unknown"
     silent = "log-truncated" if lost else "compacted" if unsure and not matched else ""
@@ -119,7 +120,7 @@ def conclude(
 
 
 def verdict_text(verdict: str, indeterminate: int) -> str:
-    """A verdict for people: "equal" is not said without the rows that could not be told."""
+    """A verdict for people: "equal" comes with the number of rows that the log could not speak for."""
     if verdict != "equal" or not indeterminate:
         return verdict
     return f"equal, but {indeterminate:,} {'row' if indeterminate == 1 else 'rows'} could not be told"

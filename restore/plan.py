@@ -1,8 +1,8 @@
-"""How one changelog partition becomes whole here: from the local position and the bounds of the log to a plan.
+"""The restore plan of one changelog partition, decided from the local position and the bounds of the log.
 
     local position      log                                             plan            reason
     none                any (but see history-missing)                   FromBeginning   no-local-state
-    known to be lost    holds records                                   Reinitialise    corrupt, or as it was told
+    known to be lost    holds records                                   Reinitialise    `LocalPosition.lost`, as corrupt
     topic id differs    holds records                                   Reinitialise    topic-recreated
     any                 empty, and recreated or not up to the position  Refuse          log-empty (if rows here)
     above end           holds records                                   Reinitialise    position-ahead
@@ -14,30 +14,30 @@
     begin..end - 1                                                      Resume          resume
     end                                                                 UpToDate        up-to-date
 
-Where the log marks the end of a transaction by an offset of its own (Kafka), the position after one's own commit stands
-at the marker: it counts as seen in the rows "below begin" and "too old", so that a log that retention emptied, or that
-was idle for long, has lost nothing.
+Kafka marks the end of a transaction by an offset of its own, so the position after an owner's commit stands at the
+marker: it counts as seen in the rows "below begin" and "too old", so that a log that retention emptied, or that was
+idle for long, has lost nothing.
 
-A source topic that serves as changelog has a limit, the group's committed offset (0 where there is none): what lies
-beyond is not processed yet. It stands for `end` in the last two rows and in where reading ends; a local position above
-it (at least once, the group's commit comes last) is up to date, since reading goes on from there or replays.
-Whoever reads uncommitted records may have committed an offset above the end, within an open transaction. What lies
-there counts as processed and will not come again, so reading goes on to the limit once the transaction has ended.
+A source topic that serves as changelog has a limit, the group's committed offset (0 if none): records beyond it are not
+processed yet. The limit replaces `end` in the last two rows and as the end of reading; a local position above it (at
+least once, the group's commit comes last) is up to date, since reading goes on from there or replays.
+An application that reads uncommitted records may have committed an offset above the end, within an open transaction.
+Those records count as processed and will not come again, so reading goes on to the limit after the transaction's end.
 
 Two refusals, because a silent wipe may destroy the last copy:
 
-- log-empty: the log holds nothing, and what is here cannot be what it held last (topic made anew, log emptied, or
-  retention deleted everything before it was read here). Retention by wall clock proves nothing about the rows: their
-  stream time may be years behind, and updates may have been deleted unread. So a person decides.
-- history-missing: records at the head are gone although the topic is neither compacted nor deleted by age, so nobody
-  can say what the state was. With no local state as well: a store built from the rest would look whole and not be.
-  Compaction removes no head either: where it alone cleans, a begin above the local position means that somebody removed
-  records that were not read here, and the local rows may be the last copy of every key that was last written below it.
-  (With `compact,delete` retention does that all the time; and without local rows there is nothing to lose.)
-  Rows that are known to be lost (a damaged block) have to come from the log as a whole: there any missing head counts.
+- log-empty: the log holds nothing, and the local rows cannot be those that it held last (topic recreated, log emptied,
+  or records deleted by retention before they were read here). Retention by wall clock proves nothing about the rows:
+  their stream time may be years behind, and updates may have been deleted unread. So a person decides.
+- history-missing: records at the head are gone although the topic is neither compacted nor deleted by age, so the
+  earlier state is unknown. The same without local state: a store built from the rest would look whole and not be.
+  Compaction removes no head either: if it alone cleans, a begin above the local position means that a person or program
+  removed records unread here, and the local rows may be the last copy of every key that was last written below it.
+  (With `compact,delete` retention does that all the time; and without local rows nothing can be lost.)
+  Rows that are known to be lost (a damaged block) must come from the whole log: for them any missing head counts.
 
-Rules of this file: pure; times come in as `now_ms`. A plan says where reading begins (`position`, next to read) and
-where it ends (`end`); a restore ends when the reader's position reaches `end`, whatever its last record's offset was.
+Rules of this file: pure; times come in as `now_ms`. Reading begins at a plan's `position` (next to read) and ends at
+its `end`; a restore ends when the reader's position reaches `end`, whatever the last record's offset was.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ TOMBSTONE_AGE_MAX_PERCENT = 90
 
 @dataclass(frozen=True, slots=True)
 class LocalPosition:
-    """What is stored here of one changelog: next offset to read, and how it came about.
+    """The local state of one changelog: next offset to read, and how it came about.
 
-    `at_ms` is the wall time at which the position was last known to be the log's own (its last commit), `rows` says
-    whether the local store holds any. An empty `topic_id` is unknown and matches any. `marker`: the offset at the
-    position holds no record but the end of the transaction that was written last, so that nothing is lost with it.
-    `lost`: why the rows cannot be used although the position may fit, such as "corrupt"; "" if nothing is known.
+    `at_ms` is the wall time at which the position was last known to be the log's own (its last commit), `rows` whether
+    the local store holds any. An empty `topic_id` is unknown and matches any. `marker`: the offset at the position
+    holds no record but the end of the last written transaction, so that no record is lost with it.
+    `lost`: why the rows cannot be used although the position may fit, such as "corrupt"; "" if they can.
     """
 
     position: int
@@ -83,17 +83,17 @@ class LocalPosition:
 
     @property
     def seen(self) -> int:
-        """The first offset that may hold a record which is not applied here."""
+        """The first offset that may hold a record not applied here."""
         return self.position + self.marker
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """What the log holds of one changelog now. Times in milliseconds, -1 = for ever.
+    """The log of one changelog now. Times in milliseconds, -1 = for ever.
 
-    `diverged_at` is the first offset at which the log differs from what was read in the stored epoch (0: it has none);
-    `limit` is the first offset that must not be read, None where there is none; `written` is the end with what still
-    belongs to open transactions, where that is more than `end`.
+    `diverged_at` is the first offset at which the log differs from the records of the stored epoch (0: the log has no
+    such epoch); `limit` is the first offset that must not be read, None for no limit; `written` is the end including
+    records of open transactions, if that is more than `end`.
     """
 
     topic_partition: TopicPartition
@@ -109,27 +109,27 @@ class LogState:
 
     @property
     def stop(self) -> int:
-        """Where reading ends: the end, or the limit within what the log holds or will have to hold."""
+        """The offset at which reading ends: the end, or the limit bounded by `begin` and `last`."""
         return self.end if self.limit is None else max(self.begin, min(self.limit, self.last))
 
     @property
     def last(self) -> int:
-        """The last offset that somebody can have reached."""
+        """The last offset that any reader can have reached."""
         return max(self.end, self.written)
 
     @property
     def empty(self) -> bool:
-        """No record is left to read."""
+        """Whether no record is left to read."""
         return self.begin == self.end
 
     @property
     def head_missing(self) -> bool:
-        """Records at the head are gone, and neither compaction nor retention explains it."""
+        """Whether records at the head are gone, and neither compaction nor retention explains it."""
         return self.begin > 0 and "compact" not in self.cleanup and self.retention_ms < 0
 
     @property
     def head_removed(self) -> bool:
-        """Records at the head of a log that is only ever compacted are gone: compaction moves no begin."""
+        """Whether records at the head of an only compacted log are gone: compaction moves no begin."""
         return self.begin > 0 and self.cleanup == {"compact"}
 
 
@@ -160,12 +160,12 @@ class Resume(Plan):
 
 @dataclass(frozen=True, slots=True)
 class FromBeginning(Plan):
-    """There is no local state: read everything into an empty store."""
+    """No local state exists: read the whole log into an empty store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reinitialise(Plan):
-    """Set the local store aside and read everything into an empty one; the old one goes when the new one is whole."""
+    """Set the local store aside and read the log into an empty one; the old one goes when the new one is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Refuse(Plan):
 
     @property
     def message(self) -> str:
-        """What, where and the fix, for an error."""
+        """The problem, its place and the fix, for an error."""
         return f"changelog {self.where}: {self.what}; {self.fix}"
 
 
@@ -199,17 +199,19 @@ def plan_changelog(
     accept_empty_log: bool = False,
     accept_missing_history: bool = False,
 ) -> UpToDate | Resume | FromBeginning | Reinitialise | Refuse:
-    """Decide by the table above. The two accepts are an operator's word that what is lost may be lost.
+    """Decide by the table above. The `accept_*` flags are the operator's explicit consent to data loss.
 
-    Raises InternalError for bounds or a position that cannot be.
+    Raises InternalError for impossible bounds or positions.
     """
     _check(local, log)
     if local is None:
+        # A store built from the rest would look whole.
         if log.head_missing and not accept_missing_history:
             return _refuse_history(None, log)
         return FromBeginning(log.topic_partition, NO_LOCAL_STATE, log.begin, log.stop)
     lost = _loss(local, log)
     if lost is not None:
+        # First of the refusals: there is no log to restore from, so a wipe would destroy the last copy.
         if log.empty and local.rows and not accept_empty_log:
             return _refuse_empty(local, log, lost)
         if (lost == TRUNCATED or local.lost) and log.head_missing and not accept_missing_history:
@@ -219,10 +221,12 @@ def plan_changelog(
         if unread and log.head_removed and local.rows and not accept_missing_history:
             return _refuse_head(local, log)
         return Reinitialise(log.topic_partition, lost, log.begin, log.stop)
+    # Before the test of age: a position at the end has read every delete, however old it is.
     if local.position >= log.stop:
         return UpToDate(log.topic_partition, UP_TO_DATE, local.position, local.position)
     if local.seen < log.stop and _tombstones_expired(local, log, now_ms):
         return Reinitialise(log.topic_partition, TOMBSTONES_EXPIRED, log.begin, log.stop)
+    # The position may be one below the begin: at the marker of its own last transaction.
     return Resume(log.topic_partition, RESUME, max(local.position, log.begin), log.stop)
 
 
@@ -230,11 +234,12 @@ def _loss(local: LocalPosition, log: LogState) -> str | None:
     """Why the local position does not fit the log, or None if it does."""
     if local.lost:
         return local.lost
+    # The id before any offset: offsets of a recreated topic are not comparable.
     if local.topic_id and log.topic_id and local.topic_id != log.topic_id:
         return TOPIC_RECREATED
     if local.position > log.last:
         return POSITION_AHEAD
-    if local.seen < log.begin:  # before the next: with its head, a log forgets the epochs that ended there
+    if local.seen < log.begin:  # before the epochs are compared: with its head, a log forgets those that ended there
         return TRUNCATED
     if log.diverged_at is not None and local.position > log.diverged_at:
         return DIVERGED
@@ -244,6 +249,7 @@ def _loss(local: LocalPosition, log: LogState) -> str | None:
 def _tombstones_expired(local: LocalPosition, log: LogState, now_ms: int) -> bool:
     if "compact" not in log.cleanup or log.delete_retention_ms < 0:
         return False
+    # The position's age, not the log's: a delete written just after the position is the first one to expire.
     return (now_ms - local.at_ms) * 100 > log.delete_retention_ms * TOMBSTONE_AGE_MAX_PERCENT
 
 

@@ -1,4 +1,4 @@
-"""How far the restore of one changelog is, how fast it goes, how long it will take, and whether it is stuck.
+"""Progress of the restore of one changelog: position, rate, time left, and whether it is stuck.
 
     start ......... position ............... end        offsets; `remaining` is an upper bound, logs have gaps
     <-- fraction -->         <-- remaining -->
@@ -62,7 +62,7 @@ class RestoreProgress:
 
 
 class ProgressMeter:
-    """Follows one restore."""
+    """Measures one restore."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ProgressMeter:
         self._samples: deque[_Sample] = deque([_Sample(now_ms, start, 0)])
 
     def advance(self, position: int, *, records: int, bytes_: int, now_ms: int) -> None:
-        """The reader came to `position` and brought `records` records of `bytes_` bytes since the last call.
+        """Move to `position`, after `records` records of `bytes_` bytes since the last call.
 
         Raises InternalError for a position that goes back: a reinitialised restore gets a new meter.
         """
@@ -104,15 +104,16 @@ class ProgressMeter:
         self._sample()
 
     def set_end(self, end: int) -> None:
-        """The end moved: it was read again, after the previous owner was fenced or while a standby tails."""
+        """Set a new end, read again after the previous owner was fenced or while a standby tails."""
         self._end = end
 
     def snapshot(self, now_ms: int) -> RestoreProgress:
-        """Where the restore is now."""
+        """The progress at `now_ms`."""
         self._tick(now_ms)
         self._forget()
         oldest = self._samples[0]
         span_s = (self._now_ms - oldest.at_ms) / 1_000
+        # By offsets, not by records: only offsets are known of what remains, since logs have gaps.
         moving = (self._position - oldest.position) / span_s if span_s > 0 else 0.0
         remaining = max(self._end - self._position, 0)
         return RestoreProgress(
@@ -134,7 +135,7 @@ class ProgressMeter:
         self._now_ms = max(self._now_ms, now_ms)
 
     def _sample(self) -> None:
-        # One sample per slot of the window bounds their number; what is newer stands in the totals.
+        # One sample per slot of the window bounds their number; newer counts stand in the totals.
         if (self._now_ms - self._samples[-1].at_ms) * SAMPLES_MAX >= self._window_ms:
             self._samples.append(_Sample(self._now_ms, self._position, self._records))
         self._forget()

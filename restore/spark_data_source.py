@@ -1,6 +1,6 @@
-"""Where `spark.dataSource.register` finds the format: an alias of `standfast.restore.spark_table.source`.
+"""The module that users import for `spark.dataSource.register`: an alias of `standfast.restore.spark_table.source`.
 
-Rules of this file: none but the name that README gives.
+Rules of this file: its only purpose is this name, which README gives.
 """
 
 from standfast.restore.spark_table.source import StandfastSource

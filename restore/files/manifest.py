@@ -1,6 +1,6 @@
-"""One manifest for everything that is "SST files + a position": runs of a bulk restore, rebuilds, snapshots, tables.
+"""The manifest of sorted files with a position: runs of a bulk restore, rebuilds, snapshots, tables.
 
-    folder/manifest.json       written last: without it the files beside it are nothing
+    folder/manifest.json       written last: without it the files beside it count for nothing
     folder/<name>.sst          each named in the manifest with its bytes, entries, key span and sha256
 
     {"format": "standfast.manifest/1",
@@ -12,13 +12,13 @@
                      "entries": 570, "deletes": 0, "first_key": "61", "last_key": "7a", "sha256": "..."}]}],
      "made": {"how": "rebuild", "at_ms": 0, "standfast": "0.1.0", "rocksdict": "0.3.29", "compression": "lz4"}}
 
-`end` is where the next read begins, not the last record's offset. Where a log is compacted while it is read, the rows
-equal the log only once tailing passed `converge_offset`. Files are listed in the order in which they are ingested;
-where two hold the same key, the later one wins, and only then do files hold deletes.
+The next read begins at `end`, which is not the last record's offset. If a log is compacted during the read, the rows
+equal the log only after tailing has passed `converge_offset`. Files are listed in the order of ingestion; if two hold
+the same key, the later one wins, and only then do files hold deletes.
 
-Rules of this file: pure; frozen values to and from JSON. It opens no file: see
-`standfast.restore.files.manifest_files`. A field is never renamed or given another meaning within a version; fields
-that a reader does not know are an error, because files that were made under another rule must not be ingested.
+Rules of this file: pure; frozen values to and from JSON. File access is in `standfast.restore.files.manifest_files`. A
+field is never renamed or given another meaning within a version; a reader refuses unknown fields, because files made
+under another rule must not be ingested.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ FORMAT = f"{FORMAT_NAME}/{FORMAT_VERSION}"
 FILE_NAME = "manifest.json"
 
 How: TypeAlias = Literal["run", "rebuild", "snapshot", "table"]
-Hex = Annotated[str, Meta(pattern=r"^(?:[0-9a-f]{2})*\Z")]
+Hex = Annotated[str, Meta(pattern=r"^(?:[0-9a-f]{2})*\Z")]  # \Z, because $ would accept a newline at the end
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Positive = Annotated[int, Meta(ge=1)]
 
-_PART = r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,250}"
+_PART = r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,250}"  # no leading dot, so that ".." cannot lead out of the folder
 _NAME = re.compile(rf"{_PART}(?:/{_PART}){{0,7}}")
 _FORMAT = re.compile(rf"{re.escape(FORMAT_NAME)}/([1-9][0-9]{{0,8}})")
 
@@ -63,16 +63,16 @@ class ManifestFile(Shape, frozen=True):
 
 
 class ManifestPartition(Shape, frozen=True, omit_defaults=True):
-    """What one changelog partition amounts to over the offsets start <= o < end.
+    """The rows of one changelog partition, folded over the offsets start <= o < end.
 
-    observed_ms   largest stream time that the store observed (-1: none), what was left out as expired too
+    observed_ms   largest stream time that the store observed (-1: none), expired records included
     sequence      last sequence number of retained duplicates
     records       records read. Each is a row of the files, or one of the tombstones (the last record of its key
                   deletes), superseded (a later one has the same key), expired, or skipped
-    skipped       without a key, or of a source topic and such that the store cannot hold them; in the text only where
-                  there are any, because a version that does not know of them is not to ingest what was made so
+    skipped       records without a key, or records of a source topic that the store cannot hold; written only if not
+                  0, because a version that does not know this field must not ingest such files
     entries       entries of all files
-    digest        of the rows (`Digest.hex()`); None for a run, whose rows later runs may replace
+    digest        digest of the rows (`Digest.hex()`); None for a run, whose rows later runs may replace
     """
 
     partition: int
@@ -92,7 +92,7 @@ class ManifestPartition(Shape, frozen=True, omit_defaults=True):
 
 
 class Made(Shape, frozen=True):
-    """How the files came about: by what, when (wall clock, milliseconds), with which versions."""
+    """How and when (wall clock, milliseconds) the files were made, and with which versions."""
 
     how: How
     at_ms: int
@@ -102,7 +102,7 @@ class Made(Shape, frozen=True):
 
 
 class Manifest(Shape, frozen=True, tag_field="format", tag=FORMAT):
-    """See the header. `definition` is `StoreSpec.definition()`; partitions ascend and need not be all of the topic."""
+    """See the header. `definition` is `StoreSpec.definition()`; partitions ascend and may be a part of the topic's."""
 
     app: str
     store: str
@@ -124,13 +124,15 @@ class Manifest(Shape, frozen=True, tag_field="format", tag=FORMAT):
         )
 
     def file_names(self) -> frozenset[str]:
-        """Names of all files; whatever else lies in the folder is an orphan."""
+        """Names of all files; other files in the folder are orphans."""
         return frozenset(file.name for one in self.partitions for file in one.files)
 
 
 def dump_manifest(manifest: Manifest) -> str:
     """The manifest as JSON text. Raises Corruption for one that `parse_manifest` would refuse."""
+    # Written by the standard library and not by msgspec: golden tests hold these bytes.
     text = json.dumps(plain(manifest), indent=1) + "\n"
+    # Read back before it is written: a manifest that readers refuse would leave files that cannot be ingested.
     if parse_manifest(text, "a manifest to be written") != manifest:
         raise InvalidRequest("a manifest to be written holds values that JSON does not keep: use plain JSON values")
     return text
@@ -139,12 +141,13 @@ def dump_manifest(manifest: Manifest) -> str:
 def parse_manifest(text: str | bytes, where: str) -> Manifest:
     """The manifest of a JSON text; `where` names it in errors.
 
-    Raises InvalidRequest for a newer version or something that is no manifest, Corruption for a damaged one.
+    Raises InvalidRequest for a newer version or a text that is no manifest, Corruption for a damaged one.
     """
     try:
         shape = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
         raise Corruption(f"{where} is not readable ({error}): make the files and their manifest again") from error
+    # The version before the fields: a newer manifest has other fields, and "damaged" would be the wrong answer.
     _check_format(shape.get("format") if isinstance(shape, dict) else None, where)
     try:
         manifest = fit(shape, Manifest)
@@ -155,7 +158,7 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:
-    """Raise Corruption for values that cannot be true together, and for files outside the folder."""
+    """Raise Corruption for values that contradict each other, and for files outside the folder."""
     try:
         _check(manifest)
     except ValueError as error:
@@ -173,7 +176,7 @@ def check_store(manifest: Manifest, definition: Mapping[str, Any], topic: str, t
         for name, found, wanted in (
             ("definition", dict(manifest.definition), dict(definition)),
             ("topic", manifest.topic, topic),
-            ("topic id", manifest.topic_id, topic_id),
+            ("topic id", manifest.topic_id, topic_id),  # a recreated topic has the same name and other offsets
         )
         if found != wanted
     ]
@@ -222,6 +225,7 @@ def _check_partition(one: ManifestPartition) -> None:
 
 
 def _check_file(file: ManifestFile) -> None:
+    # The name becomes a path of an ingest: it must stay in the folder, and not be the manifest's own.
     if not _NAME.fullmatch(file.name) or file.name == FILE_NAME:
         raise ValueError(f"{file.name!r} cannot be the name of a file in its folder")
     if file.deletes > file.entries:

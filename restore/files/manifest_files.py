@@ -1,8 +1,8 @@
-"""Manifests on disk: written last, read with every file's sha256 checked before anything is ingested.
+"""Manifests on disk: written last; every file's sha256 is checked before an ingest.
 
-Rules of this file: local folders only; what a manifest means and which one is refused is decided in
-`standfast.restore.files.manifest`. Nothing is removed here. RocksDB checks no block checksum when it ingests a file, so
-that a damaged one would be found by a reader much later: `check_files` is what stands before every ingest.
+Rules of this file: local folders only; `standfast.restore.files.manifest` decides which manifests are refused. This
+file removes nothing. RocksDB checks no block checksum when it ingests a file, so a reader would find a damaged one much
+later: `check_files` runs before every ingest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from standfast.store.task.state_dir import write_atomically
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder. Raises InvalidRequest if there is none or it is newer, Corruption if damaged."""
+    """The manifest of a folder. Raises InvalidRequest for a missing or newer one, Corruption for a damaged one."""
     path = folder / FILE_NAME
     try:
         content = path.read_bytes()
@@ -32,14 +32,15 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
-    """Write the manifest so that a crash leaves all of it or nothing. Its files must be complete before."""
+    """Write the manifest so that a crash leaves all of it or nothing. Its files must be complete already."""
     path = folder / FILE_NAME
+    # A kill leaves a file under a temporary name, which no reader takes for a manifest.
     write_atomically(path, dump_manifest(manifest))
     return path
 
 
 def check_files(folder: Path, files: Iterable[ManifestFile]) -> list[Path]:
-    """Paths of these files, each compared with its size and sha256. Raises Corruption for the first that differs."""
+    """Paths of these files, each compared with its size and sha256. Raises Corruption for the first mismatch."""
     paths = []
     root = folder.resolve()
     for file in files:
@@ -49,7 +50,7 @@ def check_files(folder: Path, files: Iterable[ManifestFile]) -> list[Path]:
             raise InvalidRequest(f"{path} leads out of {folder}: put the file itself there")
         try:
             size, found = path.stat().st_size, None
-            if size == file.bytes:
+            if size == file.bytes:  # a file of another size is damaged without hashing it
                 found = sha256_of(path)
         except FileNotFoundError:
             raise Corruption(
@@ -74,6 +75,7 @@ def sha256_of(path: Path) -> str:
 
 def fsync_folder(folder: Path) -> None:
     """Make names in a folder durable."""
+    # A rename is durable only with its folder.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -1,17 +1,17 @@
-"""Bulk restore: workers build sorted files from ranges of changelogs, this process takes them in, in offset order.
+"""Bulk restore: workers build sorted files from ranges of changelogs, this process ingests them in offset order.
 
     add ──> (survey) ──> ranges ──> worker processes ──> runs ── sha256 ── applier.ingest ──> position ──> ... end
                                                                                                             │
                                                               done <── shape: compact where level 0 is full ┘
 
-Rules of this file: a shell driven by one thread through `poll_once`, which waits for nothing but an ingest; what is
-loaded and how it is split is decided by `standfast.restore.replay.bulk_plan`. A position moves only with a run that is
-in, so that a restore which was cut short goes on from there (of a window or session store: begins again). Stores that
-are tailed never come here.
+Rules of this file: a shell driven by one thread through `poll_once`, which waits for an ingest only;
+`standfast.restore.replay.bulk_plan` decides which changelogs are loaded and how they are split. A position moves only
+with an ingested run, so that an interrupted restore goes on from there (a window or session store begins again). Stores
+that a standby tails are never loaded here.
 
-What goes wrong with a worker is no reason to fail: it is killed, dies, writes a damaged file or cannot start, and its
-range is given out again; after `ATTEMPTS_MAX` times the changelog is given back, and batches restore the rest. So they
-do for a record that nobody can read, since they say which one it is.
+A worker's failure fails no task: after it was killed, died, wrote a damaged file or could not start, its range goes to
+a worker again; after `ATTEMPTS_MAX` times the changelog is given back, and batches restore the rest. The same holds for
+an unreadable record, since batches report which one it is.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ LEVEL0_PROPERTY = "num-files-at-level0"
 
 @dataclass(frozen=True, slots=True)
 class BulkStatistics:
-    """Counts since the start: runs and files taken in, workers that failed, changelogs given back to batches.
+    """Counts since the start: runs and files ingested, workers that failed, changelogs given back to batches.
 
-    worker_peak_rss_bytes   largest resident size that a worker has told of
+    worker_peak_rss_bytes   largest resident size that a worker has reported
     """
 
     workers_now: int = 0
@@ -60,13 +60,13 @@ class BulkStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a round did for one changelog.
+    """Result of a round for one changelog.
 
     position            applied and durable up to here
-    covered             read by workers up to here, as one number: what a progress bar shows
+    covered             read by workers up to here, as one number for a progress bar
     records             applied in this round; read_records and read_bytes: read by workers
-    done                whole, and in shape
-    given_back          why batches must restore the rest; error: the task failed
+    done                whole, and compacted if needed
+    given_back          why batches must restore the rest; error: why the task failed
     """
 
     task: TaskId
@@ -83,7 +83,7 @@ class Step:
 
 @dataclass(slots=True)
 class _Range:
-    """A range on its way; `built` is how far runs go that were told of, `read` how far the worker has come."""
+    """A range under work; `built`: end of the last reported run, `read`: position of the worker."""
 
     start: int
     end: int
@@ -96,7 +96,7 @@ class _Range:
 
 @dataclass(slots=True)
 class _Load:
-    """One changelog. `ranges` are None until it was planned."""
+    """One changelog. `ranges` are None until it is planned."""
 
     applier: ChangelogApplier
     changelog: TopicPartition
@@ -116,11 +116,11 @@ class _Load:
     shaping: _Shaping | None = None
 
     def range_of(self, number: int) -> _Range | None:
-        """The range, or survey, that a job is about."""
+        """The range, or survey, of a job."""
         return next((one for one in self.every() if one.job == number), None)
 
     def unfinished_jobs(self) -> set[int]:
-        """Jobs of which something is still to come; who has built all has only to say so."""
+        """Jobs with runs still to build; a worker that has built all of them has only to report so."""
         return {one.job for one in self.every() if one.job >= 0 and one.built < one.end}
 
     def every(self) -> list[_Range]:
@@ -146,7 +146,7 @@ class BulkLoader:
         return self._pool.pids
 
     def statistics(self) -> BulkStatistics:
-        """What was done so far."""
+        """Counts so far."""
         return BulkStatistics(
             workers_now=len(self._pool.pids),
             workers_max=self._settings.workers,
@@ -158,7 +158,7 @@ class BulkLoader:
         )
 
     def choice(self, applier: ChangelogApplier, changelog: TopicPartition, position: int, end: int) -> Choice:
-        """Whether this changelog is to be loaded in bulk."""
+        """Whether this changelog is loaded in bulk, and why."""
         spec = applier.stores.specs[applier.store_of[changelog]]
         return choose(
             spec.kind,
@@ -172,6 +172,7 @@ class BulkLoader:
     def add(self, applier: ChangelogApplier, changelog: TopicPartition, position: int, end: int) -> None:
         """Load a changelog from position to end; the work begins with the next round."""
         spec = applier.stores.specs[applier.store_of[changelog]]
+        # On the database's own file system: across devices, an ingest by move falls back to a copy.
         folder = applier.stores.directory.parent / BULK_FOLDER / str(applier.task) / spec.name
         self._loads[changelog] = _Load(
             applier=applier,
@@ -186,12 +187,12 @@ class BulkLoader:
         )
 
     def remove(self, task: TaskId) -> None:
-        """Give up what a task loads; runs that are in stay, with their position."""
+        """Give up the loads of a task; ingested runs stay, with their position."""
         for load in [one for one in self._loads.values() if one.applier.task == task]:
             self._drop(load)
 
     def poll_once(self) -> list[Step]:
-        """Hear the workers, take in what is next in order, give out work; one step for each changelog that moved."""
+        """Read the workers' events, ingest the next runs, give out work; one step for each changelog that moved."""
         if not self._loads and self._pool.quiet:
             return []
         steps = self._plan()
@@ -199,8 +200,8 @@ class BulkLoader:
             steps += self._take(answer)
         for load in list(self._loads.values()):
             steps += self._advance(load)
-        # A survey is short: who builds what it finds starts meanwhile, which takes as long. Of windows it may find that
-        # most have expired.
+        # Start build workers while the survey runs; starting one takes about as long. Not for windows: the survey may
+        # find that most have expired.
         surveys = sum(one.surveying is not None and not one.spec.traits.lead for one in self._loads.values())
         for died in self._pool.hand_out(surveys * (self._parts - 1)):
             steps += self._take(died)
@@ -215,15 +216,16 @@ class BulkLoader:
     # -- work for the workers -----------------------------------------------------------------------------------------
 
     def _plan(self) -> list[Step]:
-        """Split what is new: now it is known how many changelogs share the workers."""
+        """Split new loads: only now the number of changelogs that share the workers is known."""
         steps = []
         for load in [one for one in self._loads.values() if one.ranges is None and one.surveying is None]:
             try:
-                shutil.rmtree(load.folder, ignore_errors=True)  # left by a process that was killed
+                shutil.rmtree(load.folder, ignore_errors=True)  # files left by a process that was killed
                 load.folder.mkdir(mode=0o700, parents=True)
             except OSError as error:
                 steps.append(self._end(load, given_back=f"there is no room for its files: {error}"))
                 continue
+            # One range and no expiry: a survey has nothing to decide.
             if self._parts == 1 and load.spec.traits.times is None:
                 self._split(load, [(load.start, load.end)])
             else:
@@ -238,28 +240,28 @@ class BulkLoader:
             self._submit(load, one)
 
     def _submit(self, load: _Load, one: _Range, parts: int = 0) -> None:
-        """Have a range built from where its runs end; with `parts`, have it surveyed."""
+        """Queue a job that builds a range from the end of its runs, or that surveys it (`parts` > 0)."""
         one.job, self._next_job = self._next_job, self._next_job + 1
         first = load.ranges is not None and one is load.ranges[0] and one.built == one.start
         self._pool.submit(
             Job(
                 number=one.job,
-                address=self._log.address,
+                address=self._log.address,  # through the pipe: every user can list command lines
                 app=load.applier.stores.app,
                 store=load.spec.name,
                 definition=load.spec.definition(),
                 topic=load.changelog.topic,
-                topic_id=load.applier.topic_id(load.changelog),
+                topic_id=load.applier.topic_id(load.changelog),  # the worker refuses a recreated topic
                 partition=load.changelog.partition,
                 partition_count=load.applier.partition_counts[load.changelog],
                 start=one.built,
                 end=one.end,
                 folder=str(load.folder),
                 prefix=str(one.job),
-                budget_bytes=self._settings.memory_bytes // self._settings.workers,
+                budget_bytes=self._settings.memory_bytes // self._settings.workers,  # the bound is for all workers
                 fetch_records=self._settings.fetch_records,
                 observed_ms=load.observed_ms,
-                drop_deletes=load.cold and first,
+                drop_deletes=load.cold and first,  # with rows below, or in a later run, a delete hides an older value
                 survey=parts > 0,
                 parts=max(parts, 1),
                 least=self._settings.range_records,
@@ -273,7 +275,7 @@ class BulkLoader:
         found = ((load, load.range_of(answer.number)) for load in self._loads.values())
         load, one = next(((load, one) for load, one in found if one is not None), (None, None))
         if load is None or one is None:
-            return  # it was given up meanwhile
+            return  # the load was given up meanwhile
         if isinstance(answer, Surveyed):
             load.observed_ms = answer.observed_ms
             self._split(load, answer.ranges)
@@ -290,13 +292,15 @@ class BulkLoader:
             yield from self._again(load, one, answer)
 
     def _again(self, load: _Load, one: _Range, answer: Died | Failed) -> Iterator[Step]:
-        """Have a range built again from where its runs end, as long as that may help."""
+        """Queue a range again from the end of its runs, as long as another attempt may help."""
         if isinstance(answer, Failed):
             error = answer.error()
             what = f"failed: {error}"
+            # The log has lost records, which batches would not find either.
             if isinstance(error, StateLost):
                 yield self._end(load, error=error)
                 return
+            # An unreachable log may answer the next time; an unreadable record stays unreadable.
             passing = isinstance(error, Unavailable)
         else:
             what, passing = f"died ({answer.how})", True
@@ -306,14 +310,14 @@ class BulkLoader:
             yield self._end(load, given_back=f"a worker {what}")
             return
         logger.warning("a worker that restores %s from offset %d %s: it is done again", load.changelog, one.built, what)
-        one.read = one.built
+        one.read = one.built  # rows of the unfinished run were lost with the worker
         self._submit(load, one, self._parts if one is load.surveying else 0)
 
     @property
     def _parts(self) -> int:
         return parts_of(len(self._loads), self._settings.workers)
 
-    # -- what they built ----------------------------------------------------------------------------------------------
+    # -- runs of the workers ------------------------------------------------------------------------------------------
 
     def _advance(self, load: _Load) -> Iterator[Step]:
         if load.ranges is None:
@@ -328,6 +332,7 @@ class BulkLoader:
             yield self._end(load, error=error)
             return
         covered = load.end - sum(one.end - max(one.read, one.built) for one in load.ranges)
+        # A range that is built again has read less than before, and progress must not go back.
         load.covered = max(load.covered, min(covered, load.end))
         if load.position >= load.end:
             if load.shaping is None:
@@ -343,10 +348,10 @@ class BulkLoader:
             yield self._step(load)
 
     def _ingest(self, load: _Load) -> None:
-        """Take in the runs that are next in offset order.
+        """Ingest the next runs in offset order.
 
-        Rows of segments were left out by a stream time from the end of the log, so that the store is right there and
-        nowhere before: it takes all runs at once.
+        Expired rows of segments were skipped by a stream time from the end of the log, so that such a store is right at
+        the end and at no offset before: it takes all runs at once.
         """
         assert load.ranges is not None
         at_once = load.spec.traits.times is not None
@@ -357,12 +362,12 @@ class BulkLoader:
             ready += [run.partitions[0] for run in one.runs]
             one.runs.clear()
             if one.built < one.end:
-                break
+                break  # later ranges have runs too, but the last writer wins: offset order
         for runs in [ready] if at_once and ready else [[run] for run in ready]:
             files = [file for run in runs for file in run.files]
             started_ns = measured_ns()
             try:
-                paths = check_files(load.folder, files)
+                paths = check_files(load.folder, files)  # an ingest checks no block checksums
             except StandfastError as error:
                 raise _Spoilt from error
             load.applier.ingest(
@@ -373,6 +378,7 @@ class BulkLoader:
                 sum(run.skipped for run in runs),
             )
             self.phases_ns["ingest"] += measured_ns() - started_ns
+            # After the ingest: a position must never stand for rows that are not in.
             load.position = runs[-1].end
             load.records += sum(run.records for run in runs)
             self._runs += len(runs)
@@ -400,16 +406,17 @@ class BulkLoader:
 
     def _drop(self, load: _Load) -> None:
         del self._loads[load.changelog]
+        # A worker that has built all its runs is not killed: only its `Done` is missing.
         self._pool.cancel(load.unfinished_jobs())
         shutil.rmtree(load.folder, ignore_errors=True)
 
 
 class _Spoilt(Exception):
-    """A file is not what its manifest says."""
+    """A file does not match its manifest."""
 
 
 class _Shaping:
-    """Brings a store's files into normal shape, in a thread: that may take seconds, and others work meanwhile."""
+    """Compacts a store's families in a thread: that may take seconds, and other stores go on meanwhile."""
 
     def __init__(self, load: _Load) -> None:
         stores = load.applier.stores
@@ -424,12 +431,13 @@ class _Shaping:
         self._thread: threading.Thread | None = None
         if self._families:
             name = f"standfast-shape-{load.changelog}"
+            # A thread is enough: `compact` releases the interpreter lock.
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether no family is left to compact."""
         return self._thread is None or not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -437,6 +445,6 @@ class _Shaping:
         try:
             for family in self._families:
                 self._engine.compact(family)
-        except StandfastError as error:  # closed meanwhile, or damage; told by the next round
+        except StandfastError as error:  # closed meanwhile, or damage; the next round reports it
             self.failure = error
         self.spent_ns = measured_ns() - started_ns

@@ -1,4 +1,4 @@
-"""Which changelogs are loaded in bulk, from which offset, and how the work is split.
+"""The plan of a bulk restore: decides which changelogs are loaded, from which offset, and how the work is split.
 
     store                                       records left      way
     in memory, versioned, or of a source topic  any               batches, for ever (see BATCHES)
@@ -10,17 +10,17 @@
                                                                │  range 0   │  range 1   │     one worker each
                                                                └ run, run … ┴ run …      ┘     ingested in this order
 
-A run is what of its range a worker had in memory when its budget was reached: sorted files, one for each family, with
-deletes as deletes. Where two runs have the same key the later one wins, so that they are ingested in offset order and
-nobody merges them in Python.
+A run holds the rows of its range that a worker had in memory when its budget was reached: sorted files, one for each
+family, with deletes as deletes. If two runs have the same key the later one wins, so runs are ingested in offset order
+and not merged in Python.
 
 **Expired records.** Rows of window and session stores live and die with their segment, by their own time (window
-start, session end). The tail of the log tells a stream time that the store will have observed in the end, whatever
-comes before it; rows that are dead at that time need not be written. Of a window store, whole stretches need not even
-be read: a window does not start later than the timestamp of its record, which is an input that falls into it or the
-newest of several, and the log can be asked for the first record that is late enough. A lead of one window's size is
-allowed for; where the tail itself has a row that is further ahead, the timestamps of that log do not say so much, and
-all is read. A session is read whole: its last update may be a late record, long before the session's end.
+start, session end). The tail of the log gives a stream time that the store will have observed in the end, whatever
+precedes it; rows that are dead at that time need not be written. For a window store, whole stretches need not even be
+read: a window does not start later than the timestamp of its record, which is an input that falls into it or the
+newest of several, and the log can look up the first record that is late enough. A lead of one window's size is
+allowed for; if the tail itself has a row that is further ahead, the timestamps of that log prove less, and the whole
+log is read. A session log is read whole: a session's last update may be a late record, long before the session's end.
 
 Rules of this file: pure; counts of records are differences of offsets, so upper bounds.
 """
@@ -34,10 +34,10 @@ from standfast.store.errors import InternalError
 from standfast.store.specs import TRAITS
 from standfast.store.types.segments import segment_id, segment_interval_ms, segment_start_ms
 
-# Workers, survey and taking in cost the better part of a second, however many changelogs share it. Measured on two
+# Workers, survey and ingests cost the better part of a second, however many changelogs share it. Measured on two
 # cores, on Kafka, one changelog: of 500,000 records batches restore a quarter more a second, of 1,000,000 the same.
 COLD_RECORDS = 300_000
-# Files that overlap what is there make RocksDB rewrite it once: with few records left, batches cost less.
+# Files that overlap existing rows make RocksDB rewrite these once: with few records left, batches cost less.
 WARM_RECORDS = 900_000
 RANGE_RECORDS_MIN = 50_000
 FETCH_RECORDS = 4_000  # measured: as fast as fewer, a twentieth faster than 10,000
@@ -55,11 +55,11 @@ BATCHES = {
 
 @dataclass(frozen=True, slots=True)
 class BulkSettings:
-    """workers: processes that build files, 0 for batches only. memory_bytes: bound of what they hold, all together.
+    """workers: processes that build files, 0 for batches only. memory_bytes: bound of the rows that all of them hold.
 
-    cold_records, warm_records: from how many records on a cold or a warm store is loaded in bulk; range_records: no
-    range of a changelog is given fewer. fetch_records: folded at once, between two looks at the memory that is used.
-    disk_floor_bytes: files are written only while they leave so much free.
+    cold_records, warm_records: a cold or warm store with so many records or more is loaded in bulk; range_records: the
+    least records of a range. fetch_records: folded at once, between two checks of the memory in use.
+    disk_floor_bytes: files are written only while they leave so much disk free.
     """
 
     workers: int
@@ -81,7 +81,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What the last records of a changelog tell: largest time of a row, and how far a row was ahead of its record."""
+    """Times of a changelog's last records: largest time of a row, and how far a row was ahead of its record."""
 
     observed_ms: int
     lead_ms: int
@@ -107,7 +107,7 @@ def split(samples: Sequence[tuple[int, float]], end: int, parts: int, least: int
     """Ranges [from, to) of about as many records each, at most `parts`, with about `least` records or more.
 
     A compacted log has few records in its old part, so `samples` are (offset, records per offset from there on),
-    ascending, the first one where the first range begins. One range at least, also of an empty changelog.
+    ascending; the first range begins at the first one. At least one range results, also for an empty changelog.
     """
     start = samples[0][0]
     if start > end or parts < 1:
@@ -128,20 +128,21 @@ def split(samples: Sequence[tuple[int, float]], end: int, parts: int, least: int
 
 
 def parts_of(partitions: int, workers: int) -> int:
-    """Ranges that each of so many changelogs is split into, so that no worker is without work."""
+    """Number of ranges for each of `partitions` changelogs, so that no worker is without work."""
     return max(-(-workers // max(partitions, 1)), 1)
 
 
 def skip_before_ms(tail: Tail | None, *, retention_ms: int, lead_ms: int) -> int | None:
-    """Records of a window store with timestamps below this are all expired; None where nothing can be skipped."""
+    """Records of a window store with timestamps below this are all expired; None if no record can be skipped."""
     if tail is None or tail.observed_ms < 0 or tail.lead_ms > lead_ms:
         return None
     interval_ms = segment_interval_ms(retention_ms)
+    # Whole segments: the store drops those, so that a row past its retention may still live in its segment.
     first_live = segment_start_ms(segment_id(tail.observed_ms - retention_ms, interval_ms), interval_ms)
     before_ms = first_live - lead_ms
     return before_ms if before_ms > 0 else None
 
 
 def needs_compaction(level0_files: int) -> bool:
-    """Whether a family's files are brought into shape before the gate opens, so that no stall follows."""
+    """Whether a family is compacted before the gate opens, so that no stall follows."""
     return level0_files > LEVEL0_FILES_MAX

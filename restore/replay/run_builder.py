@@ -2,11 +2,11 @@
 
     records ── the store's restore ──> rows by family, the last of each key ── budget reached, or the end ──> a run
 
-The store itself turns records into rows (`TypedStore.restore`), over an engine that holds nothing: so a run has the
-very bytes that batches write, of segments and timestamps too, and a new rule of a store holds here without a change.
+The store itself turns records into rows (`TypedStore.restore`), over an empty engine: so a run has the very bytes that
+batches write, of segments and timestamps too, and a new rule of a store holds here without a change.
 
-Rules of this file: it knows no log and no process; offsets come with the records. Memory is counted exactly where it
-could pass the budget: rows that replace others are found out by counting again, at most once for each quarter of it.
+Rules of this file: it knows no log and no process; offsets come with the records. The running sum of memory includes
+replaced rows; when it reaches the budget, the held rows are counted exactly, at most once for each quarter of it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from standfast.store.specs import StoreSpec
 from standfast.store.types.kinds import open_store
 from standfast.store.types.typed import FamilyRows, TypedStore
 
-# Of Python beside the bytes of a key and a row: two objects' heads (33 bytes each, rounded up), a place in a
+# Memory of Python beside the bytes of a key and a row: two objects' heads (33 bytes each, rounded up), a place in a
 # dictionary that is doubled when it is two thirds full, and one in the sorted list.
 ROW_OVERHEAD_BYTES = 200
-SPILL_SHARE = 0.75  # a run is written when, counted exactly, so much of the budget is used
+# A run is written when the held rows take this share of the budget; with 1.0, every further batch would need a count.
+SPILL_SHARE = 0.75
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class _Counts:
 
 @dataclass(slots=True)
 class RunBuilder:
-    """Runs of the range that begins at `start`. `prefix` begins the names of its files in `folder`.
+    """Runs of the range that begins at `start`. File names in `folder` begin with `prefix`.
 
     Raises InvalidRequest for a versioned store, whose records cannot be folded by range.
     """
@@ -70,7 +71,7 @@ class RunBuilder:
         self._segmented = self.spec.traits.times is not None
 
     def add(self, records: Sequence[Record], payload_bytes: int) -> None:
-        """Fold records, which follow those before. Raises Corruption for a key that no store can have written."""
+        """Fold the next records in offset order. Raises Corruption for a key that no store can have written."""
         if not records:
             return
         added = self._fold_segmented(records) if self._segmented else self._fold(records)
@@ -78,13 +79,13 @@ class RunBuilder:
         self._used_bytes += payload_bytes + added * ROW_OVERHEAD_BYTES
 
     def _fold(self, records: Sequence[Record]) -> int:
-        """Rows that are there now and were not."""
+        """Fold records into the rows; returns the number of new rows."""
         before = sum(map(len, self._rows.values()))
         self._store.restore(records, self._rows)
         return sum(map(len, self._rows.values())) - before
 
     def _fold_segmented(self, records: Sequence[Record]) -> int:
-        """Rows that these records made; those of dead segments are counted."""
+        """Fold records into the rows, count those of dead segments; returns the number of rows made."""
         made = self._store.restore(records)
         added = sum(map(len, made.values()))
         self._counts.expired += len({record[2] for record in records} - {None}) - added
@@ -94,24 +95,26 @@ class RunBuilder:
 
     @property
     def used_bytes(self) -> int:
-        """What the next run may take."""
+        """Upper bound of the bytes that the next run takes."""
         return self._used_bytes
 
     @property
     def full(self) -> bool:
-        """Whether the budget asks for a run now."""
+        """Whether the budget demands a run now."""
         if self._used_bytes < self.budget_bytes:
             return False
+        # The sum includes replaced rows, so the held ones are counted exactly before a run is written.
         self._used_bytes = sum(map(_size, self._rows.values()))
         return self._used_bytes >= self.budget_bytes * SPILL_SHARE
 
     def run(self, end: int) -> ManifestPartition:
-        """Write what was folded as files and begin the next run at `end`; one without rows has no files."""
+        """Write the folded rows as files and begin the next run at `end`; a run without rows has no files."""
         rows = self._store.rows
-        self._forget_expired()
+        self._forget_expired()  # segments may have died since their rows were folded
         files: list[ManifestFile] = []
         entries = dropped = 0
         for family, family_rows in sorted(self._rows.items()):
+            # Only the very first run of an empty store has nothing below it that a delete must hide.
             if self.drop_deletes and not self._runs and None in family_rows.values():
                 deletes = [key for key, row in family_rows.items() if row is None]
                 dropped += len(deletes)
@@ -134,7 +137,7 @@ class RunBuilder:
             superseded=max(counts.records - entries - dropped - counts.expired - skipped, 0),
             expired=counts.expired,
             entries=entries,
-            digest=None,
+            digest=None,  # later runs may replace its rows
             skipped=skipped,
         )
         rows.counters.skipped = 0

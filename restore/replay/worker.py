@@ -3,12 +3,12 @@
     python -m standfast.restore.replay.worker        jobs on standard input, events on standard output; see
     worker_protocol.py
 
-Python does about a microsecond of work a record in one process, whatever the threads, so that large restores go on in
+Python does about a microsecond of work a record in one process, whatever the threads, so large restores run in
 several; and the process that serves reads keeps its interpreter lock for itself. A worker has no database: the owner
-takes the files in.
+ingests the files.
 
-Rules of this file: a shell around `run_builder.py` and a reader. It ends as soon as its standard input does, so that no
-worker outlives its owner. A log that does not answer is asked again: how long that may last is the owner's business.
+Rules of this file: a shell around `run_builder.py` and a reader. A worker ends as soon as its standard input does, so
+that none outlives its owner. It retries a log that does not answer: the owner decides how long that may last.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ FETCH_WAIT_MS = 200
 RETRY_MS = 500
 PROGRESS_MS = 100
 SAMPLES = 16
-DENSE = 0.9  # a log that still holds so much of its oldest offsets was hardly compacted
+DENSE = 0.9  # a log that still holds this share of its oldest offsets was hardly compacted
 SAMPLE_RECORDS = 200
 
 Say = Callable[[Event], None]
@@ -82,11 +82,12 @@ class Worker:
         self._clock = SystemClock()
 
     def do(self, job: Job) -> None:
-        """Do a job and say what came of it; an error is said, too."""
+        """Do a job and report its result, errors included."""
         phases_ns: Counter[str] = Counter()
         try:
             log = self._open(job.address)
             info = log.admin.describe_topic(job.topic)
+            # Offsets of a recreated topic stand for other records.
             if info is None or info.topic_id != job.topic_id:
                 raise StateLost(f"topic {job.topic!r} was deleted or made anew", reason="topic-recreated")
             with closing(log.reader()) as reader:
@@ -94,9 +95,10 @@ class Worker:
                     self._say(survey(job, log, reader, self._clock))
                 else:
                     self._build(job, reader, phases_ns)
-        except Exception as error:  # noqa: BLE001  whatever it is, the owner is told
+        except Exception as error:  # noqa: BLE001  the owner hears of every error, else it would see a death
             self._say(failed(job.number, error))
             return
+        # Linux gives ru_maxrss in KiB.
         self._say(Done(job.number, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, dict(phases_ns)))
 
     def _build(self, job: Job, reader: LogReader, phases_ns: Counter[str]) -> None:
@@ -125,7 +127,7 @@ class Worker:
             if now_ms - said_ms >= PROGRESS_MS:
                 self._say(Progress(job.number, position, records, size))
                 records, size, said_ms = 0, 0, now_ms
-            if position < job.end and builder.full:
+            if position < job.end and builder.full:  # the last run follows the loop
                 self._wait_for_room(job, builder.used_bytes)
                 self._say_run(job, builder.run(position))
             phases_ns["fetch"] += fetched_ns - done_ns
@@ -134,11 +136,12 @@ class Worker:
             phases_ns["write"] += done_ns - folded_ns
         self._say(Progress(job.number, position, records, size))
         self._wait_for_room(job, builder.used_bytes)
+        # The last run ends at the job's end, also without rows: the owner's position moves only with runs.
         self._say_run(job, builder.run(job.end))
         phases_ns["write"] += measured_ns() - done_ns
 
     def _wait_for_room(self, job: Job, used_bytes: int) -> None:
-        """Wait until the files of a run leave the floor free. The owner ends who waits for too long, as any worker."""
+        """Wait until the files of a run leave the disk floor free. The owner ends a worker that waits for too long."""
         disk = DiskGuard({"folder of a bulk restore": Path(job.folder)}, job.disk_floor_bytes + used_bytes)
         while job.disk_floor_bytes:
             disk.look()
@@ -155,6 +158,7 @@ class Worker:
         self._say(Run(job.number, manifest))
 
     def _open(self, address: str) -> Log:
+        # Several readers on one machine: the client's default queue would take 250 MB in each worker.
         address = narrow_address(address)
         if self._log is not None and self._address != address:
             self._log.close()
@@ -167,7 +171,7 @@ class Worker:
 def read_range(
     reader: LogReader, source: TopicPartition, start: int, end: int, clock: SystemClock, records_max: int
 ) -> Iterator[tuple[Sequence[Record], int]]:
-    """Batches of records below `end` with the position after each, until that is `end`; a range may hold none."""
+    """Batches of records below `end`, each with the position after it, until that is `end`; they may be empty."""
     position = start
     reader.assign({source: start})
     while position < end:
@@ -185,13 +189,14 @@ def read_range(
 
 
 def survey(job: Job, log: Log, reader: LogReader, clock: SystemClock) -> Surveyed:
-    """Where to begin, and into which ranges the rest falls."""
+    """The ranges that a changelog is restored in, after skipping expired records."""
     spec, source, start = definition_spec(job.store, job.definition), _source(job), job.start
     tail = read_tail(spec, reader, source, start, job.end, clock)
     if spec.traits.lead:
         before_ms = skip_before_ms(tail, retention_ms=spec.kept_ms, lead_ms=getattr(spec, spec.traits.lead))
         if before_ms is not None:
             start = min(max(log.admin.first_offsets({source: before_ms})[source], start), job.end)
+    # One range needs no densities, and each sample costs some 30 ms on Kafka.
     samples = [(start, 1.0)] if job.parts == 1 else list(sample(reader, source, start, job.end, clock))
     ranges = tuple(split(samples, job.end, job.parts, job.least))
     return Surveyed(job.number, ranges, -1 if tail is None else tail.observed_ms)
@@ -200,7 +205,7 @@ def survey(job: Job, log: Log, reader: LogReader, clock: SystemClock) -> Surveye
 def read_tail(
     spec: StoreSpec, reader: LogReader, source: TopicPartition, start: int, end: int, clock: SystemClock
 ) -> Tail | None:
-    """What the last records tell of times; None for a store without any, and where they cannot be read as its rows."""
+    """Times of the last records' rows; None for a store whose rows have no times."""
     times = spec.traits.times
     if times is None:
         return None
@@ -208,7 +213,7 @@ def read_tail(
     for records, _ in read_range(reader, source, max(start, end - TAIL_RECORDS), end, clock, TAIL_RECORDS):
         for record in records:
             if record.key is None:
-                continue  # no store wrote it; whoever restores it counts it
+                continue  # no store wrote it; the restore counts it
             time_ms = times.time_of(record.key)
             observed_ms = max(observed_ms, time_ms)
             lead_ms = max(lead_ms, time_ms - record.timestamp)
@@ -218,7 +223,7 @@ def read_tail(
 def sample(
     reader: LogReader, source: TopicPartition, start: int, end: int, clock: SystemClock
 ) -> Iterator[tuple[int, float]]:
-    """(offset, records per offset around there) at even distances; one of a log that was not compacted.
+    """(offset, records per offset around there) at even distances; only one for a log that was not compacted.
 
     Measured: each costs some 30 ms on Kafka, half a second in all.
     """
@@ -235,9 +240,10 @@ def sample(
             for batch in fetched:
                 count += len(batch.records)
                 last = batch.next_offset - 1
-        # Where the log has a gap of many offsets, the next record stands for all of them.
+        # In a gap of many offsets, the next record counts for all of them.
         density = count / max(last + 1 - offset, 1)
         yield offset, density
+        # Sixteen looks took half a second on Kafka, and a log that was hardly compacted is even.
         if number == 0 and density >= DENSE:
             return
 
@@ -245,21 +251,22 @@ def sample(
 def main() -> int:
     """Do jobs until standard input ends."""
     events = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what a library prints must not come between events
-    gc.disable()  # rows are bytes in dictionaries: there are no cycles to find, only many objects to look at
+    os.dup2(2, 1)  # prints of a library must not come between events
+    gc.disable()  # rows are bytes in dictionaries: no cycles to find, only many objects to traverse
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def listen() -> None:
         for line in sys.stdin.buffer:
             jobs.put(line)
-        os._exit(0)  # the owner is gone, or has no more work: whatever is under way is of no use
+        os._exit(0)  # the owner is gone, or has no more work: work in progress is of no use
 
+    # A thread, so that the end of the input is noticed in the middle of a job.
     threading.Thread(target=listen, daemon=True).start()
 
     def say(event: Event) -> None:
         try:
             events.write(event_line(event))
-        except BrokenPipeError:
+        except BrokenPipeError:  # the owner is gone
             os._exit(0)
 
     worker = Worker(say)

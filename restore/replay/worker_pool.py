@@ -1,9 +1,9 @@
-"""Processes that do jobs: started when there is work, one job at a time each, gone when there is none.
+"""Worker processes: each is started when a job waits, does one job at a time, and ends when no job is left.
 
     submit ──> queue ── hand_out ──> worker, with its job in its pipe ──> poll: events, or that it died
 
-Rules of this file: pipes and processes, nothing of what a job means. Nothing here waits. A worker ends when its input
-is closed, and so with this process, whatever ends it.
+Rules of this file: pipes and processes; it knows nothing of a job's meaning. No call here waits. A worker ends when its
+input is closed, and so with this process, whatever ends it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The worker of a job ended without having done it."""
+    """The worker of a job ended before the job was done."""
 
     number: int
     how: str
@@ -44,25 +44,25 @@ class WorkerPool:
         self._queue: deque[Job] = deque()
         self._workers: list[_Worker] = []
         self._ending: list[_Worker] = []
-        self.peak_rss_bytes = 0  # largest resident size that a worker told of
-        self.phases_ns: Counter[str] = Counter()  # where their time went
+        self.peak_rss_bytes = 0  # largest resident size that a worker reported
+        self.phases_ns: Counter[str] = Counter()  # the workers' time by phase
 
     @property
     def pids(self) -> list[int]:
-        """Processes that run now."""
+        """Ids of the processes that run now."""
         return [worker.pid for worker in self._workers]
 
     @property
     def quiet(self) -> bool:
-        """Whether there is nothing to hear of and nobody to wait for."""
+        """Whether no worker runs or ends, and no job waits."""
         return not (self._workers or self._ending or self._queue)
 
     def submit(self, job: Job) -> None:
-        """Have a job done; jobs begin in the order in which they come."""
+        """Queue a job; jobs begin in the order of their submission."""
         self._queue.append(job)
 
     def cancel(self, numbers: Collection[int]) -> None:
-        """Forget these jobs; a worker that is at one of them is killed."""
+        """Forget these jobs; workers that are doing one of them are killed."""
         gone = frozenset(numbers)
         self._queue = deque(job for job in self._queue if job.number not in gone)
         for worker in [one for one in self._workers if one.job is not None and one.job.number in gone]:
@@ -70,14 +70,14 @@ class WorkerPool:
             worker.kill()
 
     def poll(self) -> list[Answer]:
-        """What workers have said since the last time."""
+        """Events and deaths of workers since the last call."""
         self._ending = [worker for worker in self._ending if not worker.reaped()]
         return [answer for worker in list(self._workers) for answer in self._hear(worker)]
 
     def hand_out(self, expected: int = 0) -> list[Died]:
-        """Give the jobs that wait to workers, as many as may be; a worker without work ends.
+        """Give waiting jobs to workers, up to the limit; a worker without a job ends.
 
-        So many more jobs are `expected` soon: workers for them are started, and kept.
+        `expected`: the number of further jobs to come soon; workers for them are started, and kept.
         """
         failed: list[Died] = []
         idle = [worker for worker in self._workers if worker.job is None]
@@ -92,7 +92,7 @@ class WorkerPool:
             while len(idle) < expected and len(self._workers) < self._limit:
                 idle.append(self._start())
         except OSError:
-            pass  # said as soon as there is a job for it
+            pass  # reported as soon as a job needs the worker
         for worker in idle[expected:]:
             self._workers.remove(worker)
             worker.end()
@@ -126,6 +126,7 @@ class WorkerPool:
         except StandfastError as error:
             worker.kill()
             logger.error("a worker of a bulk restore is ended: %s", error)
+        # After its lines: a worker that has reported the end of its job did not die with it.
         ended = worker.ended()
         if ended is not None:
             self._workers.remove(worker)
@@ -135,7 +136,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process."""
+    """One worker process and its pipes."""
 
     def __init__(self) -> None:
         # -P: a file of the working directory must not stand in for a module.
@@ -144,11 +145,12 @@ class _Worker:
             [sys.executable, "-P", "-m", MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            bufsize=0,
+            bufsize=0,  # jobs must leave at once, and lines are split here
             process_group=0,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        # `poll` reads it on the session's thread, which must not wait.
         os.set_blocking(self._stdout.fileno(), False)
         self._said = b""
         self._silent = False
@@ -159,13 +161,13 @@ class _Worker:
         return self._process.pid
 
     def give(self, job: Job) -> None:
-        """Hand a job over; it fits the pipe, so this does not wait."""
+        """Send a job; it fits the pipe, so this does not wait."""
         self.job = job
-        with contextlib.suppress(BrokenPipeError):  # it died: its silence says so
+        with contextlib.suppress(BrokenPipeError):  # the worker died: `ended` reports it
             self._stdin.write(job_line(job))
 
     def lines(self) -> list[bytes]:
-        """Whole lines that it wrote since the last time."""
+        """Whole lines that the worker wrote since the last call."""
         while not self._silent:
             try:
                 piece = os.read(self._stdout.fileno(), READ_BYTES)
@@ -180,23 +182,23 @@ class _Worker:
         """How the process ended; None while it runs."""
         if not self._silent:
             return None
-        self.kill()
+        self.kill()  # its output is closed, so that it can report nothing more, whether it lives or not
         code = self._process.returncode
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def end(self) -> None:
-        """Let it end by itself, which it does at once when it is idle."""
+        """Close the worker's input; an idle worker ends at once."""
         self._stdin.close()
 
     def reaped(self) -> bool:
-        """Whether it has ended, after `end`."""
+        """Whether the process has ended, after `end`."""
         if self._process.poll() is None:
             return False
         self._stdout.close()
         return True
 
     def kill(self) -> None:
-        """End it now; it has nothing to lose."""
+        """Kill the process now; a worker holds no state that could be lost."""
         self._silent = True
         self._process.kill()
         self._process.wait()

@@ -1,13 +1,13 @@
-"""What the owner and its workers say to each other: one JSON object a line, each with its kind.
+"""Messages between the owner and its workers: one JSON object a line, each with its kind.
 
     owner  ── job ──────────────────────────────────>  worker      on its standard input; its end ends the worker
     owner  <── ready ── survey | progress* run+ done | failed ──   on its standard output
 
-    survey job      look at the tail and at samples of a changelog, and say where to begin and how dense it is
+    survey job      read the tail and samples of a changelog, and report where to begin and how to split it
     range job       fold offsets start <= o < end into runs; the last one ends at `end`, also where it has no rows
 
-Rules of this file: pure, values only. Addresses may be in jobs, so that they go through the pipe and not on a command
-line that every user can list. A run is a manifest (`standfast.restore.files.manifest`) of one partition.
+Rules of this file: pure, values only. A job may hold the log's address, so it goes through the pipe and not on a
+command line that every user can list. A run is a manifest (`standfast.restore.files.manifest`) of one partition.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from standfast.store.errors import (
 class Job(Shape, frozen=True):
     """Work on offsets start <= o < end of one changelog.
 
-    observed_ms     a stream time that the store is known to observe: rows that are dead by then are left out
-    drop_deletes    deletes of the first run may go, because there is nothing below it
-    budget_bytes    what the worker may hold of rows; it looks after every `fetch_records`
-    survey          look only: the changelog is to be split into `parts` ranges of at least `least` records
-    disk_floor_bytes    a run waits until it leaves so much free
+    observed_ms     a stream time that the store is known to observe: rows that are dead by then are skipped
+    drop_deletes    deletes of the first run may go, because the store has no rows below it
+    budget_bytes    bytes of rows that the worker may hold; checked after every `fetch_records`
+    survey          read only: the changelog is to be split into `parts` ranges of at least `least` records
+    disk_floor_bytes    a run waits until it leaves so much disk free
     """
 
     number: int
@@ -68,7 +68,7 @@ class Ready(Shape, frozen=True, tag_field="event", tag=True):
 
 
 class Surveyed(Shape, frozen=True, tag_field="event", tag=True):
-    """Answer to a survey: ranges to restore, ascending; what lies before them is expired."""
+    """Answer to a survey: ranges to restore, ascending; records before them are expired."""
 
     number: int
     ranges: tuple[tuple[int, int], ...]
@@ -76,7 +76,7 @@ class Surveyed(Shape, frozen=True, tag_field="event", tag=True):
 
 
 class Progress(Shape, frozen=True, tag_field="event", tag=True):
-    """Read up to `position`, so many records and bytes of keys and values more than the last time."""
+    """The worker's position, with the records and bytes of keys and values read since the last report."""
 
     number: int
     position: int
@@ -92,7 +92,7 @@ class Run(Shape, frozen=True, tag_field="event", tag=True):
 
 
 class Done(Shape, frozen=True, tag_field="event", tag=True):
-    """The job is done. `peak_rss_bytes`: the worker's largest resident size so far; `phases_ns`: where time went."""
+    """The job is done. `peak_rss_bytes`: the worker's largest resident size so far; `phases_ns`: time by phase."""
 
     number: int
     peak_rss_bytes: int
@@ -114,10 +114,11 @@ class Failed(Shape, frozen=True, tag_field="event", tag=True):
             made: StandfastError = StateLost(self.message, reason=self.reason)
         else:
             made = _ERRORS.get(self.kind, InternalError)(self.message)
-        made.sources = self.sources
+        made.sources = self.sources  # partitions at fault, for the restorer
         return made
 
 
+# By name, since a line of JSON carries no class; an unknown kind is a fault of ours.
 _ERRORS: dict[str, type[StandfastError]] = {
     kind.__name__: kind for kind in (Corruption, InvalidRequest, Unavailable, UnknownStore)
 }
@@ -126,7 +127,7 @@ Event: TypeAlias = Ready | Surveyed | Progress | Run | Done | Failed
 
 
 def failed(number: int, error: BaseException) -> Failed:
-    """What to say of an error."""
+    """The event that reports an error."""
     if not isinstance(error, StandfastError):
         return Failed(number, "InternalError", f"{type(error).__name__}: {error}")
     reason = error.reason if isinstance(error, StateLost) else ""
@@ -138,7 +139,7 @@ job_line = line
 
 
 def parse_job(line: bytes) -> Job:
-    """The job that a line holds. Raises InternalError."""
+    """The job in a line. Raises InternalError."""
     try:
         return read(line, Job)
     except ValueError as error:
@@ -148,16 +149,17 @@ def parse_job(line: bytes) -> Job:
 def event_line(event: Event) -> bytes:
     """The line of an event. Raises Corruption for a run that `parse_event` would refuse."""
     if isinstance(event, Run):
-        dump_manifest(event.manifest)  # which checks it
+        dump_manifest(event.manifest)  # its check fails this job; a line that the owner refuses would kill the worker
     return line(event)
 
 
 def parse_event(line: bytes) -> Event:
-    """Inverse of event_line. Raises InternalError for anything else, Corruption for a run that cannot be."""
+    """Inverse of event_line. Raises InternalError for any other line, Corruption for an impossible run."""
     try:
         event: Event = read(line, Event)
     except ValueError as error:
         raise InternalError(f"a worker said {line[:200]!r}, which is no event: {error}") from error
     if isinstance(event, Run):
+        # Names of files become paths of an ingest, so a worker's run is checked like a manifest from a disk.
         check_manifest(event.manifest, "a run")
     return event

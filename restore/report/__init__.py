@@ -1,1 +1,1 @@
-"""Reports of verify and pipeline as HTML pages."""
+"""HTML reports of verify and pipeline."""

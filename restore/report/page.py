@@ -2,8 +2,8 @@
 
     summary document ──> verify.html, pipeline.html ──> report.html (the page around them), parts.html, style.css
 
-Rules of this file: text out. A page is whole by itself (no script, no file beside it). Jinja2 is imported where a page
-is made: on the driver, never in a task of Spark. Templates mark nothing as safe: names may be anything.
+Rules of this file: text out. A page is self-contained (no script, no file beside it). Jinja2 is imported only when a
+page is made: on the driver, never in a task of Spark. Templates mark no value as safe: names may contain any character.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 Json: TypeAlias = Mapping[str, Any]
 
-# Verdicts on rows, in the order in which a bar shows them.
+# Verdicts on rows, in the order of a bar's parts.
 COUNTS = ("matched", "indeterminate", "missing", "extra", "different", "stale")
 WRONG = ("missing", "extra", "different", "stale")
 VERDICTS = ("equal", "different", "inconclusive")
 BAR_WIDTH, BAR_HEIGHT, ROW_HEIGHT = 560, 16, 26
-LABEL_MAX, LETTER = 30, 7.3  # letters of a label, and how wide one is at most
-BAR_LEAST = 3.0  # pixels of a share that is not zero
+LABEL_MAX, LETTER = 30, 7.3  # letters of a label, and the largest width of one in pixels
+BAR_LEAST = 3.0  # pixels of a share that is not zero: one wrong row among millions must be seen
 
 
 class Column(NamedTuple):
-    """One column of a table: the name of its values, how they are shown, its head."""
+    """One column of a table: the name of its values, their format, its head."""
 
     name: str
     kind: str
@@ -49,12 +49,13 @@ def pipeline_page(summary: Json, found: Sequence[Json]) -> str:
 
 @cache
 def _templates() -> Environment:
+    # Here, so that executors need no Jinja2.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(
         loader=PackageLoader("standfast.restore.report", "data"),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a misspelt field is an error, not an empty cell
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -118,9 +119,9 @@ def _shares(counts: Json, begin: int) -> Iterator[Json]:
 
 
 def _overview(store: Json) -> Json:
-    """A store of a pipeline in one row."""
+    """The overview row of one store of a pipeline."""
     made, parts = store["rebuilt"] or {}, store["inspected"]
-    # Partitions in which the digests of rebuilt and stored rows at one offset are the same.
+    # Partitions whose rebuilt and stored rows were digested at one offset, and those of them that differ.
     asked, unequal = len(store["same_position"]), len(store["rebuilt_differs"])
     return {
         **{name: store[name] for name in ("store", "kind", "verdict", "matched", "indeterminate")},
@@ -137,7 +138,7 @@ def _overview(store: Json) -> Json:
 
 
 def _remarks(store: Json) -> Iterator[str]:
-    """Lines that need to be known beside the numbers of a store."""
+    """Lines of text that belong beside the numbers of a store."""
     name = store["store"]
     if store["rebuild_left_out"]:
         yield f"{name} was not rebuilt: {store['rebuild_left_out']}"

@@ -1,7 +1,6 @@
 """Words of the reports, for pages and for terminals: bytes, keys, times, sizes, one side of a row.
 
-Rules of this file: pure; plain text out, which the page escapes. Bytes are shown as text where they are text, else in
-hex.
+Rules of this file: pure; plain text out, which the page escapes. Bytes are shown as text if they are text, else in hex.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ SHOWN_BYTES = 120
 
 
 def skipped_text(whose: str, count: int) -> str:
-    """That records were left out."""
+    """The line about skipped records."""
     return f"{whose}: {count} records are left out, which have no key, or which the store cannot hold"
 
 
 def shown(raw: bytes) -> str:
-    """Bytes for people: text where they are text, else hex; long ones are cut."""
+    """Bytes for people: as text if they are text, else in hex; long ones are cut."""
     cut = raw[:SHOWN_BYTES]
     try:
         text = cut.decode("utf-8")
     except UnicodeDecodeError as error:
-        # Where the cut goes through a character, the rest is text all the same.
+        # If the cut goes through a character, the bytes before it are text all the same.
         halved = len(raw) > SHOWN_BYTES and error.reason == "unexpected end of data"
         text = cut[: error.start].decode("utf-8") if halved else ""
     if not text.isprintable() or (raw and not text):
@@ -36,7 +35,7 @@ def shown(raw: bytes) -> str:
 
 
 def key_text(kind: str, raw: bytes) -> str:
-    """A row's key for people: of windows and sessions the key and its times, not the bytes of both."""
+    """A row's key for people; keys of windows and sessions as the key and its times, not the bytes of both."""
     try:
         times = TRAITS[kind].times
         if times is not None:
@@ -45,12 +44,12 @@ def key_text(kind: str, raw: bytes) -> str:
                 return f"{shown(key)} [{time_text(start)} - {time_text(second)}]"
             return f"{shown(key)} [{time_text(start)}]" + (f" #{second}" if second else "")
     except Corruption:
-        pass  # bytes that are no such key are what the report is about: they are shown as they are
+        pass  # a key that does not fit the store is a finding of the report: its bytes are shown as they are
     return shown(raw)
 
 
 def time_text(at_ms: int) -> str:
-    """A time in UTC, to the millisecond; the number itself where the calendar does not reach."""
+    """A time in UTC, to the millisecond; the number itself outside the calendar's range."""
     try:
         return datetime.fromtimestamp(at_ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError, OSError):
@@ -58,7 +57,7 @@ def time_text(at_ms: int) -> str:
 
 
 def size_text(count: float) -> str:
-    """Bytes for people."""
+    """A number of bytes for people."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1_000:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
@@ -67,7 +66,7 @@ def size_text(count: float) -> str:
 
 
 def side_text(side: RowSide | None, time_of: Callable[[int], str | None] = str) -> str:
-    """One side of a row for people: its value if it was kept, else how large it is and a hash."""
+    """One side of a row for people: its value if it was kept, else its size and hash."""
     if side is None:
         return "(absent)"
     text = f"{side.value_bytes:,} B #{side.hash_hex}"
@@ -77,7 +76,7 @@ def side_text(side: RowSide | None, time_of: Callable[[int], str | None] = str) 
 
 
 def moment_text(at_ms: int | None) -> str:
-    """A time in UTC, to the second; nothing for none."""
+    """A time in UTC, to the second; "" for None."""
     if at_ms is None:
         return ""
     try:

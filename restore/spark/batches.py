@@ -1,17 +1,17 @@
-"""Changelog records as Arrow batches: what Spark's tasks pass on, and what a whole partition must tell of itself.
+"""Changelog records as Arrow batches between Spark's tasks, with the facts of each partition as a row of their own.
 
     log reader ──> log_batches ──> prepare ──> Spark sorts by (key, offset) ──> rebuild or verify
 
     LOG        partition | offset | timestamp | key | value
     PREPARED   the same, for versioned stores with the stream time observed at each record
 
-`prepare` sees a partition in offset order and ends it with one row without a key: its Facts. Rows without a key sort
-first, so whoever folds a partition knows the observed stream time of all of it before the first row, and one pass over
+`prepare` reads a partition in offset order and ends it with one row without a key: its Facts. Rows without a key sort
+first, so the fold of a partition knows the observed stream time of all of it before the first row, and one pass over
 the log is enough.
 
-Rules of this file: pure but for the library; batches in, batches out, in bounded memory. It decides what a record is to
-a store (`below` the limit, or only a sign that a key has a later one), leaves out and counts what has no key, and
-refuses keys that no store can have written.
+Rules of this file: pure but for the library; batches in, batches out, in bounded memory. It classifies records (`below`
+the limit, or only a sign that a key has a later one), skips and counts records without a key, and refuses keys that no
+store can have written.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ LOG = pa.schema(
         ("value", pa.binary()),
     ]
 )
+# The sort reorders records, and a version must be put at the stream time of its own moment.
 PREPARED_VERSIONED = LOG.append(pa.field("observed", pa.int64()))
-TICKET = "ticket"  # the column that says which bucket of a split partition a record goes to
+TICKET = "ticket"  # the column that sends a record of a split partition to its bucket
 _DDL = {pa.int32(): "int", pa.int64(): "bigint", pa.binary(): "binary", pa.string(): "string"}
-FACTS_OFFSET = -1
+FACTS_OFFSET = -1  # the offset of no record
 NOTHING_OBSERVED = -1
-# Bytes at the end of a row key: start 8, sequence 4; end 8, start 8.
 
 
 def ddl(schema: pa.Schema) -> str:
-    """A schema as Spark writes it."""
+    """A schema in Spark's notation."""
     return ", ".join(f"{one.name} {_DDL[one.type]}" for one in schema)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreShape:
-    """A store as tasks are told of it. `limits`: the offset, by partition, at which the store's own records end.
+    """A store as passed to tasks. `limits`: the offset, by partition, at which the store's own records end.
 
-    `splits` has the partitions that are read in pieces and folded in buckets.
+    `splits`: the partitions that are read in pieces and folded in buckets.
     """
 
     name: str
@@ -70,27 +70,27 @@ class StoreShape:
 
     @property
     def spec(self) -> StoreSpec:
-        """The definition."""
+        """The store's declaration."""
         return definition_spec(self.name, self.definition)
 
     @property
     def schema(self) -> pa.Schema:
-        """What `prepare` gives."""
+        """Schema of the batches that `prepare` yields."""
         plain = PREPARED_VERSIONED if TRAITS[self.definition["kind"]].versions else LOG
         return plain.append(pa.field(TICKET, pa.int32())) if self.splits else plain
 
 
 @dataclass(slots=True)
 class Facts:
-    """What a partition tells of itself, all of it below its limit but for `above` (records at or above it).
+    """Facts of a partition. All of them cover the records below its limit, but for `above` (records at or above it).
 
     records       records read            observed_ms  largest stream time of a record (-1: none)
     max_offset    of the last (-1: none)  sequence     largest sequence number of retained duplicates
-    refused       older than the history that a versioned store kept at that moment, and left out for it
-    skipped       without a key, or of a source topic and such that the store cannot hold them
-    first         offset of the first record that was read, also above the limit (-1: none)
-    bucket        which one, of a partition that is split
-    whole         the same of all that was read, where some of it lies above the limit
+    refused       records older than the history that a versioned store kept at that moment, and skipped for it
+    skipped       records without a key, or records of a source topic that the store cannot hold
+    first         offset of the first record read, also above the limit (-1: none)
+    bucket        number of the bucket, for a partition that is split
+    whole         the same facts of all records read, if some of them lie above the limit
     """
 
     partition: int
@@ -107,15 +107,15 @@ class Facts:
 
     @property
     def at_end(self) -> Facts:
-        """Of all that was read, whatever the limit."""
+        """Facts of all records read, whatever the limit."""
         return self if self.whole is None else self.whole
 
     def batch(self, schema: pa.Schema) -> pa.RecordBatch:
-        """The row that carries them."""
+        """The row that carries the facts."""
         return self._batch(schema, 0)
 
     def batches(self, schema: pa.Schema, split: Split) -> Iterator[pa.RecordBatch]:
-        """The rows that carry them to every bucket."""
+        """The rows that carry the facts to every bucket."""
         for bucket, ticket in enumerate(split.tickets):
             yield replace(self, bucket=bucket)._batch(schema, ticket)
 
@@ -127,7 +127,7 @@ class Facts:
         return pa.RecordBatch.from_pydict({name: [cell] for name, cell in cells.items()}, schema=schema)
 
     def dump(self) -> bytes:
-        """As bytes."""
+        """The facts as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -137,7 +137,7 @@ class Facts:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Facts:
-        """From what `dataclasses.asdict` made of them."""
+        """Inverse of `dataclasses.asdict`."""
         whole = found["whole"]
         fields: dict[str, Any] = {**found, "whole": None if whole is None else cls.of(whole)}
         return cls(**fields)
@@ -146,7 +146,7 @@ class Facts:
 def merged(pieces: Sequence[Facts]) -> Facts:
     """Facts of a partition from those of its pieces, for one of its buckets.
 
-    What pieces have left out is counted by the first bucket alone, since buckets are added up.
+    Only the first bucket counts records that pieces have skipped, since buckets are added up.
     """
     first = pieces[0]
     if len(pieces) == 1:
@@ -170,8 +170,9 @@ def merged(pieces: Sequence[Facts]) -> Facts:
 
 
 def record_batch(partition: int, records: Sequence[Record]) -> pa.RecordBatch:
-    """Records of one fetch."""
+    """Records of one fetch as a batch of schema LOG."""
     if isinstance(records, RecordColumns):
+        # Kafka's records come as columns: no Record object is made for them.
         columns: Sequence[Any] = (records.offsets, records.timestamps, records.keys, records.values)
     else:
         columns = list(zip(*records, strict=True))[:4] if records else ((), (), (), ())
@@ -191,10 +192,11 @@ def record_batch(partition: int, records: Sequence[Record]) -> pa.RecordBatch:
 def prepare(batches: Iterable[pa.RecordBatch], shape: StoreShape, partition: int = -1) -> Iterator[pa.RecordBatch]:
     """Batches in offset order, then the facts of each partition among them.
 
-    Of `partition` there are facts even if nothing came. Raises Corruption for a key that no store can have written.
+    `partition` has facts even without records. Raises Corruption for a key that no store can have written.
     """
     spec, schema = shape.spec, shape.schema
     watchers: dict[int, _Watcher] = {}
+    # Facts without records, too: otherwise extra rows of a store whose log is empty would go unseen.
     if partition >= 0:
         watchers[partition] = _Watcher(partition, shape, spec)
     for batch in batches:
@@ -214,7 +216,7 @@ def prepare(batches: Iterable[pa.RecordBatch], shape: StoreShape, partition: int
 
 
 class _Watcher:
-    """One partition on its way through, or a piece of one."""
+    """Collects the facts of one partition, or of a piece of one, from its passing batches."""
 
     def __init__(self, partition: int, shape: StoreShape, spec: StoreSpec) -> None:
         self.facts = Facts(partition)
@@ -222,15 +224,15 @@ class _Watcher:
         self._spec = spec
         self._versioned = PREPARED_VERSIONED
         self._schema = shape.schema
-        self._limit = shape.limits.get(partition, 2**63 - 1)
+        self._limit = shape.limits.get(partition, 2**63 - 1)  # without a limit, all records are the store's
         self._split = shape.splits.get(partition)
 
     def told(self) -> Facts:
-        """The facts, at the end of it."""
+        """The facts, after the last batch."""
         return replace(self.facts, whole=self._whole) if self.facts.above else self.facts
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """What goes on of a batch."""
+        """Update the facts from a batch; returns the records of it that are passed on."""
         facts, offsets = self.facts, numbers(batch, "offset")
         below = int(np.searchsorted(offsets, self._limit))
         facts.records += below
@@ -255,7 +257,7 @@ class _Watcher:
         return batch if self._split is None else self._with_tickets(batch, self._split)
 
     def _with_tickets(self, batch: pa.RecordBatch, split: Split) -> pa.RecordBatch:
-        """Said here and not by an expression of Spark's: a partition's own keys are few, those of all are not."""
+        """Add the bucket column. Not by Spark's expressions: they would need the many split keys of all partitions."""
         keys, tickets = split.keys, split.tickets
         chosen = [tickets[bisect_right(keys, key)] for key in batch.column("key").to_pylist()]
         return pa.RecordBatch.from_arrays([*batch.columns, pa.array(chosen, pa.int32())], schema=self._schema)
@@ -284,12 +286,13 @@ class _Watcher:
                     seen.sequence = max(seen.sequence, int(sequences[:count].max()))
 
     def _observed(self, batch: pa.RecordBatch, below: int, retention_ms: int) -> pa.RecordBatch:
-        """Leave out what was refused when it came; what is kept carries the time observed with it."""
+        """Skip records that the live store refused; the others carry the stream time observed with them."""
         facts, stamps = self.facts, numbers(batch, "timestamp")
-        # A refused record is older than what was observed, so it cannot move the maximum.
+        # A refused record is older than the observed time, so it cannot move the maximum.
         observed = np.maximum(np.maximum.accumulate(stamps), self._whole.observed_ms) if len(stamps) else stamps
-        # One that moves the maximum is not older than what was observed before it either.
+        # A record that moves the maximum is not older than the time observed before it either.
         kept = stamps >= observed - retention_ms
+        # Above the limit a record only shows that its key has a later one, refused or not.
         kept[below:] = True
         facts.refused += len(stamps) - int(kept.sum())
         self._whole.refused = facts.refused
@@ -302,7 +305,7 @@ class _Watcher:
 
 
 def with_key(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The records that have a key: no store writes others, and whoever reads a changelog leaves them out."""
+    """The records that have a key: no store writes others, and every reader of a changelog skips them."""
     keys = batch.column("key")
     return batch.filter(keys.is_valid()) if keys.null_count else batch
 
@@ -314,11 +317,13 @@ def numbers(batch: pa.RecordBatch, name: str) -> np.ndarray[Any, np.dtype[np.int
 
 def key_times(keys: pa.Array, suffix: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The 8-byte time that begins `suffix` bytes before the end of each key; -1 for a key too short."""
+    # On the bytes of the whole column: no Python call for each key.
     data, begins, ends = _spans(keys)
     short = ends - begins < suffix
     at = np.where(short, 0, ends - suffix)
     if not len(data):
         return np.full(len(at), -1, np.int64)
+    # Clamped, since a key that is too short may leave fewer than 8 bytes in the whole buffer.
     picked = data[np.minimum(at[:, None] + np.arange(8), len(data) - 1)]
     times = np.ascontiguousarray(picked).view(">i8").reshape(-1).astype(np.int64)
     times[short] = -1
@@ -327,12 +332,13 @@ def key_times(keys: pa.Array, suffix: int) -> np.ndarray[Any, np.dtype[np.int64]
 
 def _key_sequences(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     data, _, ends = _spans(keys)
+    # A window's row key ends in its start (8 bytes) and a sequence number (4).
     picked = data[(ends - 4)[:, None] + np.arange(4)]
     return np.ascontiguousarray(picked).view(">u4").reshape(-1).astype(np.int64)
 
 
 def lengths(cells: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Bytes of each cell, 0 of a null."""
+    """Bytes of each cell, 0 for a null."""
     _, begins, ends = _spans(cells)
     return ends - begins
 
@@ -342,7 +348,7 @@ def _spans(
 ) -> tuple[
     np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]
 ]:
-    """Bytes of a binary array, and where each cell begins and ends in them."""
+    """Bytes of a binary array, with the begin and end of each cell in them."""
     _, places, data = cells.buffers()
     spans = np.frombuffer(places, np.int32, len(cells) + 1, cells.offset * 4).astype(np.int64)
     raw = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
@@ -350,7 +356,7 @@ def _spans(
 
 
 def _by_partition(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Runs of one partition; a task usually has only one."""
+    """Consecutive records of one partition each; a task usually has only one partition."""
     partitions = numbers(batch, "partition")
     if not len(partitions):
         return
@@ -360,22 +366,23 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def check_facts(batch: pa.RecordBatch) -> Facts:
-    """The facts that a sorted partition begins with. Raises InternalError if they are not there."""
+    """The facts at the begin of a sorted partition. Raises InternalError if they are missing."""
     if batch.column("offset")[0].as_py() != FACTS_OFFSET or batch.column("key")[0].is_valid:
         raise InternalError("a sorted partition does not begin with its facts")
     return Facts.load(batch.column("value")[0].as_py())
 
 
 class Pieces:
-    """What the records of a bucket are told by the pieces that they come from: stream times that went before.
+    """Stream times observed by the pieces before each piece of a split partition, for the records of a bucket.
 
-    A piece knows nothing of those before it, so that it has kept records of a versioned store that are too old for what
-    these observed, and `settled` leaves them out.
+    A piece does not know the earlier ones, so it keeps records of a versioned store that are too old for the times that
+    those observed; `settled` skips them.
     """
 
     def __init__(self, pieces: Sequence[Facts], retention_ms: int, limit: int) -> None:
         told = sorted((one.first, one.at_end.observed_ms) for one in pieces if one.first >= 0)
         self._firsts = np.array([first for first, _ in told], np.int64)
+        # Moved by one piece: a piece has seen its own times itself.
         before = [NOTHING_OBSERVED, *(observed for _, observed in told)][: len(told)]
         self._before = np.maximum.accumulate(np.array(before, np.int64)) if told else np.zeros(0, np.int64)
         self._retention_ms = retention_ms
@@ -383,7 +390,7 @@ class Pieces:
         self.refused = 0
 
     def settled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch as if the partition had been read in one piece."""
+        """The batch as if its partition had been read in one piece."""
         offsets = numbers(batch, "offset")
         before = self._before[np.searchsorted(self._firsts, offsets, side="right") - 1]
         observed = np.maximum(numbers(batch, "observed"), before)

@@ -3,10 +3,10 @@
     source ── sort ── in the task: each batch ──> files of the rebuild
                                               └─> merge with the store's rows at rest
 
-Both want the records of a partition in the same order, so that the sorted batches go by a writer and on to the merge.
-The rebuild ends at the log's end and the store stands somewhere below: the facts of a partition are told of both.
+Both read the records of a partition in the same order, so the sorted batches pass a writer and go on to the merge. The
+rebuild ends at the log's end and the store's position lies below: a partition's facts cover both.
 
-Rules of this file: brings together what `rebuild.py` and `verify.py` do alone, and decides nothing of rows.
+Rules of this file: it combines the work of `rebuild.py` and `verify.py`, and decides nothing about rows.
 """
 
 from __future__ import annotations
@@ -72,24 +72,26 @@ def rebuild_and_verify(
     on_tasks: OnTasks | None = None,
 ) -> tuple[Rebuilt, Verified]:
     """`rebuild` and `verify_store` of one store, each partition read once; only rows that may have changed under the
-    reader are read again. Raises what `rebuild` raises."""
+    reader are read again. Raises the errors of `rebuild`."""
     began_ms = now_ms()
     shared = _shared(what, plan)
     limits = {number: span.end for number, span in what.ranges.items()}
     old: dict[int, bool] = {}
     if plan.what is not None:
         positions, old = limits_of(plan, replace(plan.what, ranges=shared), began_ms)
+        # In a partition that both read, facts below the position are the store's and `whole` is the rebuild's.
         limits |= positions
     splits = plan_splits(log, what, parallelism(spark), split_bytes)
     shape = StoreShape(what.spec.name, what.spec.definition(), limits, splits)
     writing = begin(shape, folder, file_bytes)
     settings = settings_of(plan, include_values=include_values)
     places = {number: plan.stored[number].place for number in shared}
-    # A database is opened by the definition that it records, which has more than what a rebuild takes of it.
+    # A database is opened by its recorded definition, which has more fields than a rebuild uses.
     comparing = VerifyJob(replace(shape, definition=plan.definition), places, shared, old, settings)
     options = connector_options or {}
     rows = run_partitions(spark, Reading(what, shape, source, options), _both(writing, comparing), OUT_DDL, on_tasks)
     looked = collected(rows, shared, settings)
+    # Before the second look: from here on, a run that is cut short keeps the rebuild.
     made = complete(log, what, folder, rows, began_ms, now_ms)
     if plan.what is not None:
         plan = replace(plan, what=replace(plan.what, ranges={**plan.what.ranges, **shared}))
@@ -109,9 +111,9 @@ def rebuild_and_verify(
 
 
 def looked_at_files(made: Rebuilt) -> Looked:
-    """A look at rebuilt files that their own tasks took: what they hold is what the log amounts to.
+    """Results for rebuilt files that their own tasks have read back: their digest equals that of the log's rows.
 
-    Partitions where it is not are left out: their rows are to be named.
+    Partitions whose digests differ are left out: a second look must name their rows.
     """
     looked: Looked = {}
     for number, answer in made.answers.items():
@@ -123,10 +125,10 @@ def looked_at_files(made: Rebuilt) -> Looked:
 
 
 def _shared(what: Preflight, plan: StorePlan) -> dict[int, Bounds]:
-    """Ranges of partitions that both read; others are looked at alone.
+    """Ranges of partitions that both read; others are verified alone.
 
-    A store may stand beyond the rebuild's end, or the log may have lost its head since. And a rebuild of a source topic
-    ends where its group stands: what lies above may be all that compaction has left of a row that the store has.
+    A store's position may lie beyond the rebuild's end, or the log may have lost its head since. And a rebuild of a
+    source topic ends at the group's offset: records above it may be all that compaction has left of a row in the store.
     """
     if plan.what is None:
         return {}
@@ -142,13 +144,13 @@ def _shared(what: Preflight, plan: StorePlan) -> dict[int, Bounds]:
 
 def _both(writing: RebuildJob, comparing: VerifyJob) -> Mapper:
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        attempt = attempt_of()
+        attempt = attempt_of()  # part of the file names: a speculative attempt must not write the same files
         for facts, own in partitions_of(batches, writing.shape):
             with PartitionWriter(writing, facts, attempt) as writer:
                 passing = writer.tapped(own)
                 if facts.partition in comparing.places:
                     yield from told(facts, verify_partition(comparing, facts, passing))
-                for _ in passing:  # of a partition of which nothing is stored, all of it
+                for _ in passing:  # the writer needs all batches, also those that no merge has read
                     pass
                 answer: dict[str, Any] = writer.finish()
             yield answer_batch(facts.partition, json.dumps(answer))

@@ -1,11 +1,11 @@
-"""Reading a changelog with Spark's own Kafka connector: its jars, its settings, and its rows in our shape.
+"""Reader of changelogs through Spark's own Kafka connector: its jars, its settings, and its rows in our shape.
 
     standfast address     kafka://host:9092?security.protocol=SASL_SSL&sasl.username=app&sasl.password.file=/run/pw
     connector             kafka.bootstrap.servers, kafka.security.protocol, kafka.sasl.jaas.config, ...
 
 Rules of this file: every partition has an explicit first and last offset; `failOnDataLoss` stays true, since false
-would silently begin at the log's start, and reading is of what is committed. Spark ignores unknown options of the
-connector, so that what cannot be said in its terms is refused here.
+would silently begin at the log's start; only committed records are read. Spark ignores unknown options of the
+connector, so settings without a Java equivalent are refused here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 COORDINATE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-# The connector of 4.0 drags in what pyspark holds already.
+# The connector of 4.0 drags in 50 MB that pyspark holds already.
 EXCLUDES = ("org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime")
 POLL_TIMEOUT_MS = 120_000
 
@@ -38,17 +38,17 @@ _LOGIN = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _SAME = frozenset({"security.protocol", "client.id", "client.rack", "ssl.endpoint.identification.algorithm"})
-# Settings of how fast librdkafka works, which mean nothing to another client.
+# Tuning and diagnostics of librdkafka, meaningless to another client.
 _TUNING = frozenset({"debug", "log_level", "statistics.interval.ms", "broker.address.family", "broker.address.ttl"})
 
 
 def default_package() -> str:
-    """Maven's coordinate of the connector for the Spark that is installed."""
+    """Maven coordinate of the connector for the installed Spark."""
     return f"{COORDINATE}:{pyspark.__version__}"
 
 
 def java_settings(address: KafkaAddress) -> dict[str, str]:
-    """Options of the connector for this address. Raises BadConfig with every setting that it cannot say."""
+    """Options of the connector for this address. Raises BadConfig with every setting that has no Java equivalent."""
     options = dict(address.options)
     found = {"kafka.bootstrap.servers": address.servers}
     mechanism = options.pop("sasl.mechanisms", options.pop("sasl.mechanism", None))
@@ -65,6 +65,7 @@ def java_settings(address: KafkaAddress) -> dict[str, str]:
                 f"{_LOGIN[mechanism]} required username={json.dumps(user)} password={json.dumps(password)};"
             )
     authority = options.pop("ssl.ca.location", None)
+    # librdkafka takes a PEM file, which Java reads only as a truststore of this type.
     if authority is not None:
         found |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": authority}
     for name, value in options.items():
@@ -80,10 +81,10 @@ def java_settings(address: KafkaAddress) -> dict[str, str]:
 
 
 def connector_frame(spark: SparkSession, what: LogRanges, shape: StoreShape, options: Mapping[str, str]) -> DataFrame:
-    """Prepared records; of a partition without any there is no task, and so no facts (`empty_frame` has them).
+    """Prepared records. A partition without records has no task, and so no facts (`empty_frame` has them).
 
-    Of partitions that the shape splits there is a task for about as many offsets as the longest piece has; those in
-    which no record is tell nothing, and nothing is missing without them.
+    Partitions that the shape splits have a task for about as many offsets as the longest piece; tasks without records
+    yield no facts, and none are missing without them.
     """
     filled = {number: span for number, span in what.ranges.items() if span.begin < span.end}
     reader = spark.read.format("kafka").options(**options)
@@ -94,10 +95,13 @@ def connector_frame(spark: SparkSession, what: LogRanges, shape: StoreShape, opt
             (upto - begin for number in filled for begin, upto in pieces_of(shape.splits[number], filled[number].end)),
             default=1,
         )
+        # Honoured only because both ends are explicit numbers; with "latest" Spark silently ignores it.
         reader = reader.option("maxRecordsPerPartition", str(longest))
     raw = (
+        # assign, not subscribe, which demands offsets for every partition of the topic.
         reader.option("assign", json.dumps({what.topic: sorted(filled)}))
         .option("failOnDataLoss", "true")
+        # The connector's default returns records of aborted transactions.
         .option("kafka.isolation.level", "read_committed")
         .option("kafkaConsumer.pollTimeoutMs", str(POLL_TIMEOUT_MS))
         .load()
@@ -111,5 +115,5 @@ def connector_frame(spark: SparkSession, what: LogRanges, shape: StoreShape, opt
 
 
 def _shaped(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same columns under our schema: Spark may say that a column cannot be null, or give large binaries."""
+    """The same columns under our schema: Spark may mark a column as not null, or use large binaries."""
     return batch.cast(LOG) if batch.schema != LOG else batch

@@ -1,14 +1,14 @@
-"""Files of one folder in object storage, as local ones: fetched once on a machine, and only those that are asked for.
+"""Files of one folder in object storage, as local ones: each requested file is fetched once on a machine.
 
     <temporary>/standfast-files-<uid>/<run>/<folder as listed>/     shared by all tasks of a run on this machine
                                             .locks/<name>           one worker fetches a file, others wait for it
 
-A folder's name is made of its address and its listing, so that what was uploaded anew is never mixed with what was
-there before. A run removes its files when it ends; what a killed run left is removed by a later one, once it is old.
-Without a run, files are the caller's alone and go with the `with` block.
+A folder's name is a hash of its address and its listing, so that a later upload is never mixed with the files of an
+earlier one. A run removes its files when it ends; a later run removes the files of a killed one, once they are old.
+Without a run, files belong to the caller alone and go with the `with` block.
 
-Rules of this file: it knows names and bytes, not what is in the files. The temporary folder is everyone's, so a folder
-there that another user made is refused.
+Rules of this file: it knows names and bytes, not the content of files. All users share the temporary folder, so a
+folder there that another user made is refused.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-OLD_MS = 6 * 3_600_000  # a run that used nothing for so long was killed, or can fetch again
+OLD_MS = 6 * 3_600_000  # a run without any use for so long was killed, or can fetch again
 REMOVERS_MAX = 64
-IGNORED = ("LOCK", "LOG", "LOG.old.")  # change without the database changing
+IGNORED = ("LOCK", "LOG", "LOG.old.")  # files that change without a change of the database
 
 
 class Files:
-    """What a folder in object storage holds, and where its files are taken to."""
+    """The files of a folder in object storage, and the local folder that they are fetched to."""
 
     def __init__(self, folder: Folder, listing: Iterable[Stored], path: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class Files:
         (path / ".locks").mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def take(self, names: Iterable[str]) -> None:
-        """Have these files here. Raises Unavailable if one cannot be read, or is not as it was listed."""
+        """Fetch these files unless they are here. Raises Unavailable for one that cannot be read or differs in size."""
         for name in names:
             if not (self.path / name).exists():
                 self._fetch(name)
@@ -61,9 +61,11 @@ class Files:
             fcntl.flock(held, fcntl.LOCK_EX)
             if path.exists():  # fetched by the worker that had the lock
                 return
+            # An interrupted fetch must not leave a file under its name: other workers take an existing file as whole.
             part = path.with_name(f"{path.name}.part")
             self.folder.fetch(name, part)
             found = part.stat().st_size
+            # Files of two uploads must never be opened together.
             if found != self.sizes.get(name, found):
                 part.unlink()
                 raise Unavailable(
@@ -75,7 +77,7 @@ class Files:
 
 @contextmanager
 def files_of(folder: Folder, run: str, names: Iterable[str] | None = None) -> Iterator[Files]:
-    """The files of a folder, none fetched yet. `names`: those that it is known to hold (None: it is listed)."""
+    """The files of a folder, none fetched yet. `names`: names of its files if known (None: the folder is listed)."""
     listing = list(folder.list()) if names is None else [Stored(name, -1, -1) for name in names]
     if not run:
         path = Path(tempfile.mkdtemp(prefix="standfast-place-"))
@@ -92,7 +94,7 @@ def files_of(folder: Folder, run: str, names: Iterable[str] | None = None) -> It
 
 @contextmanager
 def run_files(spark: SparkSession, *, needed: bool) -> Iterator[str]:
-    """A name for a run whose tasks share what they fetch; at its end the files are removed, here and on executors."""
+    """The name of a run whose tasks share fetched files; at its end the files are removed, here and on executors."""
     if not needed:
         yield ""
         return
@@ -107,7 +109,7 @@ def run_files(spark: SparkSession, *, needed: bool) -> Iterator[str]:
 
 
 def _remove_everywhere(spark: SparkSession, run: str) -> None:
-    """Best effort on executors: a task may be run on any of them."""
+    """Remove the run's files. Best effort on executors: Spark may run these tasks on any of them."""
     remove(run)
     count = min(parallelism(spark), REMOVERS_MAX)
 
@@ -119,27 +121,27 @@ def _remove_everywhere(spark: SparkSession, run: str) -> None:
 
 
 def remove(run: str) -> None:
-    """Remove what a run fetched on this machine."""
+    """Remove the files that a run fetched on this machine."""
     shutil.rmtree(_parent() / run, ignore_errors=True)
 
 
 @contextmanager
 def _used(run: str) -> Iterator[Path]:
-    """The run's folder, which no other run removes meanwhile."""
+    """The run's folder, under a lock that keeps other runs from removing it."""
     parent = _parent()
     path = parent / run
     fresh = not path.exists()
     path.mkdir(mode=0o700, exist_ok=True)
-    os.utime(path)
+    os.utime(path)  # a run in use does not get old
     if fresh:
         _sweep(parent)
     with (path / "used").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_SH)
+        fcntl.flock(held, fcntl.LOCK_SH)  # shared by the run's tasks; a sweep needs it alone
         yield path
 
 
 def _sweep(parent: Path) -> None:
-    """Remove runs that used nothing for long, and use nothing now."""
+    """Remove the folders of runs that are old and not in use."""
     now_ms = SystemClock().wall_ms()
     for path in parent.iterdir():
         try:
@@ -148,7 +150,7 @@ def _sweep(parent: Path) -> None:
             with (path / "used").open("w") as held:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
-        except OSError:  # in use, or removed meanwhile
+        except OSError:  # the folder is in use, or was removed meanwhile
             continue
 
 

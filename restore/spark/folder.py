@@ -1,9 +1,9 @@
-"""A folder for files, local or in object storage: what rebuild writes and verify reads.
+"""Folders for files, local or in object storage, that rebuild writes and verify reads.
 
     /data/rebuilt, file:///data/rebuilt       a local folder
     s3://bucket/path, gs://..., hdfs://...    object storage, by pyarrow's file systems (credentials: environment)
 
-Rules of this file: names are flat and checked by who lists them; nothing is removed but by `remove`. RocksDB needs
+Rules of this file: names are flat and checked by the caller that lists them; only `remove` deletes files. RocksDB needs
 real files, so executors write and read SST files in a local scratch folder and copy them; a local folder is written in
 place.
 """
@@ -29,7 +29,7 @@ SECRET = re.compile(r"://[^/?#@]*@")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A file in a folder: its name relative to it, bytes, and when it was last written (ms, -1: unknown)."""
+    """A file in a folder: its name relative to the folder, bytes, and time of the last write (ms, -1: unknown)."""
 
     name: str
     bytes: int
@@ -43,7 +43,7 @@ class Folder:
         self.address = address
         self.local: Path | None = None
         if "://" not in address:
-            self.local = Path(address).absolute()
+            self.local = Path(address).absolute()  # tasks of Spark run in folders of their own
             self.address = str(self.local)
             self._files: Any = fs.LocalFileSystem()
             self._root = str(self.local)
@@ -54,20 +54,21 @@ class Folder:
             raise BadConfig(
                 [f"folder {address!r} cannot be used: {error}: give a path, or s3://, gs://, hdfs://"]
             ) from error
+        # file:// is a local folder too, which needs no scratch copies.
         if isinstance(self._files, fs.LocalFileSystem):
             self.local = Path(self._root)
 
     def __str__(self) -> str:
-        """The address as it may be shown: without a password in it."""
+        """The address without its password, safe to show."""
         return shown_address(self.address)
 
     def make(self) -> None:
-        """Create it; one that exists is fine."""
+        """Create the folder unless it exists."""
         with self._telling("creating"):
             self._files.create_dir(self._root, recursive=True)
 
     def list(self) -> Iterator[Stored]:
-        """All files below it, by name; none if it does not exist."""
+        """All files below the folder, by name; none if it does not exist."""
         with self._telling("listing"):
             found = self._files.get_file_info(fs.FileSelector(self._root, allow_not_found=True, recursive=True))
         for one in sorted(found, key=lambda info: info.path):
@@ -77,12 +78,12 @@ class Folder:
                 yield Stored(name, one.size or 0, changed)
 
     def is_folder(self) -> bool:
-        """Whether it exists."""
+        """Whether the folder exists."""
         with self._telling("looking at"):
             return bool(self._files.get_file_info(self._root).type == fs.FileType.Directory)
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a small file; None if there is none."""
+        """The bytes of a small file; None if it does not exist."""
         path = self._path(name)
         with self._telling(f"reading {name} of"):
             if self._files.get_file_info(path).type != fs.FileType.File:
@@ -91,15 +92,16 @@ class Folder:
                 return bytes(stream.read())
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small text file (UTF-8) as one: a reader sees all of it or nothing."""
+        """Write a small text file (UTF-8) atomically: a reader sees all of it or nothing."""
         if self.local is not None:
             write_atomically(self.local / name, content.decode())
             return
+        # Object storage shows an object only when it is complete, so no temporary name is needed.
         with self._telling(f"writing {name} to"), self._files.open_output_stream(self._path(name)) as stream:
             stream.write(content)
 
     def put(self, path: Path, name: str) -> None:
-        """Copy a local file in."""
+        """Copy a local file into the folder."""
         target = self._path(name)
         telling, source = self._telling(f"writing {name} to"), path.open("rb")
         with telling, source, self._files.open_output_stream(target) as stream:
@@ -107,7 +109,7 @@ class Folder:
                 stream.write(chunk)
 
     def fetch(self, name: str, path: Path) -> None:
-        """Copy a file out."""
+        """Copy a file of the folder to a local path."""
         path.parent.mkdir(parents=True, exist_ok=True)
         telling, target = self._telling(f"reading {name} of"), path.open("wb")
         with telling, target, self._files.open_input_stream(self._path(name)) as stream:
@@ -120,6 +122,7 @@ class Folder:
             self._files.delete_file(self._path(name))
 
     def _path(self, name: str) -> str:
+        # A name may be from a manifest, and must not lead out of the folder.
         if name.startswith("/") or ".." in name.split("/"):
             raise InvalidRequest(f"{name!r} is no name of a file in {self}")
         return f"{self._root.rstrip('/')}/{name}"
@@ -129,18 +132,18 @@ class Folder:
 
 
 def shown_address(address: str) -> str:
-    """An address without what stands before its `@`."""
+    """An address without the user and password before its `@`."""
     return SECRET.sub("://", address)
 
 
 def below(address: str, name: str) -> str:
-    """The address of what lies below another; `?endpoint_override=...` stays at the end."""
+    """The address of `name` below another address; `?endpoint_override=...` stays at the end."""
     path, mark, query = address.partition("?") if "://" in address else (address, "", "")
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
 class _Telling:
-    """Lets errors of the file system leave as ours."""
+    """Turns errors of the file system into ours."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -1,9 +1,9 @@
-"""A look at the changelogs of many stores in one Spark job: how many records, how large, of when, of how many keys.
+"""Inspection of the changelogs of many stores in one Spark job: counts, sizes and times of records, number of keys.
 
     native or connector source of each store ──union──> one aggregate by (store, partition) ──> Inspected
 
-Rules of this file: reads and counts. The number of keys is an estimate (5 %), so that nothing but counters is shuffled;
-a rebuild counts rows exactly.
+Rules of this file: reads and counts. The number of keys is an estimate (5 %), so that only counters are shuffled; a
+rebuild counts rows exactly.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NO_TIME = -1
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """One changelog partition over begin <= offset < end. Times in ms since the epoch, NO_TIME if there is no record.
+    """One changelog partition over begin <= offset < end. Times in ms since the epoch, NO_TIME without records.
 
-    records      that the store takes              keys         distinct ones, about
+    records      records that the store takes      keys         estimated number of distinct keys
     tombstones   records that delete               bytes        of all keys and values
-    gaps         offsets without a record: transaction markers, aborted records, what compaction removed
+    gaps         offsets without a record: transaction markers, aborted records, records removed by compaction
     value_max_bytes   of the largest value
     """
 
@@ -51,7 +51,7 @@ class Inspected:
 
     @property
     def gaps(self) -> int:
-        """See above."""
+        """Offsets without a record."""
         return self.end - self.begin - self.records
 
 
@@ -63,12 +63,13 @@ def inspect(
     connector_options: Mapping[str, str] | None = None,
     on_tasks: OnTasks | None = None,
 ) -> dict[str, tuple[Inspected, ...]]:
-    """By store: its partitions, every one of them, in order. Raises StateLost if a log lost what was to be read."""
+    """All partitions of each store, in order. Raises StateLost if a log has lost records of the ranges."""
     found = {
         what.spec.name: {number: Inspected(number, *span) for number, span in what.ranges.items()}
         for what in changelogs
     }
     with translated():
+        # An empty changelog needs no job: its zeros stand in `found` already.
         frames = [_frame(spark, what, source, connector_options or {}) for what in changelogs if what.records_max]
         if frames:
             rows = F.col("size")
@@ -76,7 +77,7 @@ def inspect(
             answer = counted.groupBy("store", "partition").agg(
                 F.count("*").alias("records"),
                 F.count_if(F.col("value_bytes").isNull()).alias("tombstones"),
-                F.approx_count_distinct("key").alias("keys"),
+                F.approx_count_distinct("key").alias("keys"),  # an exact count would shuffle every key
                 F.sum(rows).alias("bytes"),
                 F.max("value_bytes").alias("value_max_bytes"),
                 F.min("timestamp").alias("first_ms"),
@@ -89,6 +90,7 @@ def inspect(
 
 def _frame(spark: SparkSession, what: Preflight, source: SourceName, options: Mapping[str, str]) -> DataFrame:
     """Records of one store, with its name, and lengths in place of values."""
+    # Lengths only: values would go through the aggregate for nothing.
     shape = StoreShape(what.spec.name, what.spec.definition())
     ranges = LogRanges(what.address, what.topic, {n: Bounds(*span) for n, span in what.ranges.items()})
     if source == "native":
@@ -97,6 +99,7 @@ def _frame(spark: SparkSession, what: Preflight, source: SourceName, options: Ma
         from standfast.restore.spark.connector import connector_frame
 
         frame = connector_frame(spark, ranges, shape, options)
+    # A prepared frame has rows of facts among its records.
     return frame.where(F.col("offset") != FACTS_OFFSET).select(
         F.lit(what.spec.name).alias("store"),
         "partition",
@@ -119,7 +122,7 @@ def _inspected(row: object, empty: Inspected) -> Inspected:
         end=empty.end,
         records=records,
         tombstones=whole("tombstones"),
-        keys=min(whole("keys"), records),
+        keys=min(whole("keys"), records),  # the estimate may exceed the records
         bytes=whole("bytes"),
         value_max_bytes=whole("value_max_bytes"),
         first_ms=whole("first_ms", NO_TIME),

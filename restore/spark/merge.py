@@ -4,8 +4,8 @@
                                    ├─ batch by batch ──> equal as a whole, else `standfast.restore.compare`
     rows of the store by key     ──┘
 
-Where a batch of the log and the rows up to its last key are equal as a whole, they are compared as a whole; only
-batches that differ are merged row by row. Memory is that of a few batches, whatever the store's size.
+A batch of the log is compared as a whole with the store's rows up to its last key; only batches that differ are merged
+row by row. Memory is that of a few batches, whatever the store's size.
 
 Rules of this file: feeds the merge of `standfast.restore.compare`, which counts and judges. Both sides hide rows past
 retention at the store's own observed stream time. It never opens or reads a log.
@@ -40,20 +40,20 @@ from standfast.restore.verify.store_rows import (
 from standfast.store.specs import StoreSpec
 from standfast.store.task.task_stores import AnyStore
 
-# Of the store's rows that are looked at together: somewhat more than a batch of the log has, which then goes in one.
+# Bounds of the store's rows held at once: somewhat more than a batch of the log has, so that most fit in one chunk.
 CHUNK_BYTES = 32 << 20
 CHUNK_ROWS = 12_000
-STEP_ROWS = 64
-FOUND_MAX = 10_000  # rows that are kept of each partition, and bytes of all those of a store: they end in the driver
+STEP_ROWS = 64  # rows between two looks at the bytes held, since rows may be of any size
+FOUND_MAX = 10_000  # rows kept of each partition, and bytes of all those of a store: they end in the driver's memory
 FOUND_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Settings(Selection):
-    """How to look: `last` look, how many differences to keep; of a partition that is split, the keys of the bucket.
+    """Settings of a comparison: whether it is the `last` look, bounds of kept differences; the keys of a bucket.
 
-    `found_bytes` bounds what these take, `value_max` how much of each value is kept (0: nothing). `chunk_bytes` bounds
-    the rows of the store that are looked at together.
+    `found_bytes` bounds the bytes of kept differences, `value_max` those of each value (0: none). `chunk_bytes` bounds
+    the store's rows held at once.
     """
 
     limit: int
@@ -68,7 +68,8 @@ class Settings(Selection):
 def merge_partition(
     batches: Iterable[pa.RecordBatch], store: AnyStore, facts: Facts, log: LogFacts, settings: Settings
 ) -> Outcome:
-    """Compare a sorted partition with the store's rows. `log` says what is known of the log as a whole."""
+    """Compare a sorted partition with the store's rows. `log`: facts about the log as a whole."""
+    # The store's own time too: compaction may have removed the record that set it.
     observed_ms = max(facts.observed_ms, store.rows.observed_ms)
     tally = Tally(
         log,
@@ -86,7 +87,7 @@ def merge_partition(
 
 
 class _Merge:
-    """Key-value, window and session stores."""
+    """The merge for key-value, window and session stores."""
 
     def __init__(self, store: AnyStore, observed_ms: int, tally: Tally, settings: Settings) -> None:
         self._spec: StoreSpec = store.spec
@@ -94,11 +95,11 @@ class _Merge:
         self._rows = _StoreSide(latest_rows(store, settings), settings.chunk_bytes)
         self._tally = tally
         self._limit = settings.limit
-        self._held: pa.RecordBatch | None = None  # of the last key, which may go on in the next batch
+        self._held: pa.RecordBatch | None = None  # records of the last key, which may go on in the next batch
         self._suffix, self._visible_from = hiding(self._spec, observed_ms)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """All of it."""
+        """Merge all batches, then the rest of the store."""
         for batch in batches:
             reduced = self._reduce(batch)
             keys = reduced.column("key")
@@ -111,13 +112,14 @@ class _Merge:
                 self._compare(reduced.slice(0, at))
         if self._held is not None:
             self._compare(self._held)
+        # Behind the log's last key: no record of theirs was read.
         for key, row in self._rows.rest():
             self._tally.differs(None, self._row(key, row), below=False, later=False)
 
     def _reduce(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Of each key at most a record at or above the limit, and the last one below it."""
+        """Keep of each key at most a record at or above the limit, and the last one below it."""
         if self._held is not None:
-            # Buffers of a slice are shared: concatenating copies the few rows that are kept.
+            # A slice keeps the buffers of its whole batch alive: the concatenation copies the few held rows.
             batch = pa.Table.from_batches([self._held, batch]).combine_chunks().to_batches()[0]
         first = _first_of_key(batch.column("key"))
         below = numbers(batch, "offset") < self._limit
@@ -132,13 +134,13 @@ class _Merge:
             if whole:
                 self._compare_part(batch, their_keys, their_rows)
                 return
-            # The store has more rows between these keys than are held at once: the log's up to the last of them first.
+            # The store has more rows between these keys than a chunk holds: compare the log's up to the last held key.
             at = bisect_right(batch.column("key").to_pylist(), their_keys[-1])
             self._compare_part(batch.slice(0, at), their_keys, their_rows)
             batch = batch.slice(at)
 
     def _compare_part(self, batch: pa.RecordBatch, their_keys: list[bytes], their_rows: list[bytes]) -> None:
-        """Records of the log, and the store's rows of the same range of keys."""
+        """Compare records of the log with the store's rows of the same range of keys."""
         below = numbers(batch, "offset") < self._limit
         newest = batch if below.all() else batch.filter(pa.array(below))
         alive = newest if not newest.column("value").null_count else newest.filter(newest.column("value").is_valid())
@@ -146,6 +148,7 @@ class _Merge:
             visible = key_times(alive.column("key"), self._suffix) >= self._visible_from
             alive = alive if visible.all() else alive.filter(pa.array(visible))
         keys, rows = alive.column("key").to_pylist(), self._encode(alive)
+        # Most batches are equal, and lists of bytes compare without a Python step for each row.
         if keys == their_keys and rows == their_rows:
             self._tally.match_all(digest_of(alive.column(HASH)))
             return
@@ -163,7 +166,7 @@ class _Merge:
         above = numbers(batch, "offset") >= self._limit
         later = set(batch.filter(pa.array(above)).column("key").to_pylist()) if above.any() else set()
         offsets = dict(zip(ours[0], numbers(alive, "offset").tolist(), strict=True))
-        equal: list[bool] = []  # of our rows
+        equal: list[bool] = []  # one for each row of the log
         for key, one, other in merged(zip(*ours, strict=True), zip(*theirs, strict=True)):
             if one is not None:
                 equal.append(one == other)
@@ -192,7 +195,7 @@ class _StoreSide:
         self._ended = False
 
     def up_to(self, last: bytes) -> tuple[list[bytes], list[bytes], bool]:
-        """Rows that were not taken yet with key <= last, and whether these are all; else there is at least one."""
+        """Remaining rows with key <= last, and whether these are all of them; if not, at least one is returned."""
         self._fill()
         whole = self._ended or self._keys[-1] > last
         at = bisect_right(self._keys, last)
@@ -201,7 +204,7 @@ class _StoreSide:
         return keys, values, whole
 
     def _fill(self) -> None:
-        """What is held is never more than a chunk and a step: rows may be of any size."""
+        """Fill the chunk; it never holds more than its bound and a step, though rows may be of any size."""
         size = sum(map(len, self._values))
         while not self._ended and len(self._keys) < CHUNK_ROWS and size < self._bytes_max:
             step = list(islice(self._rows, STEP_ROWS))
@@ -212,7 +215,7 @@ class _StoreSide:
             self._values += values
 
     def rest(self) -> Iterator[tuple[bytes, bytes]]:
-        """What is left."""
+        """The remaining rows."""
         yield from zip(self._keys, self._values, strict=True)
         yield from self._rows
 
@@ -232,7 +235,7 @@ def _merge_versions(
     tally: Tally,
     settings: Settings,
 ) -> None:
-    """Versioned stores, key by key; a row is one version."""
+    """Merge a versioned store key by key; a row is one version."""
     log = _log_versions(batches, observed_ms - spec.kept_ms, settings.limit)
     stored = ((key, (rows, False, False)) for key, rows in versions_by_key(store, spec, settings))
     for _, ours, theirs in merged(log, stored):
@@ -245,7 +248,7 @@ def _merge_versions(
 def _log_versions(
     batches: Iterable[pa.RecordBatch], kept_after: int, limit: int
 ) -> Iterator[tuple[bytes, tuple[list[LogicalRow], bool, bool]]]:
-    """Of each key: its versions, whether it has a record below the limit, whether a later one."""
+    """(key, (its versions, whether it has a record below the limit, whether it has a later one))."""
     names = ("key", "timestamp", "value", "offset")
     records = (row for one in batches for row in zip(*(one.column(name).to_pylist() for name in names), strict=True))
     for key, group in groupby(records, itemgetter(0)):

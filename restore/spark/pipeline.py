@@ -1,20 +1,20 @@
 """All stores of an application in one Spark session: inspect, rebuild, verify, in one pass over each changelog.
 
     inspect    records, tombstones, bytes, keys of each changelog
-    rebuild    to <out>/rebuilt/<store>: an instance can take it in and tail on
-    verify     what there is of the store: state at rest or snapshot; from a log alone, the rebuilt files
+    rebuild    to <out>/rebuilt/<store>: an instance can import it and tail on
+    verify     the stored rows: state at rest or snapshot; from a log alone, the rebuilt files
 
     each partition ── read once ── sort ── files of the rebuild, counts, merge with the state ──> StoreDone
 
-Where a store stands at the very offset that its rebuild ends at, both must have one digest: rebuilt = live. From a log
-alone, the task that writes files reads them back, and their digest must be that of the log; rows are named by a second
-look where it is not.
+If a store's position is the very offset that its rebuild ends at, both must have one digest: rebuilt = live. From a log
+alone, the task that writes files reads them back, and their digest must be that of the log; otherwise a second look
+names the rows.
 
 Stores run side by side, as many as fill the cores (`stores.py`).
 
-Rules of this file: order, progress, and what the steps mean together; each step's work stands in `both.py`,
-`inspect.py`, `rebuild.py` and `verify.py`. A rebuild that an interrupted run completed is kept, not made
-again: then the log is read once to inspect and once to verify.
+Rules of this file: order, progress, and the meaning of the steps together; each step's work stands in `both.py`,
+`inspect.py`, `rebuild.py` and `verify.py`. A rebuild that an interrupted run completed is kept, not repeated: then the
+log is read once to inspect and once to verify.
 """
 
 from __future__ import annotations
@@ -55,30 +55,30 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 REBUILT = "rebuilt"
-REPORT_FILES = ("differences.parquet", "report.html")  # what a run writes before its last file
+REPORT_FILES = ("differences.parquet", "report.html")  # files that a run writes before its last one
 SUMMARY = "summary.json"
 _REBUILT_FILE = re.compile(rf"{REBUILT}/[^/]+/(?:{FILE.pattern}|{re.escape(FILE_NAME)})")
 
 
 class Steps(Protocol):
-    """Who is told how far it is."""
+    """Receiver of a pipeline's progress."""
 
     def step(self, number: int, total: int, what: str) -> None:
         """Step `number` of `total` begins, counted from 1; others may be under way."""
         ...
 
     def at(self, part: float) -> None:
-        """How far all of it is, 0.0 to 1.0, never less than before; from any thread, one at a time."""
+        """The pipeline's progress, 0.0 to 1.0, never less than before; from any thread, one at a time."""
         ...
 
     def note(self, text: str) -> None:
-        """Something to know."""
+        """A remark for the user."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoreJob:
-    """One store: what is read of its changelog to rebuild it (None: why not is in `left_out`), and its stored state."""
+    """One store: the ranges of its changelog that a rebuild reads (None: `left_out` says why), and its stored state."""
 
     app: str
     spec: StoreSpec
@@ -89,13 +89,13 @@ class StoreJob:
 
     @property
     def name(self) -> str:
-        """Of the store."""
+        """The store's name."""
         return self.spec.name
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Rebuilt rows against stored ones by digest, over partitions that stand at the offset that the rebuild ends at."""
+    """Rebuilt rows against stored ones by digest, over partitions whose position is the end of the rebuild."""
 
     partitions: tuple[int, ...] = ()
     unequal: tuple[int, ...] = ()
@@ -103,9 +103,9 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class StoreDone:
-    """Everything that was found of one store. `kept`: its rebuild is that of an earlier run that was cut short.
+    """All results of one store. `kept`: its rebuild is that of an earlier run that was cut short.
 
-    Where one pass did both, its time is the rebuild's, and `verify_ms` that of what had to be looked at again.
+    If one pass did both, its time is the rebuild's, and `verify_ms` that of the second look.
     """
 
     job: StoreJob
@@ -120,18 +120,18 @@ class StoreDone:
 
     @property
     def verdict(self) -> str:
-        """different, inconclusive or equal: the worst that was found."""
+        """different, inconclusive or equal: the worst verdict of the store."""
         found: set[str] = {one.verdict for one in self.verdicts}
         if self.compared.unequal:
             found.add("different")
         if self.rebuilt is None:
-            found.add("inconclusive")
+            found.add("inconclusive")  # a store that was not rebuilt is not proven
         return worst(found)
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineDone:
-    """All stores, by name. Times in milliseconds; `inspect_ms` of looks at changelogs of which nothing was rebuilt."""
+    """All stores, by name. Times in milliseconds; `inspect_ms`: of inspections without a rebuild in the same pass."""
 
     stores: tuple[StoreDone, ...]
     inspect_ms: int
@@ -139,13 +139,13 @@ class PipelineDone:
 
     @property
     def verdict(self) -> str:
-        """The worst of all stores."""
+        """The worst verdict of all stores."""
         return worst({one.verdict for one in self.stores})
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How records are read, how large files are made, and whether values of rows that differ are kept.
+    """Source of records, size of files, and whether values of rows that differ are kept.
 
     Partitions larger than `split_bytes` are split (None: see `split_plan`); `at_once` stores run side by side (None: as
     many as have two tasks for each core).
@@ -160,20 +160,21 @@ class Reader:
 
 
 def worst(verdicts: set[str]) -> str:
-    """One wrong row outweighs what could not be told."""
+    """The worst of these verdicts: one wrong row outweighs an inconclusive comparison."""
+    # Without any verdict, nothing is proven.
     return next((one for one in ("different", "inconclusive", "equal") if one in verdicts), "inconclusive")
 
 
 def jobs_of_state(log: Log, places: Sequence[Place], *, allow_truncated: bool = False) -> list[StoreJob]:
-    """Stores of an application as its state, or folders with manifests, have them; no store may fail the others."""
+    """Jobs for the stores in an application's state, or in folders with manifests; no store may fail the others."""
     found = []
     for name, stored in sorted(stored_stores(places).items()):
         app = next(iter(stored.values())).place.app
-        spec = definition_spec(name, next(iter(stored.values())).definition)
+        spec = definition_spec(name, next(iter(stored.values())).definition)  # one for all: `stored_stores` refuses two
         what, why = None, ""
         try:
             what = preflight(log, app, spec, partitions=list(stored), allow_truncated=allow_truncated)
-        except (StateLost, UnknownStore, InvalidRequest) as error:
+        except (StateLost, UnknownStore, InvalidRequest) as error:  # a store whose log is gone or cut off
             why = str(error)
         found.append(StoreJob(app, spec, what, why, stored, plan_verify(log, app, name, stored)))
     return found
@@ -187,7 +188,7 @@ def jobs_of_log(
     partitions: Collection[int] | None = None,
     allow_truncated: bool = False,
 ) -> list[StoreJob]:
-    """Stores of which there is only the log. Raises what `preflight` raises."""
+    """Jobs for stores that have only a log. Raises the errors of `preflight`."""
     return [
         StoreJob(app, spec, preflight(log, app, spec, partitions=partitions, allow_truncated=allow_truncated))
         for spec in sorted(specs, key=lambda spec: spec.name)
@@ -195,7 +196,7 @@ def jobs_of_log(
 
 
 def snapshot_places(address: str) -> list[Place]:
-    """Partitions of a folder with a manifest, or of all such folders in it. Raises InvalidRequest."""
+    """Places of the partitions in a folder with a manifest, or in all such folders below it. Raises InvalidRequest."""
     folder = Folder(address)
     names = [one.name.split("/") for one in folder.list()]
     if any(parts == [FILE_NAME] for parts in names):
@@ -211,11 +212,11 @@ def snapshot_places(address: str) -> list[Place]:
 
 
 def check_out(folder: Folder) -> None:
-    """Refuse a folder that holds anything but what a run that was cut short left."""
+    """Refuse a folder that holds other files than those left by an interrupted run."""
     for one in folder.list():
         if one.name == SUMMARY:
             raise InvalidRequest(f"{folder} holds a report already ({SUMMARY}): name a new folder")
-        written = written_name(one.name)  # a kill may leave any of them under its temporary name
+        written = written_name(one.name)  # a kill may leave any file under its temporary name
         if written not in (*REPORT_FILES, SUMMARY) and not _REBUILT_FILE.fullmatch(written):
             raise InvalidRequest(f"{folder} is not empty (it holds {one.name}): name a new folder")
 
@@ -230,9 +231,10 @@ def run_pipeline(
     now_ms: Callable[[], int],
     reader: Reader | None = None,
 ) -> PipelineDone:
-    """All steps over all stores, reports excepted. Raises InvalidRequest if `out` holds something else.
+    """Run all steps over all stores, reports excepted. Raises InvalidRequest if `out` holds other files.
 
-    Where a store fails, those under way end, and the first error in order is raised; `steps` is told of all.
+    After a failure of a store, stores under way are finished and the first error in order is raised; `steps` gets all
+    of them.
     """
     check_out(out)
     out.make()
@@ -255,7 +257,7 @@ def run_pipeline(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What the steps of every store need."""
+    """The parts that the steps of every store share."""
 
     log: Log
     out: Folder
@@ -265,12 +267,13 @@ class _Run:
     reader: Reader
 
     def store(self, job: StoreJob, spark: SparkSession) -> StoreDone:
-        """Everything of one store."""
+        """All steps of one store."""
         began_ms, target = self.now_ms(), Folder(below(self.out.address, f"{REBUILT}/{job.name}"))
         if job.what is None:
             return self._verified_alone(spark, job, (), None)
         kept = _finished(target, job)
         if kept is not None:
+            # The counts of a kept rebuild went with its run, so the log is read once more for them.
             inspected = self._inspected(spark, job.what)
             done = self._verified_alone(spark, job, inspected[job.name], kept)
             return replace(done, inspect_ms=self.now_ms() - began_ms - done.verify_ms)
@@ -281,7 +284,7 @@ class _Run:
         compared = _compared(made.manifest, seen.verdicts, plan)
         inspected_now = _seen(made, job.what)
         verify_ms = max(took_ms - made.elapsed_ms, 0)
-        made = replace(made, answers={})  # they name every file once more, of every store
+        made = replace(made, answers={})  # answers name every file once more; kept, they would add up over all stores
         return StoreDone(job, inspected_now, made, False, seen.verdicts, seen.found, compared, verify_ms)
 
     def _both(
@@ -315,12 +318,13 @@ class _Run:
             connector_options=reader.options,
             file_bytes=reader.file_bytes,
             split_bytes=reader.split_bytes,
-            read_back=True,
+            read_back=True,  # no stored rows to compare with: the files themselves are
             on_tasks=on_tasks,
         )
         plan = self._plan_of_files(job, target)
         looked = looked_at_files(made)
         if plan.what is not None:
+            # Partitions that were read back are judged over the range of the rebuild, not up to a later end.
             ranges = {**plan.what.ranges, **{n: what.ranges[n] for n in plan.what.ranges if n in looked}}
             plan = replace(plan, what=replace(plan.what, ranges=ranges))
         return made, self._verify(spark, plan, looked), plan
@@ -328,7 +332,7 @@ class _Run:
     def _verified_alone(
         self, spark: SparkSession, job: StoreJob, inspected: tuple[Inspected, ...], kept: Rebuilt | None
     ) -> StoreDone:
-        """The store's state, or its rebuilt files where there is no state, against the log."""
+        """Verify the store's state, or its rebuilt files if it has no state, without a rebuild in the same pass."""
         began_ms, plan = self.now_ms(), job.plan
         if plan is None:
             plan = self._plan_of_files(job, Folder(below(self.out.address, f"{REBUILT}/{job.name}")))
@@ -364,18 +368,20 @@ class _Run:
 
 
 def _seen(made: Rebuilt, what: Preflight) -> tuple[Inspected, ...]:
-    """What the rebuild's own tasks saw of each partition."""
+    """The inspection of each partition, from counts of the rebuild's own tasks."""
     return tuple(
         Inspected(number, *what.ranges[number], **made.answers[number]["seen"]) for number in sorted(made.answers)
     )
 
 
 def _finished(target: Folder, job: StoreJob) -> Rebuilt | None:
-    """What an earlier run, cut short later, has rebuilt already. Raises InvalidRequest if it is of something else."""
+    """The rebuild that an earlier, interrupted run completed. Raises InvalidRequest for another store's or topic's."""
+    # A manifest is written last: without one, no rebuild here is whole.
     if target.read(FILE_NAME) is None:
         return None
     manifest, what = manifest_of(target), job.what
     assert what is not None
+    # Everything that makes these files other rows: a recreated topic has the same name, too.
     wanted = (job.app, job.name, job.spec.definition(), what.info.topic_id, sorted(what.ranges))
     numbers = [one.partition for one in manifest.partitions]
     if (manifest.app, manifest.store, manifest.definition, manifest.topic_id, numbers) != wanted:
@@ -387,13 +393,14 @@ def _finished(target: Folder, job: StoreJob) -> Rebuilt | None:
 
 
 def _compared(manifest: Manifest, verdicts: Sequence[StoreVerdict], plan: StorePlan) -> Compared:
-    """Digests of both where both stand at one offset and the log could speak for the store."""
+    """Compare digests of partitions whose rebuild and store are at one offset, if the log could speak for the store."""
     by_number = {one.task.partition: one for one in verdicts}
     same, unequal = [], []
     for part in manifest.partitions:
         verdict, at = by_number.get(part.partition), plan.stored.get(part.partition)
         if verdict is None or at is None or at.position is None or at.position.offset != part.end:
             continue
+        # The store's digest excludes indeterminate rows, so it would differ from the rebuild's for no fault.
         if verdict.verdict == "inconclusive" or verdict.indeterminate or part.digest is None:
             continue
         same.append(part.partition)
@@ -403,7 +410,7 @@ def _compared(manifest: Manifest, verdicts: Sequence[StoreVerdict], plan: StoreP
 
 
 def only_partition(places: Sequence[Place], number: int) -> list[Place]:
-    """The places of one partition. Raises InvalidRequest if there is none."""
+    """The places of one partition. Raises InvalidRequest if none has it."""
     chosen = [place for place in places if place.task.partition == number]
     if not chosen:
         held = ", ".join(map(str, sorted({place.task.partition for place in places})))

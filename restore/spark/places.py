@@ -1,7 +1,7 @@
-"""Where the stores that a job looks at lie, and opening one of them in a task.
+"""Places of the stores that a job reads, and the opening of one of them in a task.
 
     task       a task's directory or a checkpoint of it, local or in object storage
-    manifest   a folder with a manifest (a rebuild, a snapshot): its files are taken into a scratch database
+    manifest   a folder with a manifest (a rebuild, a snapshot): its files are ingested into a scratch database
 
 An address that is read as a table (`places_at`) leads to places:
 
@@ -10,12 +10,12 @@ An address that is read as a table (`places_at`) leads to places:
     .../board/0_3            one task
     a folder with a manifest (rebuilt, snapshot, written by Spark), or the same of all these in object storage
 
-RocksDB needs real files, so what lies in object storage is fetched first: the files of one store, once on a machine for
-all tasks of a run (`files.py`). What stores there are is told without that, by the file beside each task's database
-(`standfast.store.task.definitions_file`); how far they are, by the database alone.
+RocksDB needs real files, so files in object storage are fetched first: those of one store, once on a machine for all
+tasks of a run (`files.py`). The list of stores needs no fetch, since a file beside each task's database has their
+definitions (`standfast.store.task.definitions_file`); their positions are in the database alone.
 
-Rules of this file: reads only; a live owner's directory is refused where places are listed (its files would change
-under the tasks). sha256 of every file of a manifest is checked before it is used.
+Rules of this file: reads only; the listing of places refuses a live owner's directory (its files would change under the
+tasks). sha256 of every file of a manifest is checked before its use.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from standfast.store.types.kinds import definition_spec
 
 PlaceKind = Literal["task", "manifest"]
 NO_TIMES = StoreTimes()
-AT_ONCE = 16  # small files that are read side by side: each is a few answers of object storage
+AT_ONCE = 16  # small files read side by side: each takes a few answers of object storage
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """One task's state. A folder's address is absolute: tasks of Spark run in folders of their own.
 
-    `run`: whose tasks share what they fetch of it (see `files.py`); "" for nobody's.
+    `run`: the run whose tasks share its fetched files (see `files.py`); "" for no sharing.
     """
 
     app: str
@@ -74,7 +74,7 @@ class Place:
     run: str = ""
 
     def __post_init__(self) -> None:
-        """Here, and not in the task: that is where a relative path means what the user meant."""
+        """Make the path absolute here, not in the task: only here it is relative to the user's folder."""
         if "://" not in self.address:
             object.__setattr__(self, "address", str(Path(self.address).absolute()))
 
@@ -84,16 +84,16 @@ class Place:
         return "://" in self.address and not self.address.startswith("file://")
 
     def __str__(self) -> str:
-        """As it may be shown."""
+        """The address without its password."""
         return shown_address(self.address)
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What is known of a store without its rows.
+    """A store's definition, position and times, without its rows.
 
-    `known`: position and times were read from the database (None: nothing was ever applied). `note` says why a database
-    in object storage had to be opened for this.
+    `known`: position and times were read from the database (position None: no record was ever applied). `note`: why a
+    database in object storage had to be opened for this.
     """
 
     definition: Mapping[str, Any]
@@ -104,7 +104,7 @@ class Described:
 
 
 class Stored(NamedTuple):
-    """A store as the places hold it."""
+    """A store and the places that hold it."""
 
     name: str
     definition: Mapping[str, Any]
@@ -113,7 +113,7 @@ class Stored(NamedTuple):
 
 @contextmanager
 def local_copy(address: str) -> Iterator[Path]:
-    """The folder as a local one; a copy if it is elsewhere, removed at the end."""
+    """The folder as a local one; for object storage a copy, removed at the end."""
     folder = Folder(address)
     if folder.local is not None:
         yield folder.local
@@ -129,9 +129,9 @@ def local_copy(address: str) -> Iterator[Path]:
 
 @contextmanager
 def open_place(place: Place, store: str, definition: Mapping[str, Any] | None = None) -> Iterator[StoreAtRest]:
-    """One store of a place. Raises UnknownStore, Corruption, or what opening a database raises.
+    """One store of a place. Raises UnknownStore, Corruption, or the errors of opening a database.
 
-    `definition`: what a plan took it for; InvalidRequest if the database has another.
+    `definition`: the plan's definition of the store; InvalidRequest if the database has another.
     """
     if place.kind == "manifest":
         with _from_manifest(place) as at_rest:
@@ -139,6 +139,7 @@ def open_place(place: Place, store: str, definition: Mapping[str, Any] | None = 
         return
     with open_database(place, store) as engine:
         at_rest = store_of(engine, store, str(place))
+        # A plan may be from the file beside the database, but the database decides.
         if definition is not None and dict(definition) != at_rest.definition:
             raise InvalidRequest(contradiction(place, {store: definition}, {store: at_rest.definition}))
         yield at_rest
@@ -146,7 +147,7 @@ def open_place(place: Place, store: str, definition: Mapping[str, Any] | None = 
 
 @contextmanager
 def open_database(place: Place, store: str | None) -> Iterator[RocksEngine]:
-    """A task's database with the rows of one store (None: of none), and its record."""
+    """A task's database with its commit record, and the rows of one store (None: of none)."""
     folder = Folder(place.address)
     if folder.local is not None:
         with open_task(folder.local) as engine:
@@ -157,7 +158,7 @@ def open_database(place: Place, store: str | None) -> Iterator[RocksEngine]:
 
 
 def contradiction(place: Place, said: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """That the file of definitions and the database differ, and in what."""
+    """The message for a file of definitions that differs from the database."""
     names = sorted(name for name in {*said, *found} if said.get(name) != found.get(name))
     return (
         f"{place}: its file {STORES_FILE} and its database have other definitions of {', '.join(names)} (file: "
@@ -184,11 +185,11 @@ def _from_manifest(place: Place) -> Iterator[StoreAtRest]:
 
 @contextmanager
 def _taken_in(manifest: Manifest, number: int, source: Path) -> Iterator[StoreAtRest]:
-    """A scratch database of the files of one partition."""
+    """A scratch database with the files of one partition."""
     part = manifest.partition(number)
     scratch = Path(tempfile.mkdtemp(prefix="standfast-place-"))
     try:
-        check_files(source, part.files)
+        check_files(source, part.files)  # an ingest checks no block checksums
         engine = RocksEngine(scratch / "rows", shared=RocksShared(MEMORY_BYTES))
         try:
             by_family: dict[str, list[Path]] = {}
@@ -220,12 +221,12 @@ def _of_manifest(manifest: Manifest, number: int) -> Described:
 def stores_of(places: Iterable[Place]) -> Iterator[tuple[Place, dict[str, Described]]]:
     """All stores of each place, without their rows.
 
-    A manifest speaks for all its partitions and is read once. Of a task in object storage the file of definitions is
-    read, and the database's own files only if there is none that can be used.
+    A manifest covers all its partitions and is read once. For a task in object storage the file of definitions is read,
+    and the database's own files only if that file is missing or damaged.
     """
     manifests: dict[str, Manifest] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        # Iterators of `map` read ahead: the places are few and their answers small.
+        # `map` reads all places ahead, which is harmless: they are few and their answers small.
         for place, found in pool.map(lambda one: (one, _at_once(one)), places):
             if found is not None:
                 yield place, found
@@ -240,10 +241,11 @@ def stores_of(places: Iterable[Place]) -> Iterator[tuple[Place, dict[str, Descri
 
 
 def _at_once(place: Place) -> dict[str, Described] | None:
-    """Of a task in object storage, else None."""
+    """The stores of a task in object storage; None for any other place."""
     if place.kind != "task" or not place.remote:
         return None
     read = parse(Folder(place.address).read(STORES_FILE))
+    # Positions are not in this file, since it does not change with a commit: `settle.py` reads them by a job.
     if read.stores is not None:
         return {name: Described(definition, known=False) for name, definition in read.stores.items()}
     return _of_database(place, read.fault)
@@ -260,7 +262,7 @@ def _of_database(place: Place, note: str) -> dict[str, Described]:
 
 
 def read_database(place: Place) -> dict[str, Described]:
-    """As `stores_of` of one task, from its database. Raises InvalidRequest if the file beside it says anything else."""
+    """Like `stores_of` for one task, from its database. Raises InvalidRequest if the file beside it differs."""
     found = _of_database(place, "")
     said = parse(Folder(place.address).read(STORES_FILE)).stores if place.remote else None
     have = {name: one.definition for name, one in found.items()}
@@ -270,13 +272,13 @@ def read_database(place: Place) -> dict[str, Described]:
 
 
 def stores_in(place: Place) -> dict[str, Described]:
-    """As `stores_of`, of one place."""
+    """Like `stores_of`, for one place."""
     ((_, found),) = stores_of([place])
     return found
 
 
 def manifest_of(folder: Folder) -> Manifest:
-    """The manifest of a folder. Raises InvalidRequest if there is none or it is newer, Corruption if it is damaged."""
+    """The manifest of a folder. Raises InvalidRequest for a missing or newer one, Corruption for a damaged one."""
     raw = folder.read(FILE_NAME)
     if raw is None:
         raise InvalidRequest(f"{folder} has no {FILE_NAME}: it is no such folder, or its making was cut short")
@@ -285,12 +287,13 @@ def manifest_of(folder: Folder) -> Manifest:
 
 @lru_cache(maxsize=2)
 def _parsed(raw: bytes, where: str) -> Manifest:
-    """Each task of a process needs the same one, and it grows with the number of partitions."""
+    """Parse once per process: all its tasks need the same manifest, which grows with the number of partitions."""
+    # Parsed once per partition, 200 partitions of 16 files took the driver 9.5 s.
     return parse_manifest(raw, where)
 
 
 def manifest_places(address: str) -> list[Place]:
-    """The partitions of a folder with a manifest."""
+    """The places of the partitions in a folder with a manifest."""
     folder = Folder(address)
     manifest = manifest_of(folder)
     return [Place(manifest.app, TaskId(0, one.partition), folder.address, "manifest") for one in manifest.partitions]
@@ -302,8 +305,10 @@ def remote_places(address: str, app: str | None) -> list[Place]:
     folder = Folder(address)
     for one in folder.list():
         parts = one.name.split("/")
+        # Object storage has no folders: a database shows by its file CURRENT.
         if parts[-1] != "CURRENT" or len(parts) < 2:
             continue
+        # The address may name the state directory, or the application in it.
         name = parts[-3] if len(parts) > 2 else address.partition("?")[0].rstrip("/").rpartition("/")[2]
         where = below(address, "/".join(parts[:-1]))
         found.setdefault(name, []).append(Place(name, TaskId.parse(parts[-2]), where))
@@ -316,7 +321,7 @@ def remote_places(address: str, app: str | None) -> list[Place]:
 
 
 def places_at(address: str, app: str | None) -> list[Place]:
-    """Tasks at an address. Raises InvalidRequest if there are none, Held if their owner runs."""
+    """Tasks at an address. Raises InvalidRequest if it has none, Held if their owner runs."""
     folder = Folder(address)
     if folder.read(FILE_NAME) is not None:
         return manifest_places(address)
@@ -330,16 +335,17 @@ def places_at(address: str, app: str | None) -> list[Place]:
         found = [_place(root)]
     else:
         path = root if marked is not None else _application(root, app)
+        # Names with a dot are folders at work, such as those of an import.
         found = [_place(one) for one in path.iterdir() if not one.name.startswith(".") and (one / MARKER).is_file()]
     if not found:
         raise InvalidRequest(f"{root} holds no task: no partition was ever assigned here, or all stores are in memory")
     for place in found:
-        _refuse_owned(Path(place.address).parent)
+        _refuse_owned(Path(place.address).parent)  # the lock is the application's, beside its tasks
     return sorted(found, key=lambda place: place.task)
 
 
 def find_store(address: str, app: str | None, name: str | None) -> Stored:
-    """One store and where it is; the name may be left out where there is only one. Raises UnknownStore."""
+    """One store and its places; `name` may be None if only one store exists. Raises UnknownStore."""
     places = places_at(address, app)
     if places[0].kind == "manifest":
         manifest = manifest_of(Folder(address))
@@ -347,7 +353,7 @@ def find_store(address: str, app: str | None, name: str | None) -> Stored:
             raise UnknownStore(f"{address} has no store {name!r}: it has {manifest.store}")
         return Stored(manifest.store, manifest.definition, tuple(places))
     found: dict[str, tuple[Mapping[str, Any], set[int]]] = {}
-    for group in {place.task.group: place for place in reversed(places)}.values():  # all of a group have the same
+    for group in {place.task.group: place for place in reversed(places)}.values():  # all tasks of a group have the same
         for store, at_rest in stores_in(group).items():
             found.setdefault(store, (at_rest.definition, set()))[1].add(group.task.group)
     if name is None and len(found) == 1:
@@ -363,7 +369,7 @@ def find_store(address: str, app: str | None, name: str | None) -> Stored:
 
 
 def chosen(places: Sequence[Place], partitions: Sequence[int] | None) -> list[Place]:
-    """The places of these partitions. Raises InvalidRequest for one that there is not."""
+    """The places of these partitions. Raises InvalidRequest for a partition without a place."""
     held = {place.task.partition for place in places}
     missing = [number for number in partitions or () if number not in held]
     if missing:
@@ -400,7 +406,7 @@ def _refuse_owned(path: Path) -> None:
         os.kill(int(words[1]), 0)
     except ProcessLookupError:
         return
-    except PermissionError:
+    except PermissionError:  # another user's process, which runs
         pass
     raise Held(
         f"{path} is owned by pid {words[1]}, which is running: its files would change under Spark's tasks; stop it, "

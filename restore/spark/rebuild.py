@@ -4,12 +4,12 @@
                                                                                                   ▼
     the driver: partitions of the manifest from the tasks' answers, converge offsets, manifest.json, last of all
 
-Nothing is shuffled but partitions that are split: there a task has a range of keys, and its files follow those of the
-range before. A file's name holds partition, run and task attempt, so that what a failed, killed or speculative attempt
-leaves behind is never named by a manifest: an orphan, which `orphans` lists.
+Only partitions that are split are shuffled: each of their tasks has a range of keys, and its files follow those of the
+range before. A file's name holds partition, run and task attempt, so that no manifest names the file of a failed,
+killed or speculative attempt: it is an orphan, which `orphans` lists.
 
-Rules of this file: tasks write files, the driver writes the manifest; neither removes anything but its own scratch. It
-decides nothing of rows (`rows.py`) or offsets (`preflight`).
+Rules of this file: tasks write files, the driver writes the manifest; both remove only their own scratch. Rows are
+decided in `rows.py`, offsets in `preflight`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ FILE = re.compile(r"[0-9]+-[0-9a-f]{12}-[0-9]+-[0-9]+\.sst")
 
 @dataclass(frozen=True, slots=True)
 class RebuildJob:
-    """What tasks are told. `read_back`: they say what the files hold, too, and not only what was written to them."""
+    """Parameters of the tasks. `read_back`: tasks also report a digest of the rows read from the finished files."""
 
     shape: StoreShape
     folder: str
@@ -74,7 +74,7 @@ class RebuildJob:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A rebuild that is done. `warnings` are for people; `answers` are what tasks told, by partition."""
+    """A finished rebuild. `warnings` are for people; `answers` are the tasks' reports, by partition."""
 
     manifest: Manifest
     folder: str
@@ -89,12 +89,12 @@ class Rebuilt:
 
     @property
     def skipped(self) -> int:
-        """Records left out: without a key, or of a source topic and such that the store cannot hold them."""
+        """Skipped records: without a key, or of a source topic and unfit for the store."""
         return sum(one.skipped for one in self.manifest.partitions)
 
     @property
     def digest(self) -> Digest:
-        """Of the rows of all partitions."""
+        """Digest of the rows of all partitions."""
         return sum((Digest.from_hex(one.digest) for one in self.manifest.partitions if one.digest), Digest())
 
 
@@ -115,7 +115,7 @@ def rebuild(
     """Write the store's rows at the ends of `what` to an empty folder.
 
     Partitions larger than `split_bytes` (None: see `split_plan`) are folded by several tasks. Raises InvalidRequest for
-    a folder that holds something else, StateLost if the log changed meanwhile.
+    a folder that holds other files, StateLost if the log changed meanwhile.
     """
     began_ms = now_ms()
     limits = {number: span.end for number, span in what.ranges.items()}
@@ -128,17 +128,19 @@ def rebuild(
 
 
 def begin(shape: StoreShape, folder: Folder, file_bytes: int, *, read_back: bool = False) -> RebuildJob:
-    """The job, once the folder is there and empty. Raises InvalidRequest."""
+    """Check and create the folder; returns the job. Raises InvalidRequest for a folder with other files."""
     check_target(folder)
     folder.make()
+    # The folder may hold leftovers of an earlier run, whose names must not be written again.
     return RebuildJob(shape, folder.address, uuid.uuid4().hex[:12], file_bytes, read_back)
 
 
 def complete(
     log: Log, what: Preflight, folder: Folder, rows: Iterable[Any], began_ms: int, now_ms: Callable[[], int]
 ) -> Rebuilt:
-    """The manifest of what tasks have answered. Raises StateLost if the log changed meanwhile."""
+    """Write the manifest from the tasks' answers. Raises StateLost if the log changed meanwhile."""
     answers = _answers(rows, what)
+    # Before the manifest: a log that was recreated or truncated meanwhile must leave none.
     converge = _converge(log, what)
     done_ms = now_ms()
     manifest = Manifest(
@@ -154,22 +156,24 @@ def complete(
         ),
         made=Made("rebuild", done_ms, __version__, rocksdict_version(), COMPRESSION),
     )
+    # Last, since a manifest says that its folder is whole.
     folder.write(FILE_NAME, dump_manifest(manifest).encode())
     took_ms = done_ms - began_ms
     return Rebuilt(manifest, str(folder), took_ms, tuple(_warnings(what, took_ms)), answers)
 
 
 def _answers(rows: Iterable[Any], what: Preflight) -> dict[int, dict[str, Any]]:
-    """By partition, those of its buckets added up. Raises InternalError for one of which an answer is missing."""
+    """Answers by partition, with buckets added up. Raises InternalError for a missing answer."""
     parts: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
-        if row.answer is not None:
+        if row.answer is not None:  # rows of a verify in the same pass have none
             parts.setdefault(row.partition, []).append(json.loads(row.answer))
+    # A partition without an answer would be an empty one in the manifest.
     if parts.keys() != set(what.ranges):
         raise InternalError(f"rebuild: partitions {sorted(set(what.ranges) - parts.keys())} gave no answer")
     found = {}
     for number, own in parts.items():
-        own.sort(key=lambda one: one["facts"]["bucket"])
+        own.sort(key=lambda one: one["facts"]["bucket"])  # buckets ascend by key, and so do their files
         buckets = [one["facts"]["bucket"] for one in own]
         if buckets != list(range(len(own))):
             raise InternalError(f"rebuild: partition {number} is not whole: {buckets}")
@@ -178,7 +182,7 @@ def _answers(rows: Iterable[Any], what: Preflight) -> dict[int, dict[str, Any]]:
 
 
 def buckets_added_up(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A partition from its buckets, in the order of their keys: files are disjoint and ascend, as those of one task."""
+    """A partition's answer from its buckets, in key order: their files are disjoint and ascend, as if of one task."""
     digests = {
         name: None if parts[0][name] is None else sum((Digest.from_hex(one[name]) for one in parts), Digest()).hex()
         for name in ("digest", "read_back")
@@ -190,7 +194,7 @@ def buckets_added_up(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def check_target(folder: Folder) -> None:
-    """Refuse a folder that is not empty but for what a rebuild that was cut short left."""
+    """Refuse a folder that holds other files than those left by an interrupted rebuild."""
     for one in folder.list():
         if one.name == FILE_NAME:
             raise InvalidRequest(f"{folder} holds a manifest already: name a new folder, or remove that one yourself")
@@ -199,12 +203,12 @@ def check_target(folder: Folder) -> None:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a rebuild that was cut short may have left such a file: rows, or a manifest under its temporary name."""
+    """Whether an interrupted rebuild may have left this file: rows, or a manifest under its temporary name."""
     return FILE.fullmatch(name) is not None or (name != FILE_NAME and written_name(name) == FILE_NAME)
 
 
 def orphans(folder: Folder) -> list[Stored]:
-    """Files of rebuilds that no manifest of the folder names: of attempts that failed or were killed."""
+    """Files that the folder's manifest does not name: those of attempts that failed or were killed."""
     from standfast.restore.files.manifest import parse_manifest
 
     raw = folder.read(FILE_NAME)
@@ -228,7 +232,7 @@ def _answer(partition: int, answer: dict[str, Any]) -> pa.RecordBatch:
 def write_partition(
     job: RebuildJob, facts: Facts, batches: Iterable[pa.RecordBatch], attempt: int = 0
 ) -> dict[str, Any]:
-    """Fold one sorted partition, or bucket, and write its files; what a manifest needs to know, as JSON values."""
+    """Fold one sorted partition, or bucket, and write its files; returns its answer for the manifest as JSON values."""
     with PartitionWriter(job, facts, attempt) as writer:
         for _ in writer.tapped(batches):
             pass
@@ -236,17 +240,19 @@ def write_partition(
 
 
 class PartitionWriter:
-    """Files of a partition or bucket, while its batches go by: somebody else may want to see them in the same pass."""
+    """Writes the files of a partition or bucket from its passing batches, so that a merge can read these as well."""
 
     def __init__(self, job: RebuildJob, facts: Facts, attempt: int = 0) -> None:
         self._job = job
         self._facts = facts
         self._counts = Counts()
         self._seen = Seen()
+        # Facts of all records: the rebuild goes to the log's end, also where a compared store's position lies below.
         self._fold = fold_rows(job.shape, facts.at_end, self._counts)
         self._files = _Files(job, facts.partition, attempt)
         spec = job.shape.spec
-        # Above the position of a store that is compared, records that were refused are signs of their key all the same.
+        # Batches also hold refused records above the compared store's position, as signs of a later record of a key:
+        # they are no rows of the rebuild.
         self._retention_ms = spec.kept_ms if spec.traits.versions and facts.whole is not None else None
 
     def __enter__(self) -> PartitionWriter:
@@ -257,7 +263,7 @@ class PartitionWriter:
         self._files.__exit__(*error)
 
     def tapped(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches, each written when it is taken."""
+        """The same batches; each is written when the caller takes it."""
         for batch in batches:
             self._write(batch)
             yield batch
@@ -274,7 +280,7 @@ class PartitionWriter:
                 self._files.add(part.run, part.family, part.keys, part.rows)
 
     def finish(self) -> dict[str, Any]:
-        """Complete the files; all batches were taken."""
+        """Complete the files, after the last batch; returns the answer."""
         for part in self._fold.end():
             self._files.add(part.run, part.family, part.keys, part.rows)
         counts, done = self._counts, self._files.finish()
@@ -292,7 +298,7 @@ class PartitionWriter:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Records that a store took, as an inspection counts them. Times in ms, -1: none."""
+    """Counts of the records that a store took, for the inspection. Times in ms, -1: none."""
 
     records: int = 0
     tombstones: int = 0
@@ -304,7 +310,7 @@ class Seen:
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> Seen:
-        """Of one batch that is not empty; keys are counted by who folds them."""
+        """Counts of one batch that is not empty; the fold counts keys."""
         stamps, value_bytes = numbers(batch, "timestamp"), lengths(batch.column("value"))
         size = int(value_bytes.sum()) + int(lengths(batch.column("key")).sum())
         times = int(stamps.min()), int(stamps.max())
@@ -323,7 +329,7 @@ class Seen:
 
 
 class _Files:
-    """Files of one partition: one open for each run of ascending keys, completed at its size."""
+    """Files of one partition: one open file for each run of ascending keys, completed at its size."""
 
     def __init__(self, job: RebuildJob, partition: int, attempt: int) -> None:
         self._folder = Folder(job.folder)
@@ -335,7 +341,7 @@ class _Files:
         self._scratch: Path | None = None
 
     def __enter__(self) -> _Files:
-        if self._folder.local is None:
+        if self._folder.local is None:  # RocksDB writes real files only
             self._scratch = Path(tempfile.mkdtemp(prefix="standfast-rebuild-"))
         return self
 
@@ -344,12 +350,13 @@ class _Files:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def add(self, run: str, family: str, keys: list[bytes], rows: list[bytes]) -> None:
-        """Rows of one run, after those that came before."""
+        """Append rows of one run; their keys follow those of the calls before."""
         if not keys:
             return
         if run not in self._open:
             where = self._scratch or self._folder.local
             assert where is not None
+            # Opened with the first row: an SST file without rows is an error.
             self._open[run] = (family, SstWriter(where / f"{self._prefix}-{self._count}.sst"))
             self._count += 1
         writer = self._open[run][1]
@@ -358,7 +365,7 @@ class _Files:
             self._complete(run)
 
     def finish(self) -> list[ManifestFile]:
-        """Complete all that are open."""
+        """Complete all open files."""
         for run in sorted(self._open):
             self._complete(run)
         return self._done
@@ -375,23 +382,24 @@ class _Files:
             first_key=writer.first_key.hex(),
             last_key=writer.last_key.hex(),
             sha256=sha256_of(path),
-            deletes=0,
+            deletes=0,  # a rebuilt store starts empty, so that tombstones are dropped
         )
         if self._scratch is None:
-            sync(path)
+            sync(path)  # before the manifest names it
         else:
             self._folder.put(path, path.name)
-            if not self._job.read_back:
+            if not self._job.read_back:  # scratch space of one file at a time is enough
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
         self._done.append(found)
 
     def digest(self, facts: Facts) -> Digest:
-        """Of the rows that a store has of the completed files: read from them, and not from what was written."""
+        """Digest of the rows that a store reads from the completed files."""
         where = self._scratch or self._folder.local
         assert where is not None
         scratch = Path(tempfile.mkdtemp(prefix="standfast-rebuild-"))
         try:
+            # An ingest and the store's own reads, as in the instance that will take the files.
             engine = RocksEngine(scratch / "rows", shared=RocksShared(MEMORY_BYTES))
             try:
                 ingest_files(engine, link_files(where, self._done, scratch / "linked"))
@@ -404,7 +412,7 @@ class _Files:
 
 
 def ingest_files(engine: RocksEngine, files: Iterable[tuple[str, Path]]) -> None:
-    """Take (family, file) into an empty engine."""
+    """Ingest (family, file) pairs into an empty engine."""
     by_family: dict[str, list[Path]] = {}
     for family, path in files:
         by_family.setdefault(family, []).append(path)
@@ -435,7 +443,9 @@ def _partition(answer: Mapping[str, Any], start: int, end: int, converge: int) -
 
 
 def _converge(log: Log, what: Preflight) -> dict[int, int]:
-    """Ends of the log after the job. Raises StateLost if the topic was made anew or cut off meanwhile."""
+    """Ends of the log after the job. Raises StateLost if the topic was recreated or truncated meanwhile."""
+    # Compaction during the job may remove a record because of a newer one beyond the range: the rows equal the log only
+    # from these ends on.
     info = log.admin.describe_topic(what.topic)
     if info is None or info.topic_id != what.info.topic_id:
         raise StateLost(f"{what.topic} was made anew while it was read: rebuild again", reason="topic-recreated")
@@ -452,6 +462,7 @@ def _converge(log: Log, what: Preflight) -> dict[int, int]:
 
 def _warnings(what: Preflight, elapsed_ms: int) -> Iterator[str]:
     kept_ms = what.info.policy.delete_retention_ms
+    # A delete may expire while its value is still to be read: the key would come back.
     if "compact" in what.info.policy.cleanup and 0 <= kept_ms < 2 * elapsed_ms:
         yield (
             f"the job took {elapsed_ms} ms and {what.topic} keeps tombstones for {kept_ms} ms (delete.retention.ms): a "

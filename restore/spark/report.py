@@ -1,10 +1,11 @@
 """The report of a verify or a pipeline, three files in one folder: for programs, for a closer look, for people.
 
     summary.json           counts, verdicts, digests, offsets of every partition
-    differences.parquet    every difference that was kept: hashes, sizes, offsets, values if asked for, cut
-    report.html            a page that is whole by itself
+    differences.parquet    every kept difference: hashes, sizes, offsets, and cut values if requested
+    report.html            a self-contained page
 
-Rules of this file: writes what it is given; summary.json comes last, so that who waits for it finds the others.
+Rules of this file: it writes the given results; summary.json comes last, so that a program that waits for it finds the
+others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from standfast.restore.report.text import key_text
 from standfast.restore.spark.folder import Folder
 
 SUMMARY, DIFFERENCES, PAGE = "summary.json", "differences.parquet", "report.html"
-PAGE_ROWS = 200
+PAGE_ROWS = 200  # a page for people; the table has all kept rows
 COLUMNS = pa.schema(
     [
         ("store", pa.string()),
@@ -47,14 +48,14 @@ MakePage: TypeAlias = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]],
 
 
 def write_report(folder: Folder, summary: Mapping[str, Any], rows: Rows) -> None:
-    """Write all three; files of an earlier report are replaced."""
-    from standfast.restore.report.page import page
+    """Write the three files; those of an earlier report are replaced."""
+    from standfast.restore.report.page import page  # needs Jinja2, which tasks must not
 
     _write(folder, summary, rows, page)
 
 
 def write_pipeline_report(folder: Folder, summary: Mapping[str, Any], rows: Rows) -> None:
-    """The same three files of a pipeline, over all its stores."""
+    """Write the same three files for a pipeline, over all its stores."""
     from standfast.restore.report.page import pipeline_page
 
     _write(folder, summary, rows, pipeline_page)
@@ -79,6 +80,7 @@ def _write(folder: Folder, summary: Mapping[str, Any], rows: Rows, make_page: Ma
         for store, number, one in rows[:PAGE_ROWS]
     ]
     folder.write(PAGE, make_page(summary, shown).encode())
+    # Last: a program that waits for it finds the other files complete.
     folder.write(SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
 
 

@@ -1,12 +1,12 @@
-"""From sorted records to the rows of a store, batch by batch: what a rebuild writes.
+"""The fold of sorted records to the rows of a store, batch by batch, for a rebuild's files.
 
-    key-value, window, session    the first row of each key, since the newest offset comes first; tombstones go
+    key-value, window, session    the first record of each key, since the newest offset comes first; tombstones go
     versioned                     all records of a key in offset order, put one after the other as the store does
 
     Folded    keys and rows of one family in ascending order, ready for an SST file
 
 Rules of this file: pure but for the libraries; a partition comes sorted by (key, offset) and begins with its facts. Row
-bytes are those of the store types; expired rows are left out by the segment rules of `standfast.store.types.segments`.
+bytes are those of the store types; expired rows are skipped by the segment rules of `standfast.store.types.segments`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Folded(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the records of a partition, or of a bucket of one. `keys`: different ones among them."""
+    """Counts of a fold of a partition, or of a bucket of one. `keys`: number of different keys."""
 
     rows: int = 0
     keys: int = 0
@@ -62,7 +62,7 @@ class Counts:
 
 
 class LatestRows:
-    """Key-value, window and session stores: the newest record of each key."""
+    """The fold for key-value, window and session stores: the newest record of each key."""
 
     def __init__(self, spec: StoreSpec, facts: Facts, counts: Counts) -> None:
         self._spec = spec
@@ -77,7 +77,7 @@ class LatestRows:
             self._visible_from = earliest_visible_ms(facts.observed_ms, retention_ms)
 
     def fold(self, batch: pa.RecordBatch) -> Iterator[Folded]:
-        """Rows that a batch gives."""
+        """The rows of a batch."""
         newest = self._newest(batch)
         counts = self._counts
         counts.superseded += batch.num_rows - newest.num_rows
@@ -91,6 +91,7 @@ class LatestRows:
             yield Folded("", self._spec.name, alive.column("key").to_pylist(), self._rows(alive))
             counts.rows += alive.num_rows
             return
+        # A live segment keeps rows past retention, as a live store's does; the digest covers visible rows alone.
         times = key_times(alive.column("key"), self._suffix)
         segments = times // self._interval_ms
         live = segments >= self._live_from
@@ -104,13 +105,13 @@ class LatestRows:
             counts.rows += own.num_rows
 
     def end(self) -> Iterator[Folded]:
-        """Nothing is held back."""
+        """No rows: this fold holds none back."""
         return iter(())
 
     def _newest(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         keys = batch.column("key")
         first = np.ones(batch.num_rows, bool)
-        first[0] = self._last is None or keys[0].as_py() != self._last
+        first[0] = self._last is None or keys[0].as_py() != self._last  # a key may go on from the batch before
         if batch.num_rows > 1:
             first[1:] = differ(keys.slice(1), keys.slice(0, batch.num_rows - 1))
         self._last = keys[-1].as_py()
@@ -127,7 +128,7 @@ class LatestRows:
 
 
 class VersionRows:
-    """Versioned stores: every record of a key counts, in order."""
+    """The fold for versioned stores: every record of a key counts, in offset order."""
 
     def __init__(self, spec: StoreSpec, facts: Facts, counts: Counts) -> None:
         self._spec = spec
@@ -137,7 +138,7 @@ class VersionRows:
         self._held: list[tuple[Any, ...]] = []  # records of the last key, which may go on in the next batch
 
     def fold(self, batch: pa.RecordBatch) -> Iterator[Folded]:
-        """Rows of all keys but the last."""
+        """The rows of all keys but the last one."""
         names = ("key", "timestamp", "value", "observed")
         rows = [*self._held, *zip(*(batch.column(name).to_pylist() for name in names), strict=True)]
         last = rows[-1][0]
@@ -146,7 +147,7 @@ class VersionRows:
         yield from self._replay(complete)
 
     def end(self) -> Iterator[Folded]:
-        """Rows of the last key."""
+        """The rows of the last key."""
         yield from self._replay(self._held)
         self._held = []
 
@@ -157,6 +158,7 @@ class VersionRows:
             counts.keys += 1
             puts = [(timestamp, value, observed) for _, timestamp, value, observed in own]
             counts.tombstones += sum(value is None for _, value, _ in puts)
+            # The store's own code, so that history and bytes are those of a live store.
             rows = replay_key(retention_ms, key, puts, self._observed_ms)
             for row_key, row in rows.items():
                 by_segment.setdefault(row_key[:8], {})[row_key] = row
@@ -174,24 +176,25 @@ def fold_rows(shape: StoreShape, facts: Facts, counts: Counts) -> LatestRows | V
 
 
 def joined(first: pa.Array, second: pa.Array) -> pa.Array:
-    """Bytes of two columns, one behind the other."""
+    """Bytes of two columns, concatenated cell by cell."""
     return _call("binary_join_element_wise", [first, second, pa.scalar(b"")])
 
 
 def differ(one: pa.Array, other: pa.Array) -> Any:
-    """Where two columns without nulls differ, as a numpy array."""
+    """Whether two columns without nulls differ, cell by cell, as a numpy array."""
     return _call("not_equal", [one, other]).to_numpy(zero_copy_only=False)
 
 
 def timestamp_bytes(batch: pa.RecordBatch) -> pa.Array:
-    """Timestamps as a timestamped row begins with them: 8 bytes, big-endian."""
+    """Timestamps as at the begin of a timestamped row: 8 bytes, big-endian."""
+    # Columns from buffers, without a call for each row.
     raw = pa.py_buffer(numbers(batch, "timestamp").astype(">i8").tobytes())
     places = pa.py_buffer(np.arange(0, 8 * batch.num_rows + 1, 8, dtype=np.int32).tobytes())
     return pa.Array.from_buffers(pa.binary(), batch.num_rows, [None, places, raw])
 
 
 def digest_of(hashes: pa.Array) -> Digest:
-    """Digest of rows by their hashes, as Spark's signed numbers."""
+    """Digest of rows from their hashes, which are Spark's signed numbers."""
     if not len(hashes):
         return Digest()
     unsigned = np.ascontiguousarray(hashes.to_numpy(zero_copy_only=False)).view(np.uint64)
@@ -201,12 +204,12 @@ def digest_of(hashes: pa.Array) -> Digest:
 def partitions_of(
     batches: Iterable[pa.RecordBatch], shape: StoreShape | None = None
 ) -> Iterator[tuple[Facts, Iterator[pa.RecordBatch]]]:
-    """The sorted partition of a task, or its bucket, if it has one: its facts, and what follows them.
+    """The sorted partition of a task, or its bucket, if it has one: its facts, and the batches after them.
 
-    `shape` is that of the source, where partitions are split. A task has one at most, since the sort begins with the
+    `shape`: the source's, if it splits partitions. A task has at most one partition, since the sort begins with the
     key: Spark compares rows by the first 8 bytes of the first column as long as these differ, and a partition's number
     in front would be the same in all. Raises InternalError for a second one, whose rows would be among those of the
-    first. `facts.refused` is whole when the rows were taken.
+    first. `facts.refused` is complete after the last batch.
     """
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
@@ -218,11 +221,11 @@ def partitions_of(
     if shape is not None and spec is not None and spec.traits.versions and len(told) > 1:
         pieces = Pieces(told, spec.kept_ms, shape.limits.get(facts.partition, 2**63 - 1))
     if facts.bucket:
-        facts.refused = 0  # the first bucket tells of those that were left out before there were buckets
+        facts.refused = 0  # the first bucket counts records that the pieces refused; all buckets know the same number
 
     def own() -> Iterator[pa.RecordBatch]:
         for batch in chain(rest, filled):
-            if batch.column("key").null_count:
+            if batch.column("key").null_count:  # further facts: rows without a key sort first
                 raise _second(facts)
             kept = batch if pieces is None or not batch.num_rows else pieces.settled(batch)
             if kept.num_rows:
@@ -236,7 +239,7 @@ def partitions_of(
 def _told(
     first: pa.RecordBatch, filled: Iterator[pa.RecordBatch], shape: StoreShape | None
 ) -> tuple[list[Facts], list[pa.RecordBatch]]:
-    """Facts of all pieces, which come first, and what is left of the batches that they came in."""
+    """Facts of all pieces, which come first, and the remaining rows of the batches that held them."""
     told, batch = [check_facts(first)], first.slice(1)
     split = None if shape is None else shape.splits.get(told[0].partition)
     while split is not None:

@@ -1,13 +1,13 @@
-"""A Spark session for the jobs of this room: local or on any cluster, quiet, with errors that say what to do.
+"""A Spark session for the jobs of this package: local or on any cluster, quiet, with errors that say what to do.
 
-    open_session(...)    the session that is there already (spark-submit), or a new one
-        scratch folder   log4j2.properties, what the Java process says, local files; removed by close_session
+    open_session(...)    the existing session (spark-submit), or a new one
+        scratch folder   log4j2.properties, output of the Java process, local files; removed by close_session
         sc://host:port   a server of Spark Connect, which has its own Java, jars, settings and executors
     check_executors      one tiny task for each executor: rocksdict and standfast must be importable there
 
-Rules of this file: settings and their errors only; it must not know of stores or logs. Which Java there is, and where
-jars are, is found by the caller. Nothing is printed: what Spark says while it starts goes to a file, and its last lines
-into the error if it does not start.
+Rules of this file: settings and their errors only; it must not know of stores or logs. The caller finds Java and jars.
+Nothing is printed: Spark's output during its start goes to a file, and the last lines into the error if the start
+fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MASTER_DEFAULT = "local[*]"
 INSTALL = "pip install 'standfast[spark]'"
 INSTALL_CONNECT = "pip install 'standfast[connect]'"
-JAVA_MAJORS = (17, 21)  # what Spark 4 is built and tested for
+JAVA_MAJORS = (17, 21)  # the versions that Spark 4 is built and tested for
 SPARK_RELEASE = "4.0."
 STDERR_LINES = 15
 PROBES_MAX = 64
@@ -44,7 +44,7 @@ CONNECT_S = 10.0
 CONNECT_LIBRARIES = ("grpc", "grpc_status", "google.protobuf", "google.rpc")
 BATCH_ROWS = 10_000
 BATCH_BYTES = 16 << 20
-ARTIFACTS = Path("artifacts")  # where Spark keeps what users add to a session, relative to where it was started
+ARTIFACTS = Path("artifacts")  # Spark's folder for files that users add to a session, relative to the start folder
 LOG4J = """rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = console
 appender.console.type = Console
@@ -54,16 +54,16 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
 """
 
-# What our jobs depend on; a caller's own settings win over the second group only.
+# Settings that our jobs depend on; a caller's own settings win over DEFAULTS only.
 FIXED = {
-    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.session.timeZone": "UTC",  # the connector's timestamps are in the session's zone
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
 }
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
-    # Bytes bound a batch on its way to Python only in some of Spark's operators, rows in all: see `batch_rows`.
+    # Only some of Spark's operators bound a batch to Python by bytes, all by rows: see `batch_rows`.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(BATCH_BYTES),
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
@@ -74,10 +74,10 @@ LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.
 
 @dataclass(frozen=True, slots=True)
 class SparkPlace:
-    """Where and how to run.
+    """Master, Java, jars and settings of a session.
 
-    `master` None: what spark-submit says, else local[*]. `java_home` None: Spark looks for a Java itself; `java_major`
-    is for errors only (0: unknown). `jars` are paths, `packages` Maven coordinates, `settings` win over our defaults.
+    `master` None: spark-submit's, else local[*]. `java_home` None: Spark looks for a Java itself; `java_major` is for
+    errors only (0: unknown). `jars` are paths, `packages` Maven coordinates, `settings` win over our defaults.
     """
 
     master: str | None = None
@@ -90,19 +90,19 @@ class SparkPlace:
 
     @property
     def local(self) -> bool:
-        """Whether everything runs in this machine's own processes, as far as we know: spark-submit may say else."""
+        """Whether all processes run on this machine; False if spark-submit decides the master."""
         if (self.master is None and submitted()) or remote_address(self.master) is not None:
             return False
         return (self.master or MASTER_DEFAULT).startswith("local")
 
 
 def submitted() -> bool:
-    """Whether spark-submit has settled where this runs."""
+    """Whether spark-submit started this process and set its master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def remote_address(master: str | None = None) -> str | None:
-    """The server of Spark Connect that is asked for, `sc://host:port/...`; BadConfig if another place is, too."""
+    """The requested server of Spark Connect, `sc://host:port/...`, or None; BadConfig beside another master."""
     from_variable = os.environ.get("SPARK_REMOTE") or None
     if master is None or submitted():
         return from_variable
@@ -121,16 +121,16 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks run at once, about."""
+    """Estimated number of tasks that run at once."""
     if is_connect(spark):
         return int(spark.conf.get("spark.default.parallelism", None) or CONNECT_PROBES)
     return max(int(spark.sparkContext.defaultParallelism), 1)
 
 
 def check_libraries(*, report: bool = False) -> None:
-    """Raise BadConfig, with its repair, for a library of the extra that is missing or wrong.
+    """Raise BadConfig, with its repair, for a missing or unfit library of the extra.
 
-    `report`: a report is written at the end, which needs the templates' library.
+    `report`: a report will be written, which needs the templates' library.
     """
     found: dict[str, str] = {}
     missing: list[str] = []
@@ -151,10 +151,10 @@ def check_libraries(*, report: bool = False) -> None:
 
 
 def library_problems(versions: Mapping[str, str]) -> list[str]:
-    """What is wrong with these versions of pyspark, pyarrow and pandas."""
+    """Problems with these versions of pyspark, pyarrow and pandas, each with its repair."""
     major = {name: int(version.partition(".")[0]) for name, version in versions.items()}
     problems = []
-    # The release that all of this is tested with; sources in Python change from one to the next.
+    # The only tested release; data sources in Python change from one release to the next.
     if not versions.get("pyspark", SPARK_RELEASE).startswith(SPARK_RELEASE):
         problems.append(f"pyspark {versions['pyspark']} is not supported: pip install 'pyspark>=4.0,<4.1'")
     if major.get("pandas", 2) > 2:
@@ -165,7 +165,7 @@ def library_problems(versions: Mapping[str, str]) -> list[str]:
 
 
 def open_session(name: str, place: SparkPlace) -> SparkSession:
-    """A session. Raises BadConfig for what cannot work, Unavailable if it does not start."""
+    """A session. Raises BadConfig for settings that cannot work, Unavailable if Spark does not start."""
     check_libraries()
     address = remote_address(place.master)
     if address is not None:
@@ -182,20 +182,21 @@ def open_session(name: str, place: SparkPlace) -> SparkSession:
     said = scratch / "stderr"
     littered = set(ARTIFACTS.glob("*")) if ARTIFACTS.exists() else None
     try:
+        # Ivy's report is long: it is shown only if the start fails.
         with _stderr_to(said):
             session: SparkSession = builder.getOrCreate()
     except Exception as error:
         lines = _last_lines(said)
         shutil.rmtree(scratch, ignore_errors=True)
         raise _not_started(error, lines, place) from error
-    for key, value in FIXED.items():
+    for key, value in FIXED.items():  # an existing session has its own values
         session.conf.set(key, value)
     _OPENED[id(session)] = (scratch, littered)
     return session
 
 
 def _connect(name: str, address: str, place: SparkPlace) -> SparkSession:
-    """A session on a server of Spark Connect; what only the start of a Spark can settle is the server's."""
+    """A session on a server of Spark Connect; settings that are fixed at Spark's start are the server's."""
     missing = [library for library in CONNECT_LIBRARIES if not _importable(library)]
     if missing:
         raise BadConfig([f"Spark Connect needs {', '.join(missing)}, not installed here: {INSTALL_CONNECT}"])
@@ -210,7 +211,7 @@ def _connect(name: str, address: str, place: SparkPlace) -> SparkSession:
     try:
         session: SparkSession = SparkSession.builder.remote(address).appName(name).getOrCreate()
         for key, value in (DEFAULTS | FIXED).items():
-            if session.conf.isModifiable(key):
+            if session.conf.isModifiable(key):  # the others are fixed at the server's start
                 session.conf.set(key, value)
     except Exception as error:
         raise Unavailable(f"no session of Spark Connect at {_shown(address)}: {first_line(error)}") from error
@@ -226,12 +227,12 @@ def _connect(name: str, address: str, place: SparkPlace) -> SparkSession:
 
 
 def _shown(address: str) -> str:
-    """Without what follows, which may be a token."""
+    """The address without its parameters, one of which may be a token."""
     return address.partition(";")[0]
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Raise Unavailable: the client itself goes on trying for ten minutes."""
+    """Raise Unavailable for a server that does not answer: the client itself would try for ten minutes."""
     where = urlsplit(_shown(address))
     try:
         socket.create_connection((where.hostname or "localhost", where.port or CONNECT_PORT), CONNECT_S).close()
@@ -250,7 +251,7 @@ def _importable(name: str) -> bool:
 
 
 def close_session(session: SparkSession) -> None:
-    """Stop it and remove its scratch folder."""
+    """Stop a session and remove its scratch folder."""
     scratch, littered = _OPENED.pop(id(session), (None, None))
     session.stop()
     if scratch is not None:
@@ -295,7 +296,7 @@ def check_executors(spark: SparkSession, needed: Sequence[str] = ("standfast", "
 
 
 def executor_error(error: Exception) -> BadConfig | Unavailable:
-    """Our error for one that says that an executor's Python could not work."""
+    """Our error for Spark's error about an unfit Python on an executor."""
     text = str(error)
     if "No module named" in text:
         return BadConfig([_lacking(text.partition("No module named")[2].strip().split("\n")[0].strip(" '\""))])
@@ -310,12 +311,12 @@ def executor_error(error: Exception) -> BadConfig | Unavailable:
 
 
 def batch_rows(average_bytes: float) -> int:
-    """Rows of an Arrow batch, so that it stays near 16 MiB: Spark bounds batches by rows."""
+    """Rows of an Arrow batch of about 16 MiB: Spark bounds batches by rows, not bytes."""
     return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(average_bytes, 1.0))))
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the Java stack; the innermost cause counts."""
+    """The message of an error without the Java stack; that of the innermost cause, if it has one."""
     text = str(error)
     java = getattr(error, "java_exception", None)
     if java is not None:
@@ -325,15 +326,15 @@ def first_line(error: BaseException) -> str:
     return (causes or lines or [type(error).__name__])[-1 if causes else 0][:500]
 
 
-# By the session: its scratch folder, and what was in ARTIFACTS before (None: there was no such folder).
+# By id of the session: its scratch folder, and the content of ARTIFACTS before (None: the folder did not exist).
 _OPENED: dict[int, tuple[Path, set[Path] | None]] = {}
 
 
 def _tidy(before: set[Path] | None) -> None:
-    """Remove the empty folders that Spark 4.0 leaves in the folder that it was started in."""
+    """Remove the empty folders that Spark 4.0 leaves in its start folder."""
     for path in ARTIFACTS.glob("spark-*"):
         if path not in (before or ()):
-            with contextlib.suppress(OSError):  # not empty: then it is of use to somebody
+            with contextlib.suppress(OSError):  # not empty, so still in use
                 path.rmdir()
     if before is None:
         with contextlib.suppress(OSError):
@@ -341,11 +342,13 @@ def _tidy(before: set[Path] | None) -> None:
 
 
 def _set_environment(place: SparkPlace) -> None:
-    """What Spark's launcher and workers read; a user's own settings stay."""
+    """Set the environment variables of Spark's launcher and workers; a user's own values stay."""
     if place.java_home is not None:
         os.environ["JAVA_HOME"] = str(place.java_home)
     if place.local:
+        # Without it Spark warns about the host's name and binds to another interface.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Another python3 of the PATH may have another minor version, which Spark refuses.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
@@ -354,6 +357,7 @@ def _settings(place: SparkPlace, scratch: Path) -> dict[str, str]:
     log4j = scratch / "log4j2.properties"
     log4j.write_text(LOG4J.format(level="error"), encoding="ascii")
     found = DEFAULTS | (LOCAL if place.local else {}) | dict(place.settings)
+    # `spark.log.level` would come too late for the first lines.
     quiet = f"-Dlog4j2.configurationFile=file:{log4j}"
     found["spark.driver.extraJavaOptions"] = f"{quiet} {found.get('spark.driver.extraJavaOptions', '')}".strip()
     if place.master is not None or not submitted():
@@ -372,9 +376,9 @@ def _settings(place: SparkPlace, scratch: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
-    """Let what is started meanwhile write its stderr to a file: Ivy and the JVM say much that nobody needs."""
+    """Send stderr of this process and its children to a file: Ivy and the JVM print much that no user needs."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    kept = os.dup(2)  # the descriptor: the Java process inherits that, not sys.stderr
     target = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     try:
         os.dup2(target, 2)

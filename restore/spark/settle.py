@@ -1,9 +1,9 @@
 """Positions of state in object storage, read from the databases by tasks of Spark before the stores are compared.
 
-    plans with definitions only ──> a task for each place: its record ──> plans as of state on this machine
+    plans with definitions only ──> a task for each place: its commit record ──> plans as of state on this machine
 
-Rules of this file: the database decides. Where the file of definitions that a plan was made of says anything else, the
-run ends with an error that names both.
+Rules of this file: the database decides. If the file of definitions behind a plan differs from it, the run ends with an
+error that names both.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ DDL = "at int, record string"
 def settled(
     spark: SparkSession, log: Log, plans: Sequence[StorePlan], on_tasks: OnTasks | None = None
 ) -> Iterator[list[StorePlan]]:
-    """The plans with positions; what tasks fetch within the block is shared on each machine, and removed at its end."""
+    """The plans with positions. Files that tasks fetch within the block are shared on each machine, then removed."""
     remote = [at.place for plan in plans for at in plan.stored.values() if at.place.remote]
     with run_files(spark, needed=bool(remote)) as run:
         if not run:
             yield list(plans)
             return
+        # In the places of later jobs too: their tasks find the fetched files by the run's name.
         plans = [_in_run(plan, run) for plan in plans]
         open_ones = [at.place for plan in plans for at in plan.stored.values() if not at.known]
+        # Each place once, however many stores it holds: one task reads the record of all of them.
         places = sorted(set(open_ones), key=lambda place: place.address)
         records = dict(zip(places, _records(spark, places, on_tasks), strict=True)) if places else {}
         yield [_with_positions(log, plan, records) for plan in plans]
@@ -75,11 +77,12 @@ def _with_positions(log: Log, plan: StorePlan, records: Mapping[Place, Mapping[s
             said = {} if found is None else {name: found.definition}
             raise InvalidRequest(contradiction(at.place, {name: at.definition}, said))
         stored[number] = at if found is None else StoredAt(at.place, at.definition, found.position, found.times)
+    # Planned again, because a position may show that the log cannot speak for its partition.
     return plan_verify(log, plan.app, name, stored)
 
 
 def _records(spark: SparkSession, places: Sequence[Place], on_tasks: OnTasks | None) -> list[dict[str, Described]]:
-    """What each task's database says of its stores."""
+    """The stores in each task's database, read by a job."""
     asked = list(places)
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,12 +1,11 @@
-"""Several pieces of work at once, in threads of the driver: as many as a budget of tasks allows.
+"""Several pieces of work at once, in threads of the driver, up to a budget of tasks.
 
     begun in order, while their tasks fit into the budget; results in order, whichever ends first
-    an error: what is under way ends, nothing else begins, every error is told, the first one in order is raised
+    an error: work under way is finished, no other begins, every error is reported, the first one in order is raised
 
-What is under way is not cut off for another's error: a store that is rebuilt is kept, and a next run begins with the
-others.
+Work under way is not cut off for another's error: a rebuilt store is kept, and a next run begins with the others.
 
-Rules of this file: no Spark and no stores; the work brings its own.
+Rules of this file: no Spark and no stores; each piece of work brings its own.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Work(Generic[Result]):
-    """`tasks`: how many run at once at most; `began` is called by the thread of the caller."""
+    """`tasks`: the most tasks that it runs at once; the caller's thread calls `began`."""
 
     name: str
     tasks: int
@@ -37,10 +36,10 @@ def side_by_side(
     tell: Callable[[str], None],
     cancel: Callable[[], None] = lambda: None,
 ) -> list[Result]:
-    """Results of all, in order. `budget` bounds the tasks under way, `at_once` the works, if it is given.
+    """Results of all works, in order. `budget` bounds the tasks under way, or `at_once`, if given, the works.
 
-    At least one is under way, however many tasks it has. Raises the first error in order, after `tell` has had the
-    others; `cancel` is called where the caller itself is interrupted.
+    At least one work runs, however many tasks it has. Raises the first error in order, after passing the others to the
+    callback as text; calls `cancel` if the caller itself is interrupted.
     """
     futures: dict[Future[Result], int] = {}
     errors: dict[int, BaseException] = {}
@@ -49,6 +48,7 @@ def side_by_side(
     with ThreadPoolExecutor(max_workers=max(1, min(len(works), at_once or len(works)))) as pool:
         try:
             while left or futures:
+                # After an error none is begun, but those under way end: a rebuilt store is kept.
                 while left and not errors and _fits(works, list(futures.values()), left[-1], budget, at_once):
                     index = left.pop()
                     works[index].began()
@@ -63,6 +63,7 @@ def side_by_side(
                     else:
                         errors[index] = error
         except BaseException:
+            # The pool waits for its threads at the end, and these for their jobs, which end only by a cancel.
             cancel()
             raise
     if errors:
@@ -76,7 +77,7 @@ def side_by_side(
 
 
 def _fits(works: Sequence[Work[Result]], running: Sequence[int], index: int, budget: int, at_once: int | None) -> bool:
-    if not running:
+    if not running:  # work larger than the budget runs alone
         return True
     if at_once is not None:
         return len(running) < at_once

@@ -1,14 +1,14 @@
-"""Where Spark reads a changelog: `native`, a data source in Python over our own readers, or Spark's Kafka connector.
+"""Spark's sources of a changelog: `native`, a data source in Python over our own readers, or the Kafka connector.
 
     native      one task for each partition: log reader (Kafka or embedded), from begin to end, read committed
     connector   org.apache.spark:spark-sql-kafka, explicit offsets of every partition, failOnDataLoss, read committed
 
 Both give the rows of `standfast.restore.spark.batches.prepare`: records in offset order, one task for each partition,
-and the partition's facts; so nothing is shuffled before it is sorted. Of partitions that are split there is a task for
-each piece, and each piece tells its facts to every bucket.
+and the partition's facts; so no shuffle precedes the sort. A partition that is split has a task for each piece, and
+each piece sends its facts to every bucket.
 
-Rules of this file: reads only what it is told, from begin to end; a position outside of what the log holds is an error
-and never skipped (the readers run with auto.offset.reset=error).
+Rules of this file: it reads exactly the given ranges, from begin to end; a position outside of the log's bounds is an
+error and never skipped (the readers run with auto.offset.reset=error).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FETCH_RECORDS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LogRanges:
-    """What is to be read: offsets begin <= o < end of partitions of one topic."""
+    """Ranges to read: offsets begin <= o < end of partitions of one topic."""
 
     address: str
     topic: str
@@ -48,7 +48,7 @@ class LogRanges:
 
 
 class RangesSource(DataSource):
-    """Changelog partitions over explicit offsets. Its one option, `job`, is made by `native_frame`."""
+    """Changelog partitions over explicit offsets. `native_frame` makes its one option, `job`."""
 
     @classmethod
     def name(cls) -> str:
@@ -56,7 +56,7 @@ class RangesSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """See `spark_batches.prepare`."""
+        """See `batches.prepare`."""
         return ddl(_shape_of(json.loads(self.options["job"])).schema)
 
     def reader(self, schema: Any) -> RangesReader:
@@ -100,7 +100,7 @@ class RangesReader(DataSourceReader):
 def read_range(
     address: str, source: TopicPartition, span: Bounds, rows: int = FETCH_RECORDS
 ) -> Iterator[pa.RecordBatch]:
-    """Records of a span of offsets, of at most `rows` each. Raises StateLost if the log does not hold all of it."""
+    """Batches of at most `rows` records of a span. Raises StateLost if the log does not hold the whole span."""
     if span.begin >= span.end:
         return
     from standfast.replication.tail.open_log import open_log  # not on the driver's import path of every Spark user
@@ -109,6 +109,7 @@ def read_range(
     try:
         for batch in fetch_span(log.reader(), source, span, rows):
             records = batch.records
+            # The last fetch may reach beyond the span, into records of another piece.
             if batch.next_offset > span.end:
                 records = [record for record in records if record.offset < span.end]
             if len(records):
@@ -118,7 +119,7 @@ def read_range(
 
 
 def native_frame(spark: SparkSession, what: LogRanges, shape: StoreShape, *, rows: int = FETCH_RECORDS) -> DataFrame:
-    """Prepared records of these ranges, one task for each, or for each piece of those that the shape splits."""
+    """Prepared records of these ranges: one task for each range, or for each piece of a split one."""
     spark.dataSource.register(RangesSource)
     ranges = []
     for number, span in what.ranges.items():
@@ -135,11 +136,12 @@ def native_frame(spark: SparkSession, what: LogRanges, shape: StoreShape, *, row
         "limits": {str(number): limit for number, limit in shape.limits.items()},
         "splits": {str(number): split.dump() for number, split in shape.splits.items()},
     }
+    # One text, because a data source takes options as strings only.
     return spark.read.format(FORMAT).option("job", json.dumps(job)).load()
 
 
 def absolute(address: str) -> str:
-    """The address as tasks need it, which may run in another folder."""
+    """The address for tasks, which may run in another folder: with an absolute path."""
     scheme, _, rest = address.partition("://")
     if scheme != "sqlite":
         return address
@@ -154,7 +156,7 @@ def _shape_of(job: dict[str, Any]) -> StoreShape:
 
 
 def empty_frame(spark: SparkSession, partitions: Sequence[int], shape: StoreShape) -> DataFrame:
-    """Facts of partitions of which nothing is to be read: the connector has no task for them."""
+    """Facts of partitions without records to read: the connector has no task for them."""
     numbers = list(partitions)
 
     def facts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -163,4 +165,5 @@ def empty_frame(spark: SparkSession, partitions: Sequence[int], shape: StoreShap
                 yield from prepare([], shape, numbers[index])
 
     count = len(numbers)
+    # `range` gives a task to each; after `repartition` hashing and adaptive execution put several into one.
     return spark.range(0, count, 1, count).mapInArrow(facts, ddl(shape.schema))

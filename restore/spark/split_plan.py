@@ -1,13 +1,13 @@
-"""Into how many parts a changelog partition is split on Spark, and where: offsets that are read by a task of their own,
-and ranges of keys that are folded by one.
+"""The split of large changelog partitions on Spark: pieces of offsets, each read by a task, and buckets of keys, each
+folded by a task.
 
-    offsets   begin ── piece 0 ──┬── piece 1 ──┬── piece 2 ── end       a task each: read, watch, say for which bucket
+    offsets   begin ── piece 0 ──┬── piece 1 ──┬── piece 2 ── end       a task each: read, watch, choose the bucket
                                  │   shuffle   │
     keys      (first) ─ bucket 0 ┴─ bucket 1 ──┴─ bucket 2 ── (last)    a task each: sort, fold or merge, files
 
-A partition is split where it is larger than a bound that the user names, or else where it is larger than SPLIT_BYTES
-and than one core's share of the whole: smaller ones fill the cores by themselves, and what is shuffled is written and
-read once more.
+A partition is split if it is larger than a bound set by the user, or else if it is larger than SPLIT_BYTES and than one
+core's share of the whole: smaller ones fill the cores by themselves, and a shuffle writes and reads all records once
+more.
 
 Rules of this file: pure; sizes are estimates, so that parts are about equal and never exactly.
 """
@@ -21,15 +21,15 @@ from typing import Any
 
 from standfast.restore.replay.bulk_plan import split
 
-SPLIT_BYTES = 1 << 30  # of keys and values: 20 to 40 s of one core
+SPLIT_BYTES = 1 << 30  # bytes of keys and values: 20 to 40 s of one core
 PARTS_MAX = 512
-SPARK_HASH_SEED = 42
+SPARK_HASH_SEED = 42  # fixed in Spark
 _LOW_32 = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a look at one place of a partition found: records and bytes for each offset from there on, and some keys."""
+    """Sample of a partition at one offset: records and bytes for each offset from there on, and some keys."""
 
     offset: int
     density: float
@@ -41,7 +41,7 @@ class Place:
 class Split:
     """One partition in parts.
 
-    edges     first offset of each piece, ascending; the first one is where the partition is read from
+    edges     first offset of each piece, ascending; reading begins at the first one
     keys      first key of each bucket but the first one, ascending, all of them different
     tickets   for each bucket, the number that Spark's hash partitioning sends to a task of its own
     """
@@ -52,16 +52,16 @@ class Split:
 
     @property
     def buckets(self) -> int:
-        """How many there are."""
+        """Number of buckets."""
         return len(self.keys) + 1
 
     def span(self, bucket: int) -> tuple[bytes | None, bytes | None]:
-        """Keys of a bucket: low <= key < high, None where it is open."""
+        """Keys of a bucket: low <= key < high, None for an open end."""
         low = self.keys[bucket - 1] if bucket else None
         return low, self.keys[bucket] if bucket < len(self.keys) else None
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The split as JSON values."""
         return {"edges": self.edges, "keys": [key.hex() for key in self.keys], "tickets": self.tickets}
 
     @classmethod
@@ -71,9 +71,9 @@ class Split:
 
 
 def parts_of(sizes: Mapping[int, float], cores: int, asked_bytes: int | None = None) -> dict[int, int]:
-    """How many parts each partition is split into, by its size in bytes; those that stay whole are left out."""
+    """Number of parts of each partition that is split, by its size in bytes."""
     bound = float(asked_bytes) if asked_bytes else max(SPLIT_BYTES, sum(sizes.values()) / max(cores, 1))
-    # Of one that is just above a share, two halves would be read and written once more for nothing.
+    # A partition just above a share would gain nothing from two halves, which the shuffle writes and reads once more.
     slack = 1.0 if asked_bytes else 1.25
     return {
         number: min(max(-int(-size // bound), 2), PARTS_MAX) for number, size in sizes.items() if size > bound * slack
@@ -81,10 +81,10 @@ def parts_of(sizes: Mapping[int, float], cores: int, asked_bytes: int | None = N
 
 
 def split_at(places: Sequence[Place], end: int, parts: int) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
-    """(first offsets of pieces, first keys of buckets but the first) of a partition that was looked at.
+    """(first offsets of pieces, first keys of buckets but the first) of a sampled partition.
 
-    Places are ascending, the first one where the partition begins. Fewer parts where there is little to split: a key is
-    never in two buckets, so that one key of many records, or a partition of one key, stays together.
+    Places are ascending; the partition begins at the first one. The result may have fewer parts: a key is never in two
+    buckets, so that one key of many records, or a partition of one key, stays together.
     """
     edges = [begin for begin, upto in split([(one.offset, one.bytes_per_offset) for one in places], end, parts, 1)
              if begin < upto]  # fmt: skip
@@ -98,7 +98,7 @@ def split_at(places: Sequence[Place], end: int, parts: int) -> tuple[tuple[int, 
     keys: list[bytes] = []
     smallest = weighted[0][0] if weighted else b""
     for key, share in weighted:
-        # No bucket begins with the smallest key of all, since the one before it would be empty.
+        # No bucket begins with the smallest key of all, since the bucket before it would be empty.
         if len(keys) < parts - 1 and passed >= total * (len(keys) + 1) / parts and key > (keys or [smallest])[-1]:
             keys.append(key)
         passed += share
@@ -116,8 +116,8 @@ def numbered(found: Mapping[int, tuple[tuple[int, ...], tuple[bytes, ...]]]) -> 
 
 
 def tickets_of(count: int) -> list[int]:
-    """Numbers that hash partitioning into `count` sends to 0, 1, 2, ...: Spark hashes what it is given, and by a plain
-    number some tasks would have two buckets, which would mix, and others none."""
+    """Numbers that hash partitioning into `count` sends to 0, 1, 2, ...: Spark hashes the column, and by plain numbers
+    some tasks would have two buckets, which would mix, and others none."""
     found: dict[int, int] = {}
     number = 0
     while len(found) < count:
@@ -127,7 +127,7 @@ def tickets_of(count: int) -> list[int]:
 
 
 def spark_hash(number: int) -> int:
-    """What Spark's `hash` says of an int: Murmur3, 32 bits, signed."""
+    """Spark's `hash` of an int: Murmur3, 32 bits, signed."""
     mixed = _rotated((number & _LOW_32) * 0xCC9E2D51 & _LOW_32, 15) * 0x1B873593 & _LOW_32
     found = (_rotated(SPARK_HASH_SEED ^ mixed, 13) * 5 + 0xE6546B64) & _LOW_32
     found ^= 4  # bytes of an int

@@ -1,7 +1,7 @@
-"""A look at partitions that are to be split: a few records at many places, in the driver, before a job.
+"""The survey of partitions that are to be split: a few records at many places, read in the driver before a job.
 
-Rules of this file: reads little (at most PLACES_MAX times RECORDS of a partition) and decides nothing; where to split
-is said by `standfast.restore.spark.split_plan`.
+Rules of this file: reads little (at most PLACES_MAX times RECORDS of a partition) and decides nothing;
+`standfast.restore.spark.split_plan` decides the split.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RECORDS = 50  # at each place
 
 
 def plan_splits(log: Log, what: Preflight, cores: int, split_bytes: int | None = None) -> dict[int, Split]:
-    """By partition, those that are worth it. Raises StateLost for a log that was cut off meanwhile."""
+    """Splits of the partitions that are worth one. Raises StateLost for a log that was truncated meanwhile."""
     parts = parts_of(sizes_of(what), cores, split_bytes)
     if not parts:
         return {}
@@ -30,6 +30,7 @@ def plan_splits(log: Log, what: Preflight, cores: int, split_bytes: int | None =
             span = what.ranges[number]
             places = list(look(reader, TopicPartition(what.topic, number), span, count))
             edges, keys = split_at(places, span.end, count)
+            # Without first keys of buckets, all sampled records have one key, and one bucket needs no shuffle.
             if keys:
                 found[number] = edges, keys
     finally:
@@ -45,7 +46,7 @@ def look(reader: LogReader, source: TopicPartition, span: Bounds, parts: int) ->
 
 
 def _place(reader: LogReader, source: TopicPartition, span: Bounds) -> Place:
-    """Where the log has a gap of many offsets, the next record stands for all of them."""
+    """Sample one place. In a gap of many offsets, the next record counts for all of them."""
     keys: list[bytes] = []
     size, behind = 0, span.begin
     for batch in fetch_span(reader, source, span, RECORDS):
@@ -60,5 +61,5 @@ def _place(reader: LogReader, source: TopicPartition, span: Bounds) -> Place:
 
 
 def sizes_of(what: Preflight) -> Mapping[int, float]:
-    """Bytes of each partition, about."""
+    """Estimated bytes of each partition."""
     return {number: (span.end - span.begin) * what.average_bytes for number, span in what.ranges.items()}

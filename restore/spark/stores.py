@@ -1,11 +1,11 @@
-"""Stores side by side on one Spark: sessions of their own, one budget of tasks, one measure of how far all are.
+"""Stores side by side on one Spark: sessions of their own, one budget of tasks, one measure of progress.
 
     each_store ── a thread for each store, while its tasks fit ── own session ── jobs of one group
 
-Spark gives free cores to the tasks of the job that was begun first and then to the next one's. That is what is wanted,
-so that stores are done one after the other: with FAIR pools all of them would be half done for long.
+Spark gives free cores to the tasks of the first job and then to the next one's. This order is intended, so that stores
+are done one after the other: with FAIR pools all of them would be half done for long.
 
-Rules of this file: threads, sessions and progress; what is done with a store is the caller's.
+Rules of this file: threads, sessions and progress; the caller decides the work on a store.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TASKS_PER_CORE = 2  # enough for the cores while the last tasks of a store end
 
 @dataclass(frozen=True, slots=True)
 class StoreWork(Generic[Result]):
-    """What is done with a store, in a session of its own; `tasks`: how many that has, about. `what` is for people."""
+    """Work on a store, in a session of its own; `tasks`: their estimated number. `what` describes it for people."""
 
     name: str
     what: str
@@ -39,9 +39,10 @@ class StoreWork(Generic[Result]):
 
 
 class Progress:
-    """How far stores are, all together: those that ended, and of those under way the share of Spark's tasks.
+    """Progress of all stores together: finished stores, and for those under way the share of Spark's finished tasks.
 
-    `begins(number, total, what)` is called in order, `at(part)` from any thread, one at a time and never with less.
+    It calls `begins(number, total, what)` in order, and `at(part)` from any thread, one at a time, with a `part` that
+    never falls.
     """
 
     def __init__(self, total: int, begins: Callable[[int, int, str], None], at: Callable[[float], None]) -> None:
@@ -65,11 +66,12 @@ class Progress:
             self._move(0.0)
 
     def tasks(self, done: int, total: int) -> None:
-        """Of all stages that Spark has under way, whichever store's they are."""
+        """Finished and total tasks of all stages that Spark has under way, whichever store's they are."""
         with self._lock:
             self._move((self._began - self._ended) * done / max(total, 1))
 
     def _move(self, under_way: float) -> None:
+        # A store that begins adds tasks to the total: the bar must not go back.
         self._at = max(self._at, min((self._ended + under_way) / max(self._total, 1), 1.0))
         self._tell(self._at)
 

@@ -1,12 +1,13 @@
-"""Verify on Spark: stores at rest against their changelogs, folded to the very positions that they stand at.
+"""Verify on Spark: stores at rest against their changelogs, folded to the positions of the stores.
 
     places (tasks) ──> positions ──> [begin, end now) of each changelog partition ──> sort ──> merge in the task
                                                                  │ rows "again"
                                                                  └──> once more, with new bounds, for the last time
 
-The job is driven by the list of tasks, not by the records: a partition whose log is empty is looked at like the others.
+The list of tasks drives the job, not the records: a partition whose log is empty is compared like the others, or its
+extra rows would go unseen.
 
-Rules of this file: plans, runs and adds up; what a difference means is said by `standfast.restore.judgement`, as in the
+Rules of this file: plans, runs and adds up; `standfast.restore.judgement` gives a difference its meaning, as in the
 verify of one process. It reads only.
 """
 
@@ -54,11 +55,11 @@ if TYPE_CHECKING:
 
 Looked: TypeAlias = dict[int, tuple[Facts, Outcome]]
 
-FOUND_BYTES_MIN = 32 << 10
+FOUND_BYTES_MIN = 32 << 10  # for each partition, however many share FOUND_BYTES
 
 
 class StoredAt(NamedTuple):
-    """A store of one partition, as its record has it; `known`, `note`: see `spark_places.Described`."""
+    """A store of one partition, as in its commit record; `known`, `note`: see `places.Described`."""
 
     place: Place
     definition: Mapping[str, Any]
@@ -70,7 +71,7 @@ class StoredAt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StorePlan:
-    """One store over its partitions: what is to be read, and what cannot be told and why."""
+    """One store over its partitions: the ranges to read, and in `untold` verdicts where the log cannot speak."""
 
     app: str
     spec: StoreSpec
@@ -88,7 +89,7 @@ class StorePlan:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Verdicts by store and partition, and every difference that was kept, with its store's name and partition."""
+    """Verdicts by store and partition, and every kept difference with its store's name and partition."""
 
     verdicts: tuple[StoreVerdict, ...]
     found: tuple[tuple[str, int, Found], ...]
@@ -96,7 +97,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class VerifyJob:
-    """What tasks are told."""
+    """Parameters of the tasks."""
 
     shape: StoreShape
     places: Mapping[int, Place]
@@ -107,7 +108,7 @@ class VerifyJob:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a job reads, and whom it tells how far it is."""
+    """Source of a job's records, its split, and the receiver of its progress."""
 
     source: SourceName
     options: Mapping[str, str]
@@ -116,11 +117,12 @@ class How:
 
 
 def stored_stores(places: Sequence[Place], name: str | None = None) -> dict[str, dict[int, StoredAt]]:
-    """Logged stores of these places, by name and partition. Raises UnknownStore, InvalidRequest for a mixed lot."""
+    """Logged stores of these places, by name and partition. Raises UnknownStore, InvalidRequest for two definitions."""
     found: dict[str, dict[int, StoredAt]] = {}
     definitions: dict[str, Mapping[str, Any]] = {}
     for place, at_place in stores_of(places):
         for store, at_rest in at_place.items():
+            # A store in memory has no files, and one without a changelog nothing to be compared with.
             kept = at_rest.definition["logging"] and at_rest.definition.get("engine") != "memory"
             if name not in (None, store) or not kept:
                 continue
@@ -135,7 +137,7 @@ def stored_stores(places: Sequence[Place], name: str | None = None) -> dict[str,
 
 
 def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -> StorePlan:
-    """Settle what is read for one store; partitions of which the log cannot speak are left out with their reason."""
+    """Settle the ranges to read for one store; partitions for which the log cannot speak get their verdict here."""
     definition = next(iter(stored.values())).definition
     spec = definition_spec(name, definition)
     topic = spec.changelog_of(app)
@@ -145,7 +147,7 @@ def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -
     asked = [number for number, at in stored.items() if not _mismatch(at, info, number, None)]
     reader = log.reader()
     try:
-        # All in one question: a topic may have a thousand partitions.
+        # One request for all partitions: a topic may have a thousand.
         bounds = reader.bounds([TopicPartition(topic, number) for number in sorted(asked)]) if asked else {}
         for partition, at_rest in sorted(stored.items()):
             source = TopicPartition(topic, partition)
@@ -159,7 +161,7 @@ def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -
         try:
             average = average_bytes(reader, topic, ranges)
         except StateLost:
-            average = 0.0  # cut off since the question: the job finds that out, and says it of the partitions
+            average = 0.0  # the log was truncated since; the job finds that too, and reports it by partition
     finally:
         reader.close()
     what = None
@@ -170,7 +172,7 @@ def plan_verify(log: Log, app: str, name: str, stored: Mapping[int, StoredAt]) -
 
 
 def _mismatch(at: StoredAt, info: TopicInfo | None, partition: int, span: Bounds | None) -> str:
-    """As `mismatch`; a position that is not known yet may be any."""
+    """Like `mismatch`, but an unknown position does not count against the log."""
     reason = mismatch(at.position, info, partition, span)
     return reason if at.known or reason == "topic-missing" else ""
 
@@ -191,10 +193,10 @@ def verify_store(
     looked: Looked | None = None,
     on_tasks: OnTasks | None = None,
 ) -> Verified:
-    """Verify one store. Rows that may have changed under the reader are looked at once more before they are judged.
+    """Verify one store. Rows that may have changed under the reader get a second look before their verdict.
 
     A verdict has the first `shown_max` rows that differ, `found` more of them: FOUND_MAX of a partition, FOUND_BYTES in
-    all. Values stay where they are unless `include_values`; then their first bytes come along. Partitions larger than
+    all. Values do not leave the tasks unless `include_values`; then their first bytes do. Partitions larger than
     `split_bytes` (None: see `split_plan`) are compared by several tasks. `looked` is a first look that was made in the
     pass of a rebuild.
     """
@@ -210,8 +212,10 @@ def verify_store(
         try:
             seen = _look(spark, log, plan, what, replace(settings, last=last), now_ms, how, looked or {})
         except (StateLost, UnknownStore):
+            # Partitions that the pass of the rebuild has seen keep their result.
             seen = looked or {}
             verdicts |= {number: _changed(plan, number) for number in what.ranges if number not in seen}
+        # The first look is of no use to the second, which is about rows that may have changed since.
         again, looked = [], None
         for number, (facts, outcome) in seen.items():
             if outcome.counts.get("again") and not last:
@@ -227,9 +231,10 @@ def verify_store(
 def _again(
     log: Log, plan: StorePlan, what: Preflight, numbers: Sequence[int], verdicts: dict[int, StoreVerdict]
 ) -> Preflight | None:
-    """The partitions that are looked at again, with their bounds now."""
+    """The partitions of the second look, with their present bounds."""
     if not numbers:
         return None
+    # Planned again, since the log may have been truncated or recreated since the first look.
     second = plan_verify(log, plan.app, plan.spec.name, {number: plan.stored[number] for number in numbers})
     verdicts |= {verdict.task.partition: verdict for verdict in second.untold}
     return second.what
@@ -253,7 +258,7 @@ def _changed(plan: StorePlan, number: int) -> StoreVerdict:
 def settings_of(
     plan: StorePlan, sample: float = 1.0, *, digest_only: bool = False, include_values: bool = False, shown_max: int = 0
 ) -> Settings:
-    """How tasks look at the rows of a store; rows that are wrong end in the driver, which has those of all tasks."""
+    """Settings for the tasks of a store; the bounds are shares, since wrong rows of all tasks end in the driver."""
     return Settings(
         limit=0,
         sample=max(1, round(sample * (SAMPLE_BITS + 1))),
@@ -274,7 +279,7 @@ def _look(
     how: How,
     looked: Looked,
 ) -> Looked:
-    """One look at all partitions of `what`, but for those that were `looked` at."""
+    """One look at all partitions of `what`, except those already in `looked`."""
     left = {number: span for number, span in what.ranges.items() if number not in looked}
     looked = {number: one for number, one in looked.items() if number in what.ranges}
     if not left:
@@ -289,36 +294,38 @@ def _look(
 
 
 def limits_of(plan: StorePlan, what: Preflight, now_ms: int) -> tuple[dict[int, int], dict[int, bool]]:
-    """By partition: the offset that its store stands at, and whether deletes may have gone from its log by now."""
+    """By partition: the position of its store, and whether its log may have lost deletes by now."""
     limits, old = {}, {}
     for number in what.ranges:
         position = plan.stored[number].position
         if position is None:
             raise InternalError(f"verify of {plan.spec.name}, partition {number}: its position was not read yet")
         limits[number] = position.offset
+        # By age alone: whether the partition was compacted and has gaps is known to its task, which combines the three.
         old[number] = deletes_expired(what.info.policy, now_ms - position.at_ms, compacted=True, gaps=True)
     return limits, old
 
 
 def collected(rows: Iterable[Any], expected: Collection[int], settings: Settings) -> Looked:
-    """What tasks told of each partition, its buckets added up. Raises InternalError for one of which nothing came."""
+    """The tasks' results by partition, with buckets added up. Raises InternalError for a partition without one."""
     parts: dict[int, list[tuple[Facts, Outcome]]] = {}
     found: dict[int, list[Found]] = {}
     for row in rows:
         if row.summary is not None:
             parts.setdefault(row.partition, []).append(load_summary(row.summary))
-        elif row.answer is None:
+        elif row.answer is None:  # else a rebuild's answer from the same pass
             found.setdefault(row.partition, []).append(load_found(row))
     if parts.keys() != set(expected):
         raise InternalError(f"verify: partitions {sorted(set(expected) - parts.keys())} gave no answer")
     looked: Looked = {}
     for number, own in parts.items():
         own.sort(key=lambda one: one[0].bucket)
+        # A missing bucket would pass for one whose rows are all equal.
         if [facts.bucket for facts, _ in own] != list(range(len(own))):
             raise InternalError(f"verify: partition {number} is not whole: {[facts.bucket for facts, _ in own]}")
         facts, outcome = added_up(own)
-        rows_found = sorted(found.get(number, ()), key=lambda one: one.key)  # of buckets in key order, as of one task
-        outcome.found.extend(rows_found[: settings.differences_max])
+        rows_found = sorted(found.get(number, ()), key=lambda one: one.key)  # as one task would give them, in key order
+        outcome.found.extend(rows_found[: settings.differences_max])  # each bucket has kept as many
         looked[number] = facts, outcome
     return looked
 
@@ -332,7 +339,7 @@ def _merging(job: VerifyJob) -> Mapper:
 
 
 def told(facts: Facts, outcome: Outcome) -> Iterator[pa.RecordBatch]:
-    """What a task says of its partition or bucket."""
+    """The rows by which a task reports its partition or bucket."""
     yield summary_batch(facts, outcome)
     for at in range(0, len(outcome.found), FOUND_ROWS):
         yield found_batch(facts.partition, outcome.found[at : at + FOUND_ROWS])
@@ -345,12 +352,13 @@ def verify_partition(job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBa
     settings, split = replace(job.settings, limit=limit), job.shape.splits.get(number)
     if split is not None:
         low, high = split.span(facts.bucket)
-        share = max(FOUND_BYTES_MIN, settings.found_bytes // split.buckets)
+        share = max(FOUND_BYTES_MIN, settings.found_bytes // split.buckets)  # the bound is the partition's
         settings = replace(settings, low=low, high=high, found_bytes=share)
     compacted = facts.records < limit - span.begin
     gaps = facts.above < span.end - limit
     log = LogFacts(span.begin, compacted, compacted and gaps and job.old[number])
     with open_place(job.places[number], job.shape.name, job.shape.definition) as at_rest:
+        # The driver planned with this position: a store that went on since would be compared at the wrong offset.
         if at_rest.position is None or at_rest.position.offset != limit:
             raise InvalidRequest(
                 f"store {job.shape.name!r} of {job.places[number]} was at {limit} and is at another offset now: it "
@@ -364,7 +372,7 @@ def verify_partition(job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBa
 def _digests(
     job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBatch], store: Any, settings: Settings
 ) -> Outcome:
-    """Both digests and nothing else: cheaper, and a store can say its own without Spark."""
+    """Both digests only: cheaper than a merge, and a store can compute its own without Spark."""
     seen = replace(facts, observed_ms=max(facts.observed_ms, store.rows.observed_ms))
     counts = Counts()
     fold = fold_rows(job.shape, seen, counts)
@@ -393,7 +401,7 @@ def _verdict(
     position, said = at_rest.position.offset, None
     if settings.digest_only:
         said = _by_digests(outcome, gone=facts.records < position - span.begin or facts.above > 0)
-        outcome.matched = outcome.log_digest.count if said[0] == "equal" else 0
+        outcome.matched = outcome.log_digest.count if said[0] == "equal" else 0  # unequal digests name no row
     return concluded(
         plan.spec,
         at_rest.place.task,
@@ -411,12 +419,12 @@ def _verdict(
 
 
 def _by_digests(outcome: Outcome, *, gone: bool) -> tuple[Verdict, str]:
-    """(verdict, reason); `gone`: the log may lack records that explain why the digests differ."""
+    """(verdict, reason); `gone`: the log may lack records that would explain the difference."""
     if outcome.log_digest == outcome.store_digest:
         return "equal", ""
     return ("inconclusive", "digest-only") if gone else ("different", "")
 
 
 def _own_serdes(definition: Mapping[str, Any]) -> bool:
-    """Whether a serde of the store is the application's own, and not known here."""
+    """Whether a serde of the store is the application's own, and unknown here."""
     return any(serdes.by_name(definition[part]) is None for part in ("key", "value"))

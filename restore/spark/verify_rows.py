@@ -1,10 +1,10 @@
-"""What a task of a verify tells the driver: one row with counts and digests, and the rows that are wrong.
+"""Rows that a task of a verify returns to the driver: one with counts and digests, and one for each wrong row.
 
     summary     facts of the partition, matched, counts by verdict, digests, as JSON
-    answer      of a task that rebuilds as well: what it tells of that, as JSON
-    otherwise   a row that is wrong: key, and of each side time, size, hash, and the first bytes of its value if asked
+    answer      the rebuild's answer of a task that rebuilds as well, as JSON
+    otherwise   a wrong row: key, and of each side time, size, hash, and the first bytes of its value if requested
 
-Rules of this file: to Arrow and back, nothing else. How much a task keeps is bounded by `merge.Settings`.
+Rules of this file: to Arrow and back, nothing else. `merge.Settings` bounds the wrong rows that a task keeps.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from standfast.restore.spark.batches import Facts, ddl
 
 FOUND_ROWS = 1_000  # differences in one batch
 SIDES = ("log", "store")
+# One schema for all kinds of rows, since a `mapInArrow` has only one.
 OUT = pa.schema(
     [
         ("partition", pa.int32()),
@@ -48,13 +49,13 @@ _UNSIGNED = 1 << 64
 
 
 def answer_batch(partition: int, answer: str) -> pa.RecordBatch:
-    """What a rebuild tells of a partition."""
+    """The row with a rebuild's answer for a partition."""
     cells: dict[str, list[Any]] = {name: [None] for name in OUT.names}
     return pa.RecordBatch.from_pydict(cells | {"partition": [partition], "answer": [answer]}, schema=OUT)
 
 
 def summary_batch(facts: Facts, outcome: Outcome) -> pa.RecordBatch:
-    """The row of a partition."""
+    """The summary row of a partition."""
     summary = {
         "facts": asdict(facts),
         "matched": outcome.matched,
@@ -69,7 +70,7 @@ def summary_batch(facts: Facts, outcome: Outcome) -> pa.RecordBatch:
 
 
 def load_summary(text: str) -> tuple[Facts, Outcome]:
-    """Inverse of summary_batch; the rows that are wrong come by themselves."""
+    """Inverse of summary_batch; wrong rows have batches of their own."""
     summary = json.loads(text)
     counts: dict[RowVerdict, int] = summary["counts"]
     digests = Digest.from_hex(summary["log_digest"]), Digest.from_hex(summary["store_digest"])
@@ -77,7 +78,7 @@ def load_summary(text: str) -> tuple[Facts, Outcome]:
 
 
 def found_batch(partition: int, found: Sequence[Found]) -> pa.RecordBatch:
-    """Rows that are wrong."""
+    """Wrong rows as a batch."""
     cells: dict[str, list[Any]] = {
         "partition": [partition] * len(found),
         "summary": [None] * len(found),
@@ -96,12 +97,13 @@ def found_batch(partition: int, found: Sequence[Found]) -> pa.RecordBatch:
 
 
 def load_found(row: Any) -> Found:
-    """One row of `found_batch`, as Spark gives it."""
+    """One row of `found_batch`, as returned by Spark."""
+    # Spark 4.0 gives binary cells as bytearray.
     return Found(row.kind, bytes(row.key), _side(row, "log"), _side(row, "store"), row.offset)
 
 
 def added_up(parts: Sequence[tuple[Facts, Outcome]]) -> tuple[Facts, Outcome]:
-    """A partition from its buckets: rows that are wrong are not among it, since they come by themselves."""
+    """A partition from its buckets, without the wrong rows, which have batches of their own."""
     facts, first = parts[0]
     if len(parts) == 1:
         return facts, first
@@ -113,6 +115,7 @@ def added_up(parts: Sequence[tuple[Facts, Outcome]]) -> tuple[Facts, Outcome]:
         total.store_digest += one.store_digest
         for verdict, count in one.counts.items():
             total.counts[verdict] = total.counts.get(verdict, 0) + count
+    # Every bucket has the facts of the whole partition, but counts only the refused records of its own keys.
     return replace(facts, bucket=0, refused=sum(one.refused for one, _ in parts)), total
 
 
@@ -120,10 +123,10 @@ def _side(row: Any, name: str) -> RowSide | None:
     timestamp, value = row[f"{name}_timestamp"], row[f"{name}_value"]
     if timestamp is None:
         return None
-    kept = None if value is None else bytes(value)
+    kept = None if value is None else bytes(value)  # a bytearray in Spark 4.0
     return RowSide(timestamp, kept, row[f"{name}_bytes"], row[f"{name}_hash"] % _UNSIGNED)
 
 
 def _signed(number: int) -> int:
-    """Spark has no unsigned numbers."""
+    """A 64-bit hash as a signed number: Spark has no unsigned ones."""
     return number - _UNSIGNED if number >= _UNSIGNED >> 1 else number

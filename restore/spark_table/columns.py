@@ -1,4 +1,4 @@
-"""Columns of rows for Spark: which there are for a kind of store, and cells from raw bytes by serde and type.
+"""Columns of rows for Spark, by kind of store, and cells from raw bytes by serde and type.
 
     keyvalue    partition  key  value  timestamp
     window      partition  key  window_start  window_end  [sequence]  value  timestamp
@@ -7,8 +7,8 @@
     changelog   partition  offset, the columns of the kind, timestamp          value null: a delete
     changes     the same, with `change` and on demand `old_value`, `old_timestamp`
 
-The type of `key` and `value` decides how they are read: binary is the bytes as they are, everything else goes through
-the serde. json and msgpack become any type that fits (a struct takes its fields by name, absent ones are null), or, as
+The type of `key` and `value` decides their reading: binary takes the stored bytes, every other type goes through the
+serde. json and msgpack become any type that fits (a struct takes its fields by name, absent ones are null), or, as
 string, JSON text.
 
 Rules of this file: values to columns and back; no store and no log. A cell that does not fit is an error that names
@@ -59,7 +59,7 @@ _SIMPLE = re.compile(r"(struct|array|map)\s*<.*>|\w+(\(.*\))?", re.IGNORECASE | 
 
 
 def key_columns(spec: StoreSpec) -> dict[str, str]:
-    """Columns that say whose value it is, beside the key, with their types."""
+    """Columns that identify a row beside its key, with their types."""
     times = spec.traits.times
     found = {} if times is None else {f"{times.unit}_start": TIME, f"{times.unit}_end": TIME}
     return found | ({"sequence": "int"} if spec.numbered else {})
@@ -86,7 +86,7 @@ def log_columns(spec: StoreSpec, given: Given) -> dict[str, str]:
 
 
 def column_type(part: str, spec: StoreSpec, given: Given) -> str:
-    """Type of the key or value column as options say: binary unless a serde is named or `decode` is true."""
+    """Type of the key or value column, from the options: binary unless a serde is named or `decode` is true."""
     schema = given.text(f"{part}Schema")
     serde: Serde[Any] = getattr(spec, part)
     if schema is not None:
@@ -99,19 +99,20 @@ def column_type(part: str, spec: StoreSpec, given: Given) -> str:
 
 
 def ddl(columns: Mapping[str, str]) -> str:
-    """Columns as Spark writes a schema."""
+    """Columns in Spark's notation of a schema."""
     return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
 
 class Shaper:
-    """Makes batches of the wanted columns; `columns` are those that there are.
+    """Makes batches of the schema's columns; `columns` are the available ones.
 
-    Raises InvalidRequest if the schema asks for a column that there is not, or for a type that cannot be.
+    Raises InvalidRequest if the schema has an unknown column, or an impossible type for one.
     """
 
     def __init__(self, schema: StructType, columns: Mapping[str, str], spec: StoreSpec, what: str) -> None:
         self._what = what
         self._spec = spec
+        # A batch must have exactly the declared schema: int32 instead of int64 fails in Java.
         self._arrow = to_arrow_schema(schema)
         self.names = tuple(schema.fieldNames())
         self._decoders: dict[str, Callable[[Sequence[Any]], pa.Array]] = {}
@@ -157,8 +158,9 @@ class Shaper:
             raise self._damaged(part, name, kind, cells, error) from error
 
     def _damaged(self, part: str, name: str, kind: Any, cells: Cells, error: Exception) -> Corruption:
-        """Says which row it was: the batch is gone through again, one by one."""
+        """The error with its row's key, found by decoding the batch again, cell by cell."""
         serde: Serde[Any] = getattr(self._spec, part)
+        # Only after a failure: trying each cell by itself would slow every batch.
         keys, raws = (listed(cells[one]) for one in ("key", name))
         for key, raw in zip(keys, raws, strict=True):
             try:
@@ -177,12 +179,13 @@ def listed(cells: Any) -> list[Any]:
 
 
 def decoded(cells: Any, serde: Serde[Any], kind: Any, *, as_text: bool) -> pa.Array:
-    """Raw cells, a sequence or an array, as one column; None stays null. Raises what serde and library raise."""
+    """Raw cells, a sequence or an array, as one column; None stays null. Raises the errors of serde and library."""
     name = serde.name
     if name == "string" or (name == "json" and as_text):
         raw = cells if isinstance(cells, pa.Array) else pa.array(cells, pa.binary())
-        return raw.cast(pa.string()).cast(kind)
+        return raw.cast(pa.string()).cast(kind)  # JSON text is UTF-8 already: no parsing
     raws = listed(cells)
+    # Whole columns of 8-byte numbers at once; a null or a damaged cell takes the slow way, which finds it.
     if name == "int64" and all(raw is not None and len(raw) == 8 for raw in raws):
         return pa.array(np.frombuffer(b"".join(raws), ">i8").astype(np.int64))
     if name == "float64" and all(raw is not None and len(raw) == 8 for raw in raws):
@@ -196,7 +199,8 @@ def decoded(cells: Any, serde: Serde[Any], kind: Any, *, as_text: bool) -> pa.Ar
 
 
 def split_times(rows: pa.Array, store: str) -> tuple[pa.Array, pa.Array]:
-    """Timestamps and values of rows, which begin with 8 bytes of timestamp. Raises Corruption for a shorter one."""
+    """Timestamps and values of rows, which begin with 8 bytes of timestamp. Raises Corruption for a shorter row."""
+    # On the buffers of the column, without a call for each row.
     _, places, raw = rows.buffers()
     ends = np.frombuffer(places, np.int32, len(rows) + 1, rows.offset * 4)
     if len(rows) and int(np.diff(ends).min()) < TIME_BYTES:
@@ -217,7 +221,7 @@ def fits(serde: Serde[Any], kind: DataType) -> bool:
 
 
 def wanted(serde: Serde[Any]) -> str:
-    """The types that go with a serde, beside binary."""
+    """The types that fit a serde, beside binary, for error messages."""
     shapes = "string (JSON text), boolean, numbers, array, map of string, struct"
     return {"string": "string", "int64": "bigint", "float64": "double", "bytes": "name its serde"}.get(
         serde.name, shapes
@@ -225,18 +229,18 @@ def wanted(serde: Serde[Any]) -> str:
 
 
 def plain(kind: DataType) -> bool:
-    """Whether JSON can hold such values."""
+    """Whether JSON can hold values of this type."""
     if isinstance(kind, StructType):
         return all(plain(field.dataType) for field in kind.fields)
     if isinstance(kind, ArrayType):
         return plain(kind.elementType)
     if isinstance(kind, MapType):
-        return isinstance(kind.keyType, StringType) and plain(kind.valueType)
+        return isinstance(kind.keyType, StringType) and plain(kind.valueType)  # JSON's keys are strings
     return isinstance(kind, (StringType, BooleanType, DoubleType, FloatType, *WHOLE))
 
 
 def shown(key: bytes | None) -> str:
-    """A key for an error: text where it is text, else hex."""
+    """A key for an error message: as text if it is text, else in hex."""
     if key is None:
         return "null"
     try:
@@ -255,7 +259,7 @@ def filter_key(text: str, serde: Serde[Any], option: str) -> bytes:
             return text.encode()
         value = json.loads(text)
         if serde.name == "float64":
-            value = float(value)
+            value = float(value)  # JSON reads 1 as an int
         raw: bytes = serde.serialize(value)
         return raw
     except Exception as error:
@@ -264,5 +268,5 @@ def filter_key(text: str, serde: Serde[Any], option: str) -> bytes:
 
 
 def turned(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Rows, at least one, as columns. zip(*rows) has thousands of arguments, and takes ten times as long."""
+    """Rows, at least one, as columns. zip(*rows) would have thousands of arguments and take ten times as long."""
     return [[row[at] for row in rows] for at in range(len(rows[0]))]

@@ -1,10 +1,10 @@
 """Rows of a DataFrame as records of a store: the inverse of `columns.py`.
 
-    binary            bytes as they are, but they must read as the serde says
+    binary            bytes unchanged, but the serde must be able to read them
     anything else     through the serde; a string column of a json or msgpack store is JSON text
 
-Rules of this file: values in, records out, in the order of the rows. It refuses what a store could not hold: a null key
-or value, a time below 0, bytes over the limits, types that do not go with the serde.
+Rules of this file: values in, records out, in the order of the rows. It refuses rows that a store could not hold: a
+null key or value, a time below 0, bytes over the limits, types that do not fit the serde.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from standfast.store.serde import Serde
 from standfast.store.specs import StoreSpec
 from standfast.store.types.typed import NO_TIMESTAMP
 
-DERIVED = ("window_end",)  # a read gives it, and it says nothing new
+DERIVED = ("window_end",)  # a read gives it, and it follows from other columns
 
 
 class Encoded(NamedTuple):
-    """A row. `row_key` is its key in the changelog; `ends` is where a version ends (None: not yet, or no version)."""
+    """A row. `row_key`: its key in the changelog; `ends`: the end of a version (None: the latest, or no version)."""
 
     partition: int
     row_key: bytes
@@ -43,7 +43,7 @@ _make = cast("Callable[[tuple[Any, ...]], Encoded]", partial(tuple.__new__, Enco
 
 
 class Encoder:
-    """Rows of batches of one schema. Raises InvalidRequest if the schema does not go with the store."""
+    """Encodes batches of one schema. Raises InvalidRequest if the schema does not fit the store."""
 
     def __init__(self, schema: StructType, spec: StoreSpec, partitions: int) -> None:
         self._spec = spec
@@ -56,7 +56,7 @@ class Encoder:
         self._value = _writer(spec.value, self._types["value"])
 
     def rows(self, batch: pa.RecordBatch) -> list[Encoded]:
-        """Rows of a batch."""
+        """The encoded rows of a batch."""
         if not batch.num_rows:
             return []
         cells = {name: listed(batch.column(name)) for name in batch.schema.names}
@@ -97,6 +97,7 @@ class Encoder:
         try:
             raws = list(map(write, cells))
         except Exception as error:
+            # The row is looked for only now: trying each cell by itself would slow every batch.
             raise self._refused(part, write, cells, keys) from error
         largest = max(map(len, raws))
         limit = KEY_MAX_BYTES if part == "key" else VALUE_MAX_BYTES
@@ -107,7 +108,7 @@ class Encoder:
     def _refused(
         self, part: str, write: Callable[[Any], bytes], cells: Sequence[Any], keys: Sequence[Any]
     ) -> InvalidRequest:
-        """Says which row it was."""
+        """The error with its row's key, found by encoding the cells again."""
         serde: Serde[Any] = getattr(self._spec, part)
         for cell, key in zip(cells, keys, strict=True):
             try:
@@ -156,7 +157,7 @@ def _problems(types: dict[str, DataType], spec: StoreSpec) -> list[str]:
 
 
 def _takes(serde: Serde[Any], kind: DataType) -> bool:
-    """As a read does, and whole numbers of any width."""
+    """Whether a type can be written by a serde: those of a read, and whole numbers of any width."""
     return fits(serde, kind) or (serde.name == "int64" and isinstance(kind, WHOLE))
 
 
@@ -167,7 +168,7 @@ def _writer(serde: Serde[Any], kind: DataType) -> Callable[[Any], bytes]:
             return bytes
 
         def checked(raw: bytes) -> bytes:
-            read(raw)
+            read(raw)  # bytes that the serde cannot read are refused here, not by a reader of the store
             return raw
 
         return checked

@@ -1,18 +1,18 @@
-"""Changelogs as rows for Spark: every record between offsets, or what each of them changed.
+"""Changelogs as rows for Spark: every record between offsets, or the change that each of them made.
 
     changelog    a row for each record; value null: a delete
     changes      a row for each change of the store, with `change` and on demand the old value
 
-    inserted    the key had no value            deleted    it had one, and has none now (of none: no change, no row)
-    updated     it had one                      written    inserted or updated: nobody can tell, because an earlier
+    inserted    the key had no value            deleted    it had one, and has none now (without one: no change, no row)
+    updated     it had one                      written    inserted or updated: unknown which, because an earlier
                                                            record may have been removed from the log
 
-For changes the log is read up to three times: between the offsets for the keys, from its beginning for what these keys
-held, and again. Memory holds the changed keys of a partition, with their values if old ones are asked for.
+For changes the log is read up to three times: between the offsets for the keys, from its beginning for their earlier
+values, and again. Memory holds the changed keys of a partition, with their values if old ones are requested.
 
-Records without a key, which no store writes, are left out and counted in the log of the process that read them.
+Records without a key, which no store writes, are skipped; a warning of the reading process counts them.
 
-Rules of this file: reads only, from and to explicit offsets within what the log holds, of what is committed.
+Rules of this file: reads only committed records, from and to explicit offsets within the log's bounds.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from standfast.store.log import logger
 from standfast.store.specs import StoreSpec
 
 Identity: TypeAlias = "bytes | tuple[bytes, int]"
-# (timestamp, value) of what a key holds; an empty value where old ones are not asked for.
+# (timestamp, value) of a key; the value is empty unless old ones are requested.
 Held: TypeAlias = tuple[int, bytes]
 
 
 class LogPart(InputPartition):
-    """Offsets begin <= o < end of one partition; the log holds it from `log_begin`."""
+    """Offsets begin <= o < end of one partition, whose log begins at `log_begin`."""
 
     def __init__(self, partition: int, span: Bounds, log_begin: int) -> None:
         super().__init__(partition)
@@ -52,7 +52,7 @@ class LogPart(InputPartition):
 
 
 class Source(NamedTuple):
-    """A changelog: where it is, and of which store."""
+    """A changelog: its log's address, its topic, and its store."""
 
     address: str
     topic: str
@@ -84,7 +84,7 @@ class LogReader(DataSourceReader):
         self._given = given
         self._source = source_of(given)
         self._schema = schema
-        self._shaper()
+        self._shaper()  # an unfit schema is refused in the driver, before a task starts
 
     def partitions(self) -> list[InputPartition]:
         """One for each partition of the changelog that has offsets to read."""
@@ -117,7 +117,7 @@ class LogReader(DataSourceReader):
 
 
 class ChangesReader(LogReader):
-    """What the records changed."""
+    """Changes that the records of a changelog made."""
 
     def _cells(self, part: LogPart) -> Iterator[tuple[int, Cells]]:
         changes = Changes(self._source, part, values=self._given.flag("oldValues"))
@@ -142,7 +142,7 @@ class Changes:
         self._versioned = source.spec.traits.versions
 
     def batches(self) -> Iterator[tuple[pa.RecordBatch, list[str], list[Held | None]]]:
-        """Records that changed something, what they did, and what was there before."""
+        """(records that changed the store, their kinds of change, the values before them)."""
         held, unsure = self._before()
         for batch in self._read(self._part.span):
             kinds: list[str] = []
@@ -152,7 +152,7 @@ class Changes:
                 known = key in held
                 before = held.get(key)
                 if value is None and before is None and (known or not unsure):
-                    kept[index] = False  # nothing was there to be deleted
+                    kept[index] = False  # a delete of an absent key
                     continue
                 kinds.append(_change(before, value, known or not unsure))
                 old.append(before)
@@ -161,11 +161,13 @@ class Changes:
                 yield batch if kept.all() else batch.filter(pa.array(kept)), kinds, old
 
     def _before(self) -> tuple[dict[Identity, Held | None], bool]:
-        """What the changed keys held at the first offset, and whether a key not among them may have held something."""
+        """Values of the changed keys at the first offset, and whether a key without one may have had one too."""
         part = self._part
         held: dict[Identity, Held | None] = {}
+        # Nothing of the log lies before; with a begin above 0, records that did are gone.
         if part.span.begin <= part.log_begin:
             return held, part.log_begin > 0
+        # A pass for the keys first, so that memory grows with the changes and not with the store.
         changed = {key for batch in self._read(part.span) for key, _, _ in self._rows(batch)}
         records = 0
         for batch in read_range(self._source.address, self._at, Bounds(part.log_begin, part.span.begin)):
@@ -173,6 +175,7 @@ class Changes:
             for key, stamp, value in self._rows(batch):
                 if key in changed:
                     held[key] = None if value is None else (stamp, value if self._values else b"")
+        # Fewer records than offsets: compaction may have removed the only record of a key.
         return held, part.log_begin > 0 or records < part.span.begin - part.log_begin
 
     def _read(self, span: Bounds) -> Iterator[pa.RecordBatch]:
@@ -206,7 +209,7 @@ def read_keyed(address: str, at: TopicPartition, span: Bounds) -> Iterator[pa.Re
 
 
 def split_keys(spec: StoreSpec, keys: pa.Array, topic: str) -> dict[str, Any]:
-    """Keys of records as columns. Raises Corruption for one that no such store writes."""
+    """Keys of records as columns. Raises Corruption for a key that no such store writes."""
     times = spec.traits.times
     if times is None:
         return {"key": keys}
@@ -217,7 +220,7 @@ def split_keys(spec: StoreSpec, keys: pa.Array, topic: str) -> dict[str, Any]:
 
 
 def spans(source: Source, given: Given, start: Any, end: Any) -> Iterator[LogPart]:
-    """What is to be read of each partition. Raises UnknownStore for an absent topic, InvalidRequest for offsets."""
+    """The offsets to read of each partition. Raises UnknownStore for an absent topic, InvalidRequest for offsets."""
     log = open_log(source.address)
     try:
         info = log.admin.describe_topic(source.topic)

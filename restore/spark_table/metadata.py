@@ -1,11 +1,11 @@
-"""What there is at an address, as rows for Spark: a row for each store of each task or partition of a manifest.
+"""Metadata of the stores at an address, as rows for Spark: one for each store of each task or manifest partition.
 
-    position, topic_id     next offset of its changelog that is to be applied
+    position, topic_id     next offset of the changelog to apply
     sources                committed offsets of the task's sources, by topic/partition (tasks only)
-    rows                   of a manifest: entries of its files; of a task: RocksDB's estimate, null in object storage
-    made, digest           of a manifest: rebuild, snapshot, ...; null for a task
+    rows                   manifest: entries of its files; task: RocksDB's estimate, null in object storage
+    made, digest           manifest: rebuild, snapshot, ...; null for a task
 
-Rules of this file: reads only; records and sizes, no rows.
+Rules of this file: reads only; commit records and sizes, no rows.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class MetadataReader(DataSourceReader):
         return [StorePlace(place) for place in places_at(self._address, self._app)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One batch for a task, of a row for each of its stores."""
+        """One batch for a task, with a row for each of its stores."""
         if not isinstance(partition, StorePlace):
             raise InternalError(f"the source was handed {partition!r}, which is none of its partitions")
         place = partition.place
@@ -96,13 +96,14 @@ def _of_manifest(place: Place) -> Iterator[dict[str, Any]]:
 
 
 def _of_task(place: Place) -> Iterator[dict[str, Any]]:
+    # Rows of no store are needed, so that little is fetched from object storage.
     with open_database(place, None) as engine:
         raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
         cut = Cut.decode(raw, str(place)) if raw is not None else Cut()
         for name, definition in sorted(definitions_of(engine, str(place)).items()):
             times = cut.stores.get(name, StoreTimes())
             sizes = _sizes(engine, name)
-            if place.remote:  # the estimate is made of the table files, which stay where they are
+            if place.remote:  # the estimate needs the table files, which are not fetched
                 sizes["rows"] = None
             yield (
                 _row(place, name, definition, cut.positions.get(name), times.observed_ms)
@@ -131,6 +132,7 @@ def _row(
 
 
 def _sizes(engine: RocksEngine, name: str) -> dict[str, int | None]:
+    # Window and session stores have a family for each segment.
     families = [family for family in engine.families() if (parse_family(family) or (family, 0))[0] == name]
     sizes = [engine.statistics(family) for family in families]
     return {

@@ -1,11 +1,11 @@
 """Options of `spark.read.format("standfast")` and of writing: text, as Spark passes it, to checked values.
 
-    kind        store (default) | changelog | changes | metadata           what is read
-    path        a state directory, one of its tasks, or a folder with a manifest; `state` where SQL keeps `path`
+    kind        store (default) | changelog | changes | metadata           the content of the table
+    path        a state directory, one of its tasks, or a folder with a manifest; `state` if SQL keeps `path` to itself
     log, topic  the log, and the changelog (or app and storeName, which name it)
 
-Rules of this file: pure; it reads no file and asks no log. An option that is not known is refused and never passed
-over: Spark itself would ignore a misspelt one. Every problem is said at once.
+Rules of this file: pure; it reads no file and asks no log. Unknown options are refused, because Spark itself would
+ignore a misspelt one. All problems are reported at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RETENTION_UNKNOWN_MS = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which rows of a store are read; keys are raw. None: no bound. Key bounds and time bounds are both included."""
+    """Bounds of a read of a store; keys are raw, both ends inclusive, for keys and for times. None: no bound."""
 
     key_from: bytes | None = None
     key_to: bytes | None = None
@@ -57,7 +57,7 @@ class Filters:
     limit: int | None = None
 
     def takes(self, key: bytes) -> bool:
-        """Whether rows of a key are wanted."""
+        """Whether a key is within the bounds."""
         return (
             (self.key_from is None or key >= self.key_from)
             and (self.key_to is None or key <= self.key_to)
@@ -66,7 +66,7 @@ class Filters:
 
     @property
     def by_key(self) -> bool:
-        """Whether any key is left out."""
+        """Whether any bound of keys is set."""
         return not (self.key_from is None and self.key_to is None and self.key_prefix is None)
 
 
@@ -78,21 +78,22 @@ class Given:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self, name: str) -> str | None:
-        """A text, None if it was not given."""
+        """A text option, None if absent."""
         return self.values.get(name)
 
     def number(self, name: str) -> int | None:
-        """A number, None if it was not given."""
+        """A number option, None if absent."""
         return self.values.get(name)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A flag."""
+        """A flag option, `default` if absent."""
         found: bool = self.values.get(name, default)
         return found
 
     @property
     def place(self) -> str:
-        """Where files are. Raises BadConfig if nothing says so."""
+        """The folder. Raises BadConfig if no option names it."""
+        # CREATE TABLE takes `path` for the table's own location, and the reader never gets it.
         found = self.text("state") or self.text("path")
         if found is None:
             what = "to write to" if self.kind == "write" else "of the state directory, or of one with a manifest"
@@ -100,19 +101,19 @@ class Given:
         return found
 
     def need(self, name: str, example: str) -> str:
-        """A text that must be there. Raises BadConfig."""
+        """A required text option. Raises BadConfig if absent."""
         found = self.text(name)
         if found is None:
             raise BadConfig([f'option("{name}", ...) is needed here, as in {example}'])
         return found
 
     def serde(self, part: str) -> Serde[Any] | None:
-        """The serde that was named for "key" or "value", None if there was none."""
+        """The named serde for "key" or "value", None if absent."""
         name = self.text(f"{part}Serde")
         return None if name is None else serdes.by_name(name)
 
     def partitions(self) -> list[int] | None:
-        """Wanted partitions, ascending; None: all."""
+        """Partitions to read, ascending; None: all."""
         text = self.text("partitions")
         return None if text is None else sorted({int(one) for one in text.split(",")})
 
@@ -127,7 +128,7 @@ class Given:
 
 def parse(kind: str | None, options: Mapping[str, str]) -> Given:
     """Check options for reading `options["kind"]`, or for `kind` "write". Raises BadConfig with every problem."""
-    lower = {name.lower(): value for name, value in options.items()}
+    lower = {name.lower(): value for name, value in options.items()}  # names of Spark's options ignore case
     kind = kind or lower.get("kind", "store").lower()
     known = OPTIONS.get(kind)
     if known is None or (kind == "write" and "kind" in lower):
@@ -170,7 +171,7 @@ def described_store(given: Given, name: str) -> StoreSpec:
 
 
 def kept_definition(given: Given, spec: StoreSpec) -> dict[str, Any]:
-    """What is kept of a store that options describe: serdes of the application's own by their names."""
+    """The definition that a manifest records for a described store: serdes of the application's own by their names."""
     if "definition" not in given.values:
         return spec.definition()
     kept = {name: one for name, one in json.loads(given.values["definition"]).items() if name != "engine"}

@@ -1,11 +1,11 @@
-"""Sorted files of one task of a write, by partition; and what files of a partition amount to once all are there.
+"""Sorted files of one task of a write, by partition, and their counts and digest once all files are complete.
 
     encoded rows ── by partition ──> RunBuilder, or versions replayed ──> SST files ── settle ──> counts and digest
 
-Files of one family may overlap: each key is in one of them only, which `settle` makes sure of.
+Files of one family may overlap, but each key is in one of them only: `settle` ensures it.
 
 Rules of this file: local files only; it knows no Spark. Two rows of a key are an error that names the key, never a
-choice between them. Rows past retention are left out with their segments, as a restore leaves them out.
+choice between them. Rows past retention are skipped with their segments, as in a restore.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from standfast.store.task.cut import StoreTimes
 from standfast.store.types.versioned import replay_key
 
 BUDGET_BYTES_MIN = 1 << 20
-# Of the budget, what the builder of a run may take; the rest is for the keys that were seen.
+# The share of the budget for a run's builder; the rest is for the set of its keys.
 BUILDER_SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one partition as files. `records` counts rows given, `expired` those past retention."""
+    """Rows of one partition as files. `records` counts all rows, `expired` those past retention."""
 
     partition: int
     files: tuple[ManifestFile, ...]
@@ -69,7 +69,7 @@ class PartBuilder:
         self._builder = RunBuilder(spec, folder, str(partition), partition, 0, int(self._budget_bytes * BUILDER_SHARE))
 
     def add(self, rows: Sequence[Encoded]) -> None:
-        """Rows in any order. Raises InvalidRequest for a second row of a key."""
+        """Add rows in any order. Raises InvalidRequest for a second row of a key."""
         keys = [row.row_key for row in rows]
         fresh = set(keys)
         if len(fresh) < len(keys):
@@ -78,6 +78,7 @@ class PartBuilder:
             raise _two_rows(self._spec, min(self._seen & fresh))
         self._seen |= fresh
         self._records += len(rows)
+        # As records of the bulk restore, whose builder makes the very bytes of a store.
         records = RecordColumns(range(len(rows)), [row.timestamp for row in rows], keys, [row.value for row in rows])
         self._builder.add(records, records.payload_bytes)
         if self._builder.full:
@@ -89,14 +90,14 @@ class PartBuilder:
         return settle(self._spec, self._folder, Part(self._partition, tuple(self._files), self._times, self._records))
 
     def _run(self) -> None:
-        made = self._builder.run(0)
+        made = self._builder.run(0)  # rows of a table have no offsets
         self._files += made.files
         self._times = StoreTimes(made.observed_ms, made.sequence)
-        self._seen = set()
+        self._seen = set()  # a key of an earlier run is found by `settle`, from the files
 
 
 class VersionsBuilder:
-    """Files of one partition of a versioned store in one task, all in memory: versions of a key belong together."""
+    """Files of one partition of a versioned store in one task, from memory: versions of a key belong together."""
 
     def __init__(self, spec: StoreSpec, folder: Path, partition: int, budget_bytes: int) -> None:
         self._spec = spec
@@ -107,7 +108,7 @@ class VersionsBuilder:
         self._used_bytes = 0
 
     def add(self, rows: Sequence[Encoded]) -> None:
-        """Versions in any order. Raises InvalidRequest if they are more than the memory holds."""
+        """Add versions in any order. Raises InvalidRequest if they exceed the memory's bound."""
         self._rows += rows
         self._used_bytes += sum(len(row.row_key) + len(row.value) + ROW_OVERHEAD_BYTES for row in rows)
         if self._used_bytes > self._budget_bytes:
@@ -119,6 +120,7 @@ class VersionsBuilder:
     def finish(self) -> Part:
         """All files, settled."""
         self._rows.sort(key=itemgetter(1, 2))
+        # The end of a version may be a delete, which moves the stream time as well.
         observed = max((max(row.timestamp, row.ends or 0) for row in self._rows), default=-1)
         rows: dict[bytes, bytes | None] = {}
         for key, own in groupby(self._rows, itemgetter(1)):
@@ -144,7 +146,7 @@ class VersionsBuilder:
 
 
 def _puts(spec: StoreSpec, key: bytes, versions: Sequence[Encoded]) -> Iterator[tuple[int, bytes | None]]:
-    """Puts, oldest first, that make these versions: where one ends before the next begins, a delete."""
+    """Puts, oldest first, that make these versions, with a delete in each gap between two of them."""
     for version, following in zip(versions, [*versions[1:], None], strict=True):
         ends, begins = version.ends, None if following is None else following.timestamp
         if begins == version.timestamp:
@@ -160,7 +162,7 @@ def _puts(spec: StoreSpec, key: bytes, versions: Sequence[Encoded]) -> Iterator[
 
 
 def settle(spec: StoreSpec, folder: Path, part: Part) -> Part:
-    """The part as a store would show it: files of expired segments left out, digest of what is visible.
+    """The part without files of expired segments, with the digest of its visible rows.
 
     Raises InvalidRequest if two files hold the same key.
     """
@@ -176,7 +178,8 @@ def settle(spec: StoreSpec, folder: Path, part: Part) -> Part:
 
 
 def merged(spec: StoreSpec, folder: Path, parts: Sequence[Part]) -> Part:
-    """One partition that several tasks wrote rows of."""
+    """One partition from the parts of several tasks."""
+    # All tasks' times decide: a segment that is live in one task's rows may be expired in the whole.
     times = StoreTimes(max(one.times.observed_ms for one in parts), max(one.times.sequence for one in parts))
     files = tuple(file for one in parts for file in one.files)
     whole = Part(parts[0].partition, files, times, sum(one.records for one in parts))
@@ -209,12 +212,12 @@ def _taken(folder: Path, files: Sequence[ManifestFile]) -> Iterator[RocksEngine]
 
 
 def _refuse_twice(spec: StoreSpec, folder: Path, files: Sequence[ManifestFile], engine: RocksEngine) -> None:
-    """Several files are fewer rows than entries if a key is in two of them."""
+    """Refuse a key in two files: an ingest of them gives fewer rows than entries."""
     by_family: dict[str, list[ManifestFile]] = {}
     for file in files:
         by_family.setdefault(file.family, []).append(file)
     for family, own in by_family.items():
-        if disjoint(own):
+        if disjoint(own):  # no key can be twice, so no scan is needed
             continue
         with engine.scan(family) as scan:
             rows = sum(1 for _ in scan)
@@ -223,7 +226,8 @@ def _refuse_twice(spec: StoreSpec, folder: Path, files: Sequence[ManifestFile], 
 
 
 def _first_twice(folder: Path, files: Sequence[ManifestFile]) -> bytes:
-    """The first key that is in two files."""
+    """The first key that two files hold."""
+    # A family for each file: in one family the later file's row would hide the other's.
     apart = [shapes.replace(one, family=f"file{number}", deletes=0) for number, one in enumerate(files)]
     with _taken(folder, apart) as engine:
         scans = [engine.scan(one.family) for one in apart]
@@ -257,7 +261,7 @@ Builder = PartBuilder | VersionsBuilder
 
 
 def builder_of(spec: StoreSpec, folder: Path, partition: int, budget_bytes: int) -> Builder:
-    """What builds the files of one partition."""
+    """The builder of the files of one partition."""
     return (VersionsBuilder if spec.traits.versions else PartBuilder)(spec, folder, partition, budget_bytes)
 
 

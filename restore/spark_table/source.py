@@ -5,11 +5,11 @@
     .option("kind", "metadata").load("/var/lib/board")
     df.write.format("standfast").mode("append").options(...).save("/data/delays")
 
-Spark finds it by itself through the module `pyspark_standfast`, which it imports in every session that asks for such a
-format.
+Spark finds the format through the module `pyspark_standfast`, which it imports in every session that looks for a data
+source in Python.
 
-Rules of this file: which reader is for which kind, and nothing else. It imports little: everything that a read needs
-is imported when there is one.
+Rules of this file: it maps each kind to its reader, and nothing else. It imports little, since every such session pays
+for it: the readers' modules are imported when a read needs them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMAT = "standfast"
 
 
 class StandfastSource(DataSource):
-    """The format. Options are checked in full: one that is not known is an error."""
+    """The format. All options are checked: an unknown one is an error."""
 
     @classmethod
     def name(cls) -> str:
@@ -36,13 +36,14 @@ class StandfastSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Columns of what the options name."""
+        """Columns of the table that the options name."""
+        # Imported here and below: Spark loads this module also in sessions that never read a store.
         from standfast.restore.spark_table.columns import ddl
 
         return ddl(_columns(self._given(None)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the wanted columns."""
+        """A reader of the columns of `schema`."""
         given = self._given(None)
         if given.kind == "metadata":
             from standfast.restore.spark_table.metadata import MetadataReader

@@ -2,10 +2,10 @@
 
     engine scan ── rows within bounds ── cells ── Shaper ── batches
 
-Key bounds become the bounds of the scan, time bounds choose segments; rows that a read of the store would not show
-(past retention) are left out.
+Key bounds become the bounds of the scan, time bounds choose segments; rows past retention, which a read of the store
+would not show, are skipped.
 
-Rules of this file: reads only, in bounded memory; the store is opened within the task that reads it.
+Rules of this file: reads only, in bounded memory; the task that reads a store opens it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from standfast.store.types.kinds import definition_spec
 from standfast.store.value_timestamp import TIMESTAMP
 from standfast.store.versioned_row import LATEST_PREFIX, SegmentRow, unpack_latest
 
+# A batch ends at either bound, since values may be of any size.
 CHUNK_ROWS = 8_192
 CHUNK_BYTES = 16 << 20
 STEP_ROWS = 128
@@ -50,7 +51,7 @@ class StorePlace(InputPartition):
 
 
 def located(given: Given) -> tuple[Stored, StoreSpec]:
-    """The store that options name, with serdes as they say."""
+    """The store that options name, with the options' serdes."""
     stored = find_store(given.place, given.text("app"), given.text("storeName"))
     kept = dict(stored.definition)
     for part in ("key", "value"):
@@ -74,7 +75,7 @@ class StoreReader(DataSourceReader):
         self._given = given
         self._filters = filters_of(given, self._spec)
         self._partitions = given.partitions()
-        self._shaper()
+        self._shaper()  # an unfit schema is refused in the driver, before a task starts
 
     def partitions(self) -> list[InputPartition]:
         """One for each task."""
@@ -101,7 +102,7 @@ class StoreReader(DataSourceReader):
 
 
 def filters_of(given: Given, spec: StoreSpec) -> Filters:
-    """Bounds of a read. Raises BadConfig for those that the kind of store has not."""
+    """Bounds of a read. Raises BadConfig for bounds that do not fit the kind of store."""
     problems = []
     if given.number("asOf") is not None and not spec.traits.versions:
         problems.append(f"asOf goes with a versioned store, and {spec.name!r} is {spec.kind}")
@@ -144,7 +145,7 @@ def read_rows(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
 def _plain(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
     low, high = _bounds(filters)
     if filters.key_to is not None:
-        high = filters.key_to + b"\x00"
+        high = filters.key_to + b"\x00"  # a scan excludes its upper bound, keyTo is included
     skip = 8 if spec.timestamped else 0
     timed = filters.time_from is not None or filters.time_to is not None
     first, last = _times(filters)
@@ -163,11 +164,11 @@ def _plain(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
 def _timed(at_rest: StoreAtRest, spec: StoreSpec, times: KeyTimes, filters: Filters) -> Found:
     first, last = _times(filters)
     segments = at_rest.store.segments  # type: ignore[attr-defined]
-    first = max(first, segments.visible_from(), 0)
+    first = max(first, segments.visible_from(), 0)  # rows past retention are hidden, as in a read of the store
     low, high = _bounds(filters)
     if filters.key_to is not None:
         low, high = times.range_bounds(filters.key_from, filters.key_to, 0, TIME_MAX)
-    ends = times.second == "end"  # then a row's segment is that of its end, which may be behind the last start
+    ends = times.second == "end"  # a session's row is in the segment of its end, which may lie after the last start
     for rows in _scan(at_rest, segments.families(first, None if ends else last), low, high):
         found = [
             (taken, row)
@@ -189,8 +190,9 @@ def _versions(at_rest: StoreAtRest, spec: StoreSpec, filters: Filters) -> Found:
     if filters.as_of is not None:
         first = last = filters.as_of
     ended_from = max(first, kept_after)
-    # As the store answers: at a time before its history it tells the latest version alone, if that is as old.
+    # Like the store, which at a time before its history has only the latest version, if that is as old.
     ended_too = filters.as_of is None or filters.as_of >= kept_after
+    # Row keys begin with their segment, so that bounds of keys cannot bound the scan.
     bounds: tuple[bytes | None, bytes | None] = (None, None)
     for rows in _scan(at_rest, [spec.name], *bounds):
         found = [
@@ -223,7 +225,7 @@ def _scan(at_rest: StoreAtRest, families: Sequence[str], low: bytes | None, high
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Rows as lists that are bounded by bytes, too: a column of an Arrow batch holds 2 GiB at most."""
+    """Rows as lists bounded by number and bytes: a column of an Arrow batch holds 2 GiB at most."""
     source, found, size = iter(rows), list[Row](), 0
     while step := list(islice(source, STEP_ROWS)):
         found += step
@@ -250,6 +252,7 @@ def _times(filters: Filters) -> tuple[int, int]:
 
 def _refuse_ingesting(at_rest: StoreAtRest, place: Place, name: str) -> None:
     engine = at_rest.store.rows.engine
+    # Under this mark it is unknown which files are in, so that the position stands for nothing.
     if place.kind == "task" and name in decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), place.address):
         raise NotReady(
             f"store {name!r} in {place.address} was taking files in: its position does not fit its rows; start the "

@@ -1,4 +1,4 @@
-"""A DataFrame written as a store: sorted files with a manifest, which `standfast restore --from` makes tasks of.
+"""The writer of a DataFrame as a store: sorted files with a manifest, ready for `standfast restore --from`.
 
     df.write.format("standfast").mode("append").option("app", "board").option("storeName", "totals")
       .option("storeKind", "keyvalue").option("keySerde", "string").option("valueSerde", "int64")
@@ -7,10 +7,10 @@
     task      rows ──> files of each partition, in a scratch folder; only whole ones are copied to the target
     driver    partitions that several tasks wrote are settled, then manifest.json, last of all
 
-The table is what the store holds at a position of its changelog: with `log` the changelog's end at that moment, without
-it the beginning, so that all that is in the changelog is applied on top.
+The table is the content of the store at a position of its changelog: with `log` the changelog's end at that moment,
+without it the beginning, so that the whole changelog is applied on top.
 
-Rules of this file: nothing is removed but what this write made. What fails leaves the target as it was.
+Rules of this file: it removes only files of this write. A failed write leaves the target unchanged.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ EXAMPLE = '.option("app", "board").option("storeName", "totals").option("partiti
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task wrote."""
+    """Parts that a task wrote."""
 
     parts: list[Part]
 
@@ -74,11 +74,12 @@ class StoreWriter(DataSourceArrowWriter):
         if not self._definition.get("logging", True):
             raise BadConfig([f"store {self._spec.name!r} is not logged: no instance takes files of it in"])
         self._schema = schema
-        Encoder(schema, self._spec, self._partitions)
+        Encoder(schema, self._spec, self._partitions)  # refuses an unfit schema in the driver
         self._run = uuid.uuid4().hex[:12]
         self._target = Folder(given.place).address
-        self._was_there = Folder(self._target).is_folder()
+        self._was_there = Folder(self._target).is_folder()  # an abort removes the folder only if this write made it
         self._log = None if given.text("log") is None else absolute(given.need("log", ""))
+        # Both are refused before a task writes a file.
         check_target(Folder(self._target))
         self._positions()
 
@@ -96,6 +97,7 @@ class StoreWriter(DataSourceArrowWriter):
             for batch in iterator:
                 for number, rows in by_partition(encoder.rows(batch)).items():
                     if number not in builders:
+                        # A task may have rows of every partition, so each gets a share.
                         builders[number] = builder_of(self._spec, scratch, number, memory // self._partitions)
                     builders[number].add(rows)
             parts = [builders[number].finish() for number in sorted(builders)]
@@ -104,7 +106,7 @@ class StoreWriter(DataSourceArrowWriter):
             shutil.rmtree(scratch, ignore_errors=True)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Settle what several tasks wrote of one partition, then write the manifest."""
+        """Settle partitions that several tasks wrote, then write the manifest."""
         by_number: dict[int, list[Part]] = {}
         for message in messages:
             assert isinstance(message, Written)
@@ -126,19 +128,20 @@ class StoreWriter(DataSourceArrowWriter):
         named = manifest.file_names()
         for one in [file.name for own in by_number.values() for part in own for file in part.files]:
             if one not in named:
-                folder.remove(one)  # of a segment that had expired once all rows were there
+                folder.remove(one)  # its segment had expired once all tasks' times were known
         folder.make()
         folder.write(FILE_NAME, dump_manifest(manifest).encode())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove what this write put into the target."""
+        """Remove the files that this write put into the target."""
         folder = Folder(self._target)
+        # By the names of this run: files of another write stay.
         own = re.compile(rf"[0-9]+-{self._run}-[0-9]+-[0-9]+\.sst")
         for one in list(folder.list()):
             if own.fullmatch(one.name):
                 folder.remove(one.name)
         if folder.local is not None and not self._was_there:
-            with contextlib.suppress(OSError):  # it was never made, or somebody put something there
+            with contextlib.suppress(OSError):  # it was never made, or holds other files
                 folder.local.rmdir()
 
     def _put(self, scratch: Path, part: Part, attempt: int) -> Part:
@@ -155,10 +158,11 @@ class StoreWriter(DataSourceArrowWriter):
         return replace(part, files=tuple(files))
 
     def _whole(self, parts: Sequence[Part]) -> Part:
-        """One partition of all tasks."""
+        """One partition from the parts of all tasks."""
         if len(parts) == 1:
             return parts[0]
         files = tuple(file for part in parts for file in part.files)
+        # Disjoint files hold no key twice, and rows of a plain store do not expire: nothing to read.
         if self._spec.traits.by_key and disjoint(files):
             digest = sum((part.digest for part in parts), Digest())
             return replace(parts[0], files=files, records=sum(part.records for part in parts), digest=digest)
@@ -174,7 +178,7 @@ class StoreWriter(DataSourceArrowWriter):
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _positions(self) -> tuple[str, dict[int, int]]:
-        """Id of the changelog and where it is tailed on from. Raises UnknownStore, InvalidRequest."""
+        """Id of the changelog and the offsets from which tailing goes on. Raises UnknownStore, InvalidRequest."""
         if self._log is None:
             return "", dict.fromkeys(range(self._partitions), 0)
         topic = self._spec.changelog_of(self._app)
@@ -202,7 +206,7 @@ def _partition(number: int, end: int, part: Part | None) -> ManifestPartition:
     found = part or Part(number, (), StoreTimes(), 0)
     return ManifestPartition(
         partition=number,
-        start=end,
+        start=end,  # a table's rows are in no changelog
         end=end,
         converge_offset=end,
         files=found.files,

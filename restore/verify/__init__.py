@@ -1,1 +1,1 @@
-"""Proof that stores and changelogs agree, and folders with manifests as state."""
+"""Comparison of stores with their changelogs, and import of folders with manifests as state."""

@@ -1,9 +1,9 @@
-"""One store of a task whose files lie still: opened read-only, with its definition, position and times.
+"""Stores at rest: one store of a task that no process writes to, read-only, with its definition, position and times.
 
-    task directory or checkpoint    standfast's marker, a RocksDB      position and times from the task's record
+    task directory or checkpoint    standfast's marker, a RocksDB      position and times from the commit record
 
-Rules of this file: changes nothing in what it is shown. Used by jobs that look at one store of one partition; for tasks
-of a live instance see `standfast.stream`.
+Rules of this file: it changes no file of the directory. It serves jobs that read one store of one partition; tasks of a
+live instance are in `standfast.stream`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from standfast.store.types.kinds import definition_spec, open_store
 MEMORY_BYTES = 64 << 20
 
 
-class Marker(Shape, frozen=True, forbid_unknown_fields=False):
-    """Whose a directory is; `task` is None for that of an application."""
+class Marker(Shape, frozen=True, forbid_unknown_fields=False):  # a later version may add fields
+    """The owner of a directory: an application, and a task unless it is the application's own directory."""
 
     app: str
     task: str | None = None
@@ -38,7 +38,7 @@ class Marker(Shape, frozen=True, forbid_unknown_fields=False):
 
 @dataclass(frozen=True, slots=True)
 class StoreAtRest:
-    """A store that nobody writes to. `position` is None if nothing was ever applied."""
+    """A store without a writer. `position` is None if no record was ever applied."""
 
     store: AnyStore
     definition: dict[str, Any]
@@ -47,13 +47,13 @@ class StoreAtRest:
 
     @property
     def spec(self) -> StoreSpec:
-        """As it was declared; serdes of the application's own are bytes."""
+        """The declared store; serdes of the application's own are replaced by bytes."""
         spec: StoreSpec = self.store.spec
         return spec
 
 
 def read_marker(directory: Path) -> Marker | None:
-    """The marker of a directory, of whichever format; None without one. Raises InvalidRequest if it is damaged."""
+    """The marker of a directory, of any format; None if it has none. Raises InvalidRequest for a damaged one."""
     try:
         return read((directory / MARKER).read_bytes(), Marker)
     except (FileNotFoundError, NotADirectoryError):
@@ -63,7 +63,7 @@ def read_marker(directory: Path) -> Marker | None:
 
 
 def definitions_of(engine: Engine, where: str) -> dict[str, Any]:
-    """What a task's record says of its stores, by name."""
+    """Definitions of a task's stores, by name, from its commit record."""
     raw = engine.get(DEFAULT_FAMILY, STORES_KEY)
     return {} if raw is None else decode_record(raw, where)
 
@@ -82,12 +82,12 @@ def store_of(engine: Engine, name: str, where: str) -> StoreAtRest:
 
 
 def view(engine: Engine, spec: StoreSpec, times: StoreTimes) -> AnyStore:
-    """A store over the rows of an engine, for reading."""
+    """A read-only store over the rows of an engine."""
     rows = StoreRows(
         name=spec.name,
         engine=engine,
-        buffer=WriteBuffer(0),
-        now_ms=lambda: 0,
+        buffer=WriteBuffer(0),  # committed rows only
+        now_ms=lambda: 0,  # reads at rest ask no clock
         read_only=True,
         observed_ms=times.observed_ms,
         sequence=times.sequence,
@@ -97,7 +97,7 @@ def view(engine: Engine, spec: StoreSpec, times: StoreTimes) -> AnyStore:
 
 @contextmanager
 def open_task(path: Path) -> Iterator[RocksEngine]:
-    """A task directory or checkpoint, read-only."""
+    """Open a task directory or checkpoint read-only."""
     engine = RocksEngine(path, shared=RocksShared(MEMORY_BYTES), read_only=True)
     try:
         yield engine

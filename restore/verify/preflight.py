@@ -1,10 +1,10 @@
-"""What is to be read of a changelog, settled before a job begins: topic, partitions, offsets, whole history or not.
+"""Preflight of a job: settles topic, partitions and offsets of a changelog, and refuses a log without its history.
 
     begin, end    of each partition now; end is the last stable offset, for a source topic the group's committed one
-    until         offsets given by the user instead of an end, within what the log holds
+    until         offsets given by the user instead of an end, within the bounds of the log
 
-Rules of this file: asks a log and decides; it reads only a few records, to know how large they are. What cannot work is
-refused here, before anything is written anywhere.
+Rules of this file: it asks a log and decides; it reads only a few records, to measure their size. Jobs that cannot
+succeed are refused here, before they write a file.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from standfast.store.errors import InvalidRequest, StateLost, UnknownStore
 from standfast.store.specs import StoreSpec
 
 SAMPLE_RECORDS = 170  # at each of three offsets
-SAMPLE_FIRST = 5  # if these are large already, they are enough
+SAMPLE_FIRST = 5  # if these are large already, they suffice
 SAMPLE_BYTES = 4 << 20
 SAMPLE_WAIT_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """A changelog as a job is going to read it. `average_bytes` of a record's key and value where they are largest
-    of what was looked at, 0.0 if nothing is there.
+    """The ranges of a changelog that a job will read. `average_bytes`: key and value of a record, the largest average
+    of the sampled places, 0.0 without records.
 
-    `log_ends` are the ends of the log, which an `until` may lie below.
+    `log_ends` are the ends of the log; an `until` may lie below them.
     """
 
     address: str
@@ -52,7 +52,7 @@ class Preflight:
 
     @property
     def bytes_estimate(self) -> int:
-        """Bytes of keys and values, about; rather more than less."""
+        """Estimated bytes of keys and values; rather too high than too low."""
         return int(self.records_max * self.average_bytes)
 
 
@@ -76,7 +76,7 @@ def preflight(
     until: Mapping[int, int] | None = None,
     allow_truncated: bool = False,
 ) -> Preflight:
-    """Settle what is read. Raises UnknownStore for an absent topic, InvalidRequest for what cannot be read.
+    """Settle the ranges to read. Raises UnknownStore for an absent topic, InvalidRequest for offsets outside the log.
 
     Raises StateLost (reason "truncated") if records are gone that the store needs, unless `allow_truncated`.
     """
@@ -92,6 +92,7 @@ def preflight(
         truncated = tuple(number for number, span in ranges.items() if _head_missing(spec, info, span))
         if truncated and not allow_truncated:
             raise _truncated(info, truncated, ranges)
+        # Spark bounds batches by rows, whose number follows from this.
         average = average_bytes(reader, info.name, ranges)
     finally:
         reader.close()
@@ -111,7 +112,7 @@ def _wanted(info: TopicInfo, partitions: Collection[int] | None) -> list[int]:
 def _ends(log: Log, app: str, spec: StoreSpec, bounds: Mapping[int, Bounds]) -> dict[int, int]:
     if not spec.from_source:
         return {number: span.end for number, span in bounds.items()}
-    # A source topic holds records that are not processed yet: they are not in the store.
+    # A source topic also holds records that are not processed yet; the store does not have them.
     sources = {number: TopicPartition(spec.changelog_of(app), number) for number in bounds}
     group = log.group(app)
     try:
@@ -121,6 +122,7 @@ def _ends(log: Log, app: str, spec: StoreSpec, bounds: Mapping[int, Bounds]) -> 
     ends = {}
     for number, span in bounds.items():
         found = committed.get(sources[number])
+        # A committed offset may lie below the log's begin, or above its end if the group reads uncommitted records.
         ends[number] = max(span.begin, min(span.end, found.offset if found is not None else 0))
     return ends
 
@@ -141,10 +143,11 @@ def _refuse_outside(
 
 
 def _head_missing(spec: StoreSpec, info: TopicInfo, span: Bounds) -> bool:
-    """Records at the head are gone, and neither compaction nor the store's own retention explains it."""
+    """Whether records at the head are gone, and neither compaction nor the store's own retention explains it."""
     policy = info.policy
     if span.begin == 0 or "compact" in policy.cleanup:
         return False
+    # Rows of windows and sessions expire as well; a row of another store must outlive the record that wrote it.
     return policy.retention_ms < 0 or spec.traits.times is None
 
 
@@ -158,9 +161,9 @@ def _truncated(info: TopicInfo, partitions: Collection[int], ranges: Mapping[int
 
 
 def average_bytes(reader: LogReader, topic: str, ranges: Mapping[int, Bounds]) -> float:
-    """Bytes of a record's key and value: a few records of the longest partition, where they are largest.
+    """Bytes of a record's key and value: the largest average of three places in the longest partition.
 
-    Records may have grown since the first one, and batches are made as small as the largest need them.
+    Records may have grown since the first one, and batches must be as small as the largest need them.
     """
     number = max(ranges, key=lambda one: ranges[one].end - ranges[one].begin, default=None)
     if number is None or ranges[number].begin == ranges[number].end:
@@ -168,14 +171,14 @@ def average_bytes(reader: LogReader, topic: str, ranges: Mapping[int, Bounds]) -
     begin, end = ranges[number]
     largest, read_to = 0.0, begin
     for offset in (begin, (begin + end) // 2, end - SAMPLE_RECORDS):
-        if offset >= read_to:
+        if offset >= read_to:  # in a short log the places overlap
             average, read_to = _sampled_bytes(reader, TopicPartition(topic, number), Bounds(offset, end))
             largest = max(largest, average)
     return largest
 
 
 def _sampled_bytes(reader: LogReader, source: TopicPartition, span: Bounds) -> tuple[float, int]:
-    """Average of a few records, and the offset behind them; it does not wait for more than the span has."""
+    """Average of a few records, and the offset after them; it does not wait beyond the end of the span."""
     reader.assign({source: span.begin})
     count = size = 0
     at = span.begin
@@ -184,6 +187,7 @@ def _sampled_bytes(reader: LogReader, source: TopicPartition, span: Bounds) -> t
             count += len(batch.records)
             size += sum(len(record.key or b"") + len(record.value or b"") for record in batch.records)
             at = batch.next_offset
+        # At the end a further fetch would wait its full time for records that never come.
         if size >= SAMPLE_BYTES or at >= span.end:
             break
     return (size / count if count else 0.0), at

@@ -1,8 +1,8 @@
 """Rows of a store in the order of their names, for the merge of a verify: key by key, over all its families.
 
-    key-value            one family, which is in order
-    window, session      one family a segment: merged, rows past retention are hidden
-    versioned            one family, a range of keys a segment: merged key by key, versions by valid from
+    key-value            one family, already in order
+    window, session      one family per segment: merged, rows past retention are hidden
+    versioned            one family, a key range per segment: merged key by key, versions by valid from
 
 Rules of this file: reads committed rows only, in constant memory. Rows past retention at the store's own observed
 stream time are hidden, as its `logical_rows` hides them.
@@ -32,7 +32,7 @@ SAMPLE_BITS = 0xFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The keys to look at: low <= key < high (None: no bound), `sample` of 65,536 parts of them."""
+    """The keys to read: low <= key < high (None: no bound), `sample` of 65,536 parts of them."""
 
     low: bytes | None = None
     high: bytes | None = None
@@ -40,6 +40,7 @@ class Selection:
 
     def has(self, key: bytes) -> bool:
         """Whether a key is in the sample."""
+        # The bits of Spark's xxhash64(key), so that log and store sample the same keys.
         return self.sample > SAMPLE_BITS or key_hash(key) & SAMPLE_BITS < self.sample
 
 
@@ -47,7 +48,7 @@ ALL = Selection()
 
 
 def rows_in_order(store: AnyStore, selection: Selection = ALL) -> Iterator[LogicalRow]:
-    """Rows by key, in a versioned store by key and valid from, as digests are made of them."""
+    """Rows by key, in a versioned store by key and valid from, in the form that digests cover."""
     if store.spec.traits.versions:
         for _, versions in versions_by_key(store, store.spec, selection):
             yield from versions
@@ -63,13 +64,14 @@ def logical_row(key: bytes, row: bytes) -> LogicalRow:
 
 
 def plain_row(key: bytes, row: bytes) -> LogicalRow:
-    """A row of a store that keeps none."""
+    """A row of a store without timestamps."""
     return key, NO_TIMESTAMP, row
 
 
 def latest_rows(store: AnyStore, selection: Selection = ALL) -> Iterator[tuple[bytes, bytes]]:
     """(key, row) of a key-value, window or session store."""
     rows, present = store.rows, store.rows.engine.families()
+    # A store without rows may have no family.
     own = [rows.committed(family, selection.low, selection.high) for family in store.families() if family in present]
     found: Iterator[tuple[bytes, bytes]] = own[0] if len(own) == 1 else merge(*own)
     length, visible_from = hiding(store.spec, rows.observed_ms)
@@ -79,7 +81,7 @@ def latest_rows(store: AnyStore, selection: Selection = ALL) -> Iterator[tuple[b
 
 
 def hiding(spec: StoreSpec, observed_ms: int) -> tuple[int, int]:
-    """(where a row key's time begins, counted from its end; the earliest time that shows), (0, 0) if all rows show."""
+    """(begin of a row key's time, counted from its end; the earliest visible time); (0, 0) if all rows are visible."""
     times = spec.traits.times
     if times is None:
         return 0, 0
@@ -95,6 +97,7 @@ def versions_by_key(
         return
     kept_after = rows.observed_ms - spec.kept_ms
     low, high = selection.low or b"", selection.high
+    # The latest version of a key has a range of its own, after all segments.
     ranges = [*_segments(rows, name), (LATEST_PREFIX, None)]
     scans = [
         ((row_key[8:], row_key, row) for row_key, row in rows.committed(name, first, behind))
@@ -107,6 +110,7 @@ def versions_by_key(
 
 def _segments(rows: StoreRows, name: str) -> Iterator[tuple[bytes, bytes]]:
     """Key ranges of the segments that have rows, found by jumping from one to the next."""
+    # One seek per segment; a scan of the rows to find the segments would read the store twice.
     low = b""
     while True:
         with closing(rows.committed(name, low, LATEST_PREFIX)) as found:

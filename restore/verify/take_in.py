@@ -1,11 +1,11 @@
-"""Making tasks of folders with manifests: rebuilt stores become state that an instance opens and tails on from.
+"""Import of folders with manifests as tasks: an instance opens the rebuilt stores and tails on from their positions.
 
     folder of each store ── sha256 ──> <state_dir>/<app>/.taking-in/0_3: files in, position = end ── rename ──> 0_3
 
-What the log has got since is read by the instance that opens the task, like any tail: its gate opens at the log's end,
-which lies at or beyond the offset from which on the rows are the log's again (`converge_offset`).
+The instance that opens the task reads later records like any tail: its gate opens at the log's end, which lies at or
+beyond the offset from which on the rows are the log's again (`converge_offset`).
 
-Rules of this file: only tasks that are not there yet, under the lock of the state directory; a crash leaves nothing but
+Rules of this file: only tasks that do not exist yet, under the lock of the state directory; a crash leaves only
 `.taking-in`, which the next call removes. Files are linked or copied, so that the folder can be used again.
 """
 
@@ -36,7 +36,7 @@ TAKING_IN = ".taking-in"
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One store of one task, taken in: its position (next to read), rows, and their digest."""
+    """One imported store of one task: its position (next to read), rows, and their digest."""
 
     task: TaskId
     store: str
@@ -48,8 +48,9 @@ class Taken:
 def take_in(state_dir: Path, folders: Sequence[Path], *, log: Log | None = None, group: int = 0) -> tuple[Taken, ...]:
     """Make the tasks of these folders (one for each store of the application) in a state directory.
 
-    With `log`, what the folders were made from must be there. Raises InvalidRequest for tasks that exist already or
-    folders that do not go together, StateLost for a log that cannot be tailed on from, Corruption for damaged files.
+    With `log`, it must hold the changelogs that the folders were made from, and their positions. Raises InvalidRequest
+    for tasks that exist already or folders that do not fit each other, StateLost for a log that does not continue at
+    the positions, Corruption for damaged files.
     """
     manifests = {folder: read_manifest(folder) for folder in folders}
     app = _one_app(manifests)
@@ -63,9 +64,11 @@ def take_in(state_dir: Path, folders: Sequence[Path], *, log: Log | None = None,
     if log is not None:
         for manifest in manifests.values():
             _check_log(log, manifest)
+    # All checks before the first change: a damaged file of the last folder must not leave tasks of the others.
     for folder, manifest in manifests.items():
         for partition in manifest.partitions:
             check_files(folder, partition.files)
+    # Its lock keeps instances from the directory meanwhile.
     state = StateDir(state_dir, app)
     work = state.path / TAKING_IN
     shutil.rmtree(work, ignore_errors=True)
@@ -73,6 +76,7 @@ def take_in(state_dir: Path, folders: Sequence[Path], *, log: Log | None = None,
         work.mkdir(mode=0o700)
         taken = [one for task in tasks for one in _make(work, app, task, manifests)]
         for task in tasks:
+            # A task is there whole or not at all.
             (work / str(task)).rename(state.task_path(str(task)))
         fsync_folder(state.path)
     finally:
@@ -82,7 +86,7 @@ def take_in(state_dir: Path, folders: Sequence[Path], *, log: Log | None = None,
 
 
 def link_files(folder: Path, files: Sequence[ManifestFile], target: Path) -> list[tuple[str, Path]]:
-    """(family, path) of these files under `target`: links where the disk allows, else copies, since an ingest moves."""
+    """(family, path) of these files under `target`: links, or copies on another disk, since an ingest moves files."""
     target.mkdir(parents=True, exist_ok=True)
     linked = []
     for number, file in enumerate(files):
@@ -110,6 +114,7 @@ def _make(work: Path, app: str, task: TaskId, manifests: Mapping[Path, Manifest]
                 stores=stores.cut.stores,
             )
             stores.ingest(name, files, StoreTimes(part.observed_ms, part.sequence), cut)
+            # sha256 proves the files; the digest proves that this version reads the same rows from them.
             digest = digest_rows(stores.committed_view(name).logical_rows()) if _has_rows(stores, name) else Digest()
             if part.digest is not None and digest.hex() != part.digest:
                 raise Corruption(
@@ -117,6 +122,7 @@ def _make(work: Path, app: str, task: TaskId, manifests: Mapping[Path, Manifest]
                     f"{part.digest}: make the folder again"
                 )
             taken.append(Taken(task, name, part.end, digest.count, digest))
+        # The WAL is not synced: the flush makes rows and positions durable before the rename.
         stores.flush()
     finally:
         stores.close()
@@ -153,6 +159,7 @@ def _check_log(log: Log, manifest: Manifest) -> None:
         for part in manifest.partitions:
             position = Position(part.end, -1, manifest.topic_id)
             source = TopicPartition(manifest.topic, part.partition)
+            # Without bounds first: a topic that is missing or recreated has none to compare with.
             reason = mismatch(position, info, part.partition, None)
             if not reason:
                 reason = mismatch(position, info, part.partition, reader.bounds([source])[source])

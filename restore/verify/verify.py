@@ -1,13 +1,15 @@
-"""Compare the stores of a task with their changelogs, folded to the very position that the stores stand at.
+"""Verify: the stores of a task are compared with their changelogs, folded to the positions of the stores.
 
-    what is said of each row, and of the store    see `standfast.restore.judgement`
+    store rows ──────────────────────────┐
+                                         ├─ Tally ──> StoreVerdict     verdicts: `standfast.restore.judgement`
+    changelog ── fold to the position ───┘
 
-    A store that is read from a source topic is compared with what its puts would have logged: see
+    A store that is read from a source topic is compared with the records that its puts would have logged: see
     `standfast.replication.source_records`.
 
 Rules of this file: reads only. A log may be compacted while it is read, so rows that differ and have a later record
-are looked at a second time from the start before anything is said of them. It keeps the folded rows of one store in
-memory: for stores that fit there. Both sides hide what is past retention at the store's own observed stream time.
+get a second look from the start before a verdict. The folded rows of one store are kept in memory: for stores that
+fit there. Both sides hide rows past retention at the store's own observed stream time.
 """
 
 from __future__ import annotations
@@ -31,16 +33,16 @@ from standfast.store.task.cut import Position
 from standfast.store.task.task_stores import AnyStore, TaskStores
 
 FETCH_RECORDS = 5_000
-ATTEMPTS = 2
+ATTEMPTS = 2  # the log may be compacted during the first
 
 
 @dataclass(frozen=True, slots=True)
 class StoreVerdict:
-    """What was found of one store of one task. Offsets are next to read; `position` is -1 if there is none.
+    """The verdict on one store of one task. Offsets are next to read; `position` is -1 if the store has none.
 
     `skipped`: records below the position that have no key, or that the store cannot hold (of a source topic).
-    `differences` are the first ones, `truncated` says that there are more. The digests leave the indeterminate rows
-    out, so they are equal exactly where the verdict is "equal".
+    `differences` are the first ones; with `truncated`, more exist. The digests exclude indeterminate rows, so they are
+    equal exactly if the verdict is "equal".
     """
 
     store: str
@@ -70,7 +72,7 @@ class StoreVerdict:
 
 @dataclass(slots=True)
 class _Target:
-    """One store to look at, and where its changelog is."""
+    """One store to compare, and its changelog."""
 
     task: TaskId
     store: AnyStore
@@ -103,7 +105,7 @@ def inconclusive(
     *,
     observed_ms: int,
 ) -> StoreVerdict:
-    """That the log cannot speak for a store, and why: one of REASONS."""
+    """The verdict on a store for which the log cannot speak; `reason` is one of REASONS."""
     begin, end = bounds if bounds is not None else (-1, -1)
     offset = position.offset if position is not None else -1
     text = REASONS[reason].format(topic=changelog.topic, position=offset, begin=begin, end=end)
@@ -137,9 +139,9 @@ def concluded(
     differences_max: int,
     said: tuple[Verdict, str] | None = None,
 ) -> StoreVerdict:
-    """The verdict on a store after a merge; `said`: (verdict, reason) where the caller knows better than its counts.
+    """The verdict on a store after a merge; `said`: (verdict, reason) of a caller that knows better than the counts.
 
-    `serdes_known` False: rows that differ prove nothing, and none is shown.
+    `serdes_known` False: rows that differ prove nothing, and the verdict shows none.
     """
     counts = outcome.counts
     lost = counts.get("lost", 0)
@@ -183,14 +185,14 @@ def concluded(
         log_digest=outcome.log_digest,
         store_digest=outcome.store_digest,
         differences=shown,
-        truncated=wrong > len(shown) and reason != "serdes-unknown",
+        truncated=wrong > len(shown) and reason != "serdes-unknown",  # of which no row is shown
     )
 
 
 def mismatch(position: Position | None, info: TopicInfo | None, partition: int, bounds: Bounds | None) -> str:
-    """Why a log cannot speak for a position, before anything is read: one of REASONS, or "" if it can.
+    """Why a log cannot speak for a position, decided before any read: one of REASONS, or "" if it can.
 
-    `bounds` None: they are not known yet.
+    `bounds` None: not known yet.
     """
     if info is None or partition >= info.partitions:
         return "topic-missing"
@@ -220,9 +222,9 @@ def verify_task(
 ) -> tuple[StoreVerdict, ...]:
     """Verify logged stores of one task against the log, in order of their names.
 
-    `stores` show committed rows only, with the observed times of the cut that `positions` are from: views of files at
-    rest, or `committed_views` of a live task. `now_ms` is wall time, as in the positions. `on_records` is called with
-    the number of records of each batch read. `value_max` bytes of the values of rows that differ are kept: all by
+    `stores` show committed rows only, with the observed times of the commit record that has `positions`: views of files
+    at rest, or `committed_views` of a live task. `now_ms` is wall time, as in positions. `on_records` is called with
+    the number of records of each batch read. `value_max`: bytes kept of the values of rows that differ, all by
     default, 0 for none. `serdes_unknown` are stores opened over raw bytes because their serdes are the application's
     own: if such a store is read from a source topic, rows that differ prove nothing.
     Raises Unavailable if the log does not answer, Corruption for damaged rows.
@@ -254,12 +256,14 @@ def _verify_store(
     target: _Target, reader: LogReader, differences_max: int, on_records: Callable[[int], None]
 ) -> StoreVerdict:
     position, info, partition = target.position, target.info, target.changelog.partition
+    # Without bounds first: an absent topic has none.
     reason = mismatch(position, info, partition, None)
     if reason:
         return target.inconclusive(reason)
     found: StoreVerdict | None = None
     try:
         for attempt in range(1, ATTEMPTS + 1):
+            # New bounds for each look: records that came since may explain a row.
             bounds = reader.bounds([target.changelog])[target.changelog]
             reason = mismatch(position, info, partition, bounds)
             if reason:
@@ -282,22 +286,23 @@ def _compare(
     *,
     last: bool,
 ) -> StoreVerdict | None:
-    """One look; None if rows must be looked at again because the log may have changed under the reader."""
+    """One comparison; None if rows need a second look because the log may have changed under the reader."""
     store, spec = target.store, target.store.spec
     assert target.position is not None
     position, observed_ms = target.position.offset, store.rows.observed_ms
     versioned = spec.traits.versions
     fold = fold_of(spec)
     records, skipped = _fold(target, reader, Bounds(bounds.begin, position), fold, on_records)
+    # Fewer records than offsets: compaction, or on Kafka markers and aborted records, which look the same from here.
     facts = LogFacts(bounds.begin, compacted=records < position - bounds.begin)
     tally = Tally(facts, versioned=versioned, last=last, differences_max=differences_max, value_max=target.value_max)
     expected, actual = named(sorted(fold.rows(observed_ms)), versioned), named(rows_in_order(store), versioned)
-    # All of them are needed, since compaction explains some; the log's rows are in memory already.
+    # All differing rows are kept, since compaction may explain some; the log's rows are in memory already.
     differing = {name: pair for name, *pair in tally.differing(expected, actual)}
     if differing:
         keys = {row[0] for pair in differing.values() for row in pair if row is not None}
         tally.facts, below, later = _facts(target, reader, bounds, keys, facts.compacted, on_records)
-        # Reported are rows of the store in its own order, then missing ones in the order of the log.
+        # The report lists rows of the store in its own order, then missing ones in the order of the log.
         for name, row in named(chain(_rows_of(store), fold.rows(observed_ms)), versioned):
             if name in differing:
                 tally.differs(*differing.pop(name), below=row[0] in below, later=row[0] in later)
@@ -327,11 +332,11 @@ def fold_of(spec: StoreSpec) -> Fold:
 def _fold(
     target: _Target, reader: LogReader, span: Bounds, fold: Fold, on_records: Callable[[int], None]
 ) -> tuple[int, int]:
-    """Fold the records of a span of offsets; returns how many there were, and how many of them were left out."""
+    """Fold the records of a span of offsets; returns the number of records read, and of skipped ones among them."""
     count = kept = 0
     for fetched in fetch_span(reader, target.changelog, span, FETCH_RECORDS):
         batch = fetched
-        if batch.next_offset > span.end:
+        if batch.next_offset > span.end:  # a fetch may reach beyond the span
             batch = batch._replace(records=[record for record in batch.records if record.offset < span.end])
         records = target.records_of(batch)
         fold.add(records)
@@ -348,7 +353,7 @@ def _facts(
     compacted: bool,
     on_records: Callable[[int], None],
 ) -> tuple[LogFacts, set[bytes], set[bytes]]:
-    """What may be gone from the log; which of these keys have a record below the position, and which at or above it."""
+    """(facts of the log, those of `keys` with a record below the position, those with one at or above it)."""
     assert target.position is not None and target.info is not None
     position = target.position.offset
     below, later = set[bytes](), set[bytes]()
@@ -365,10 +370,11 @@ def _facts(
 
 
 def _rows_of(store: AnyStore) -> Iterator[LogicalRow]:
+    # A store without rows may have no family.
     present = store.rows.engine.families()
     if any(family in present for family in store.families()):
         yield from store.logical_rows()
 
 
 def _ignore(_records: int) -> None:
-    """The caller shows no progress."""
+    """For callers that show no progress."""
