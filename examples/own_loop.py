@@ -16,9 +16,9 @@ consumer.subscribe([topic], on_assign=session.on_assign, on_revoke=session.on_re
 while True:
     offsets = {}
     for message in consumer.consume(500, 0.2):  # polling goes on while partitions wait, paused, for their restore
-        with suppress(sf.Fenced, sf.Unavailable):  # its task left, or is opened again: the record comes again
+        with suppress(sf.Fenced, sf.Unavailable):  # the task moved or reopens: the record comes again
             counts, key = session.task(message).store("counts"), message.key().decode()
             counts.put(key, (counts.get(key) or 0) + 1, message.timestamp()[1])
             offsets[message.topic(), message.partition()] = message.offset() + 1
-    with suppress(sf.Fenced, sf.Unavailable):  # as above: what was not committed comes again, here or elsewhere
-        session.commit(offsets)  # state and offsets as one; also with none, for it goes on with what is restored by now
+    with suppress(sf.Fenced, sf.Unavailable):  # as above: uncommitted records come again, here or elsewhere
+        session.commit(offsets)  # state and offsets as one; also without offsets: it resumes restored partitions
