@@ -76,6 +76,11 @@ def test_example_is_short_says_how_to_run_it_and_uses_the_front_door_only(name: 
     assert {module for module in imported(text) if not is_allowed(module)} == set()
 
 
+def test_page_of_examples_names_each_of_them(repo_root: Path) -> None:
+    page = (repo_root / "docs/guide/examples.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"$ .venv/bin/python examples/{name}.py" not in page] == []
+
+
 def test_import_behind_the_front_door_is_found() -> None:
     text = "import standfast as sf\nfrom standfast.stream.app.app import App\nimport rocksdict\n"
     assert {module for module in imported(text) if not is_allowed(module)} == {"standfast.stream.app.app", "rocksdict"}

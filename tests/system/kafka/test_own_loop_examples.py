@@ -139,6 +139,8 @@ def test_example_is_short(name: str) -> None:
 def test_readme_shows_the_example_as_it_is(repo_root: Path) -> None:
     text = (EXAMPLES / "own_loop.py").read_text(encoding="utf-8")
     assert f"```python\n{text}```" in (repo_root / "docs/guide/external-consumer.md").read_text(encoding="utf-8")
+    page = (repo_root / "docs/guide/examples.md").read_text(encoding="utf-8")
+    assert "examples/own_loop.py counts kafka://" in page  # as the tests below start it
 
 
 @pytest.mark.parametrize("name", NAMES)

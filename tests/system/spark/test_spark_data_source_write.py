@@ -35,6 +35,7 @@ from standfast.restore.spark_table.source import StandfastSource
 from standfast.restore.verify.take_in import take_in
 from standfast.store.errors import InvalidRequest, StandfastError
 from standfast.stream.topology.sinks import partition_of
+from support.pages import blocks
 from support.sessions import DAY_MS, HOUR_MS, Bench, four_stores, operate
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -100,6 +101,20 @@ def test_table_of_totals_becomes_a_store_that_goes_on(spark: Any, bench: Bench, 
         assert (found.value, found.timestamp) == (number, 7)
     session.task(0).store("totals").put("more", 1, 8)
     session.task(0).commit()
+
+
+def test_page_on_tables_writes_a_store(spark: Any, bench: Bench, repo_root: Path, tmp_path: Path) -> None:
+    page = repo_root / "docs/guide/spark-tables.md"
+    (text,) = [one.text for one in blocks(repo_root) if repo_root / one.page == page and "totals.write" in one.text]
+    stores = [sf.KeyValueStore("totals", sf.serde.string, sf.serde.int64)]
+    with sf.Session("delays", log=bench.address, state_dir=tmp_path / "a", partitions=4, stores=stores) as session:
+        session.assign(active=range(4))  # makes the changelog
+        session.wait_ready(30)
+    register(spark)
+    totals = spark.sql("SELECT 'JFK' AS key, 3L AS value, 5L AS timestamp")
+    text = text.replace("kafka://host:9092", bench.address).replace("/data/totals", str(tmp_path / "totals"))
+    exec(compile(text, str(page), "exec"), {"totals": totals})
+    assert sum(one.entries for one in read_manifest(tmp_path / "totals").partitions) == 1
 
 
 def test_structs_become_json_and_read_back(spark: Any, tmp_path: Path) -> None:
