@@ -201,7 +201,7 @@ def policy_findings(need: Changelog, info: TopicInfo, fixes: Fixes) -> Iterator[
 
 
 def delete_retention(need: Changelog, info: TopicInfo, fixes: Fixes) -> Iterator[Finding]:
-    """Retention of tombstones: a position older than nine tenths of it may have missed deletes, so it needs a rebuild."""
+    """Retention of tombstones: a position older than nine tenths of it may have missed deletes: a rebuild follows."""
     found_ms = info.policy.delete_retention_ms
     wanted_ms = min(need.policy.delete_retention_ms, DELETE_RETENTION_DEFAULT_MS)
     if "compact" not in info.policy.cleanup or need.from_source or not 0 <= found_ms < wanted_ms:
