@@ -13,7 +13,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
 from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
 
-METADATA_BYTES_MAX = 4_096
+METADATA_BYTES_MAX = 4_096  # Kafka's offset.metadata.max.bytes by default
 LEASE_MS_MAX = 24 * 3_600_000
 PARTITIONS_MAX = 10_000
 CLEANUPS = frozenset({"compact", "delete"})
@@ -95,6 +95,6 @@ def _check_metadata(what: str, metadata: str) -> None:
 def _encodes(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # a lone surrogate is a str, too
         return False
     return True

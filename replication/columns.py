@@ -80,6 +80,7 @@ class RecordColumns(Sequence[Record]):
             return False
         return list(self) == list(other)
 
+    # It equals lists and tuples of the same records, whose hashes it could not match.
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
@@ -88,6 +89,7 @@ class RecordColumns(Sequence[Record]):
     def rows(self) -> Iterator[tuple[int, int, bytes | None, bytes | None, Headers]]:
         """Plain tuples of a Record's shape, for loops that unpack them."""
         headers = repeat(()) if self.headers is None else self.headers
+        # Not strict: `repeat` has no end.
         return zip(self.offsets, self.timestamps, self.keys, self.values, headers, strict=False)
 
 

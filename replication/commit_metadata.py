@@ -69,6 +69,7 @@ class CommitMetadata:
         except ValueError as error:
             raise _damaged(text, error) from error
         version = content["standfast"]
+        # Before the other parts, which a newer format may have changed.
         if isinstance(version, int) and version > FORMAT:
             raise InvalidRequest(
                 f"commit metadata has format {version}, this version reads up to {FORMAT}: a newer standfast committed "
@@ -87,11 +88,11 @@ def _compact(content: Mapping[str, Any]) -> str:
 
 
 def _size(text: str) -> int:
-    return len(text.encode())
+    return len(text.encode())  # Kafka's limit counts bytes, not characters
 
 
 def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, int) or isinstance(value, bool):  # JSON's true would pass as 1
         raise ValueError(f"{value!r} is not a whole number")
     return value
 

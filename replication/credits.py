@@ -149,6 +149,7 @@ class Credits(Generic[T]):
     def __init__(self, limits: CreditLimits | None = None) -> None:
         self._limits = limits if limits is not None else CreditLimits()
         self._partitions: dict[TopicPartition, _Partition[T]] = {}
+        # With the partition object, since its name may be removed and added again while the batch is in hand.
         self._in_hand: dict[int, tuple[Sent[T], _Partition[T]]] = {}
         self._floating_free = self._limits.floating_batches
         self._queue_bytes = self._hand_bytes = 0
@@ -195,6 +196,7 @@ class Credits(Generic[T]):
         """
         seen: set[int] = set()
         for sent in done:
+            # By identity: an equal copy would free its credit twice.
             if sent.number in seen or self._in_hand.get(sent.number, (None,))[0] is not sent:
                 raise InternalError(f"credits: batch {sent.number} of {sent.partition} is not in hand; told twice?")
             seen.add(sent.number)
@@ -218,6 +220,7 @@ class Credits(Generic[T]):
         if partition not in self._partitions:
             raise InvalidRequest(f"credits: {partition} is not there")
         held = self._partitions.pop(partition)
+        # Bytes in hand stay counted: the applier has those batches in memory until it reports them.
         self._queue_bytes -= held.queue_bytes
         return self._settle(dropped=tuple(batch for batch, _ in held.queue))
 
@@ -278,6 +281,7 @@ class Credits(Generic[T]):
 
     def _neediest(self) -> TopicPartition | None:
         """The partition for the next floating credit: the largest backlog of those that may have one more."""
+        # Only floating credits obey this bound: its own ones must always let a partition go on.
         room = self._limits.hand_bytes_max - self._hand_bytes
         waiting = (
             (len(held.queue), -held.favoured, name)
@@ -308,4 +312,5 @@ class Credits(Generic[T]):
 
     @property
     def _share_bytes(self) -> int:
+        # It shrinks with each partition, so that all queues together stay within the bound.
         return self._limits.queue_bytes_max // max(len(self._partitions), 1)

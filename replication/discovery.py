@@ -45,6 +45,7 @@ class Discovery:
         if interval_ms is not None and interval_ms < 1:
             raise InvalidRequest(f"discovery: an interval of {interval_ms} ms is below 1 ms; None turns it off")
         self._interval_ms = interval_ms
+        # Not at once: the caller has just described the topics.
         self._next_due_ms = None if interval_ms is None else now_ms + interval_ms
         self._asked = False
         self._known: dict[str, TopicInfo] = {}

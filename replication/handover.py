@@ -116,6 +116,7 @@ class Handover(Generic[T]):
 
     def report_error(self, error: BaseException) -> bool:
         """End the hand-over with an error. False, and no change, after an earlier error or close."""
+        # Here, where the mistake is made: poll_next would raise TypeError on another thread.
         if not isinstance(error, BaseException):
             raise InvalidRequest(f"hand-over: {error!r} is not an error that poll_next could raise")
         with self._changed:

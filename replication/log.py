@@ -26,6 +26,8 @@ from standfast.store.errors import StandfastError
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
+# A store whose position is older than nine tenths of it may have missed deletes and is rebuilt; Kafka's own default is
+# one day.
 DELETE_RETENTION_DEFAULT_MS = 7 * 24 * 3_600_000
 
 
@@ -150,7 +152,7 @@ class GroupView(NamedTuple):
 class EnteredView(GroupView):
     """The view that `join` returns to a new member: at its first join, or after its lease had run out."""
 
-    __slots__ = ()
+    __slots__ = ()  # else each view would have a dictionary beside its tuple
 
 
 class ConsumerMember(NamedTuple):

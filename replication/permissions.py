@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 TOPIC, GROUP, TRANSACTIONAL_ID, CLUSTER = "topic", "group", "transactional-id", "cluster"
-CLUSTER_NAME = "kafka-cluster"
+CLUSTER_NAME = "kafka-cluster"  # the only name of a cluster in Kafka's ACLs
 _CHANGELOG = ("READ", "WRITE", "DESCRIBE_CONFIGS")
 _FOLLOWED = ("READ", "DESCRIBE_CONFIGS")
 _BETWEEN = (*_CHANGELOG, "DELETE")
@@ -36,6 +36,7 @@ class Need(NamedTuple):
 
 def topic_needs(names: Iterable[str], *operations: str) -> tuple[Need, ...]:
     """The given operations on each of the topics."""
+    # Each topic once, in order: one may be source and output at the same time.
     return tuple(Need(TOPIC, name, operation) for name in dict.fromkeys(names) for operation in operations)
 
 

@@ -83,6 +83,7 @@ def _even_out(placed: Mapping[TaskId, set[str]], counts: dict[str, int], running
     moved = True
     while moved:
         moved = False
+        # Standbys of a task without an active stay, as the header says.
         for task in sorted(running.keys() & placed.keys()):
             for fullest in sorted(placed[task], key=lambda name: (-counts[name], name)):
                 others = [name for name in counts if name not in placed[task] and name not in running[task]]

@@ -70,6 +70,7 @@ class ReadOnlyLog:
     def prepare(self, transactional_ids: Iterable[str]) -> None:
         """Raise InvalidRequest, unless the ids are empty."""
         names = ", ".join(transactional_ids)
+        # A replica's session calls this with no ids; a refusal of that would keep it from being assigned.
         if names:
             _refuse(f"no writers {names}")
 
@@ -155,6 +156,7 @@ class ReadOnlyGroup:
 
     def view(self) -> GroupView:
         """The member that joined here, if any, as a view."""
+        # A constant generation: no other member ever joins, so there is no rebalance to notice.
         return GroupView(1, self._members[0].member_id if self._members else None, self._members)
 
     def leave(self, member_id: str) -> None:

@@ -195,7 +195,7 @@ class Standby:
         _check_batch(offsets, next_offset)
         known = bisect_left(offsets, self._read)
         self._duplicates += known
-        fresh = records[known:] if known else records
+        fresh = records[known:] if known else records  # no slice in the usual case: it would copy every batch
         if self._overflowed:
             # The seek fetches all records from `read` on again; taking these now would leave a hole before them.
             self._dropped += len(fresh)
@@ -231,6 +231,7 @@ class Standby:
         self._check("reinitialise")
         dropped = len(self._kept)
         self._let_go()
+        # The reader's pause outlasts the rebuild, and `begin_again` must end it.
         self._was_paused = self._state is State.PAUSED
         self._reinitialisations += 1
         self._go("reinitialise", State.REINITIALISING)
@@ -283,8 +284,10 @@ class Standby:
             reach = self._read if self._limit is None else min(self._read, self._limit)
             self._position = max(before, reach)
         elif apply:
+            # Not to `read`: the kept records in between are not applied.
             self._position = apply[-1].offset + 1
         paused, pauses = self._state is State.PAUSED, bool(self._kept)
+        # Only when all kept ones are drained: earlier the records fetched again would find no room either.
         seek = self._read if self._overflowed and not pauses else None
         if seek is not None:
             self._overflowed = False

@@ -94,6 +94,7 @@ def decide(
     if me not in members:
         return frozenset()
     running = frozenset().union(*(plan.active for plan in members.values()))
+    # Also without an owner: a member publishes its plan before it opens the writer.
     free = [task for task in tasks if task not in running]
     mine = frozenset(task for task in free if owners.get(task) == me)
     lost = (task for task in free if owners.get(task) not in members)
@@ -112,4 +113,5 @@ def standby_wanted(me: str, members: Iterable[str], owner: str | None, replicas:
 def _taker(task: TaskId, members: Mapping[str, MemberPlan], *, lost: bool) -> str | None:
     standing_by = (member for member, plan in members.items() if task in plan.standby and (lost or plan.takes_any))
     takes_any = (member for member, plan in members.items() if plan.takes_any)
+    # Standbys first: their stores have nearly all rows, so the task goes on soonest there.
     return min(standing_by, default=None) or min(takes_any, default=None)

@@ -210,7 +210,7 @@ class SessionStore(StoreSpec[K, V]):
         times=SESSION_TIMES,
     )
 
-    timestamped: bool = field(default=False, kw_only=True)
+    timestamped: bool = field(default=False, kw_only=True)  # as in Kafka Streams: the key has the session's times
     retention_ms: int = field(kw_only=True)
 
     def _problems(self) -> list[str]:

@@ -69,6 +69,7 @@ class KeyTimes:
 
     def columns(self, spec: Any, keys: Sequence[tuple[bytes, int, int]]) -> dict[str, list[Any]]:
         """Unpacked keys as columns; with a sequence, the window's end is computed from its start."""
+        # The end of a window is not in the key: it follows from the definition's size.
         start, end = f"{self.unit}_start", f"{self.unit}_end"
         found: dict[str, list[Any]] = {"key": [key for key, _, _ in keys], start: [first for _, first, _ in keys]}
         seconds = [second for _, _, second in keys]

@@ -95,6 +95,7 @@ class SegmentRow:
         except struct.error as error:
             raise _damaged(row, "it ends early") from error
         values: list[bytes | None] = []
+        # From the end: entries are newest first and values oldest first, so the newest value is the last.
         end = len(row)
         for size in sizes:
             if size < 0:

@@ -116,7 +116,7 @@ class LeaseProcess:
         for line in lines:
             logger.warning("the lease process: %s", line.decode(errors="replace"))
         if ended or silent:
-            process.kill()
+            process.kill()  # first: `close` would wait for a process that hangs in a call to the log
             self.close()
             code = process.returncode
             self._later(now_ms, "it did not try for long" if silent else f"exit status {code}")
@@ -148,6 +148,7 @@ class LeaseProcess:
         os.set_blocking(process.stdout.fileno(), False)
         with self._lock:
             self._process, self._heard = process, b""
+            # The word of the ended process: left at 1, `poll` would take the start of this one for a wanted pause.
             self._progress.words[STALLED] = 0
             self._tell(_line(order) + self._target)
 

@@ -36,6 +36,7 @@ class LeaseProgress:
 
     def __init__(self, *, shared: bool = False, fd: int = -1) -> None:
         if shared and fd < 0:
+            # Closed on exec: only the lease process gets it, and no program that the application starts.
             fd = os.memfd_create("standfast-lease", os.MFD_CLOEXEC)
             os.ftruncate(fd, _WORDS * _WORD_BYTES)
         self.fd = fd
@@ -62,7 +63,7 @@ class LeaseProgress:
             yield
         finally:
             self.words[ALLOWED] = 0
-            self.step(WORK)
+            self.step(WORK)  # the open was progress: the watch begins again from here
 
     def counts(self) -> dict[str, int]:
         """Steps of each part, by a name for people."""

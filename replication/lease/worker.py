@@ -74,6 +74,7 @@ class Renewer:
     def connect(self) -> bool:
         """Open the log ahead of the first renewal; False while the log does not answer."""
         try:
+            # Not created: an empty log in place of one that was moved away would keep it from being put back.
             self._log = self._log or open_log(self._address, create=False)
         except (Unavailable, Corruption) as error:
             self._say(str(error))
@@ -145,7 +146,7 @@ def main() -> int:
         renewer.renew(target["group"], target["member"])
         # After a delay, such as a log that hung, one renewal now is enough: missed ones are not made up.
         next_ms = max(next_ms + interval_ms, clock.monotonic_ms())
-        orders.next(max(next_ms - clock.monotonic_ms(), 1))
+        orders.next(max(next_ms - clock.monotonic_ms(), 1))  # a pause that the end of stdin cuts short
 
 
 def run() -> int:

@@ -69,7 +69,7 @@ class Slot:
                     parts.append(records[self.cut : self.cut + count])
                     self.cut += count
                     self.position = parts[-1][-1].offset + 1
-                    at_end = False
+                    at_end = False  # the rest of this batch comes first
                 break
             if left:
                 parts.append(records[self.cut :] if self.cut else records)
@@ -257,6 +257,7 @@ class Lane:
     def _raise_of_partition(self) -> None:
         for slot in self.slots.values():
             error = slot.error
+            # After the inbox: records fetched before the error are good.
             if error is not None and not (slot.told or slot.paused or slot.inbox):
                 for other in self.slots.values():  # partitions of a topic share its error: one raise is enough
                     other.told = other.told or other.error is error
@@ -280,6 +281,7 @@ class Lane:
         """Records from the inboxes, or the error that follows them."""
         self._raise_of_partition()
         found = self._serve(max_records)
+        # Last, since an error of the log says nothing against records that have arrived.
         if not found:
             self._raise_of_log()
         return found

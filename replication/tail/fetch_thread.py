@@ -149,6 +149,7 @@ class FetchThread(Closing):
         # Only the fetch thread uses the following.
         self._unsent: deque[Batch | Failure] = deque()
         self._assigned = bool(reader.assignment())
+        # A daemon: a call into the log that never returns must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -232,6 +233,7 @@ class FetchThread(Closing):
         try:
             return answer.result(timeout_s)
         except TimeoutError:
+            # Of the wait, or raised by the action itself: only the answer shows which.
             if answer.done():
                 return answer.result()  # the answer came just now, or the time-out is the action's own error
             begun = not answer.cancel()
@@ -263,12 +265,12 @@ class FetchThread(Closing):
         Raises Unavailable if the log holds the thread for longer (the thread ends by itself when the log returns), and,
         after releasing all, an error that ended the thread and that no poll_next has raised.
         """
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread:  # it would wait for its own end
             raise InvalidRequest(f"fetch thread {self._thread.name!r}: close() was called on the thread itself")
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._handover.close()
+        self._handover.close()  # before the join: the thread may wait for a free slot
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise Unavailable(
@@ -306,7 +308,7 @@ class FetchThread(Closing):
             number = self._asked
             self._requests.append(_Request(number, action, moves, answer))
             self._changed.notify_all()
-        self._handover.wake_up_producer()
+        self._handover.wake_up_producer()  # a thread that waits for a free slot does not see `_changed`
         return number
 
     def take(self, timeout_s: float | None) -> Batch | Failure | None:
@@ -360,7 +362,7 @@ class FetchThread(Closing):
             left = [one.answer for one in self._requests if one.answer is not None]
             self._requests.clear()
             self._changed.notify_all()
-        for answer in left:
+        for answer in left:  # else their callers would wait for the whole time-out
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(Closed(f"fetch thread {self._thread.name!r} has ended"))
         if self._fatal is not None:

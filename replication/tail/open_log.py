@@ -50,12 +50,13 @@ def parse_address(address: str) -> SqliteAddress | KafkaAddress:
         raise BadConfig([f"log address {address!r}: unknown scheme {scheme!r}{_nearest(scheme, _SCHEMES)}: {_EXAMPLE}"])
     location, _, query = rest.partition("?")
     problems: list[str] = []
-    path = unquote(location[1:])
+    path = unquote(location[1:])  # the third slash separates, a fourth one begins an absolute path
     if not location.startswith("/"):
         problems.append(f"log address {address!r} needs three slashes, or four for an absolute path: {_EXAMPLE}")
     elif not path or path == ":memory:" or "\0" in path:
         problems.append(f"log address {address!r} names no file, and processes share the log by its file: {_EXAMPLE}")
     options: dict[str, str] = {}
+    # Blank values are kept, so that an option without a value is an error and not ignored.
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in _OPTIONS:
             problems.append(f"log address {address!r}: unknown option {name!r}{_nearest(name, tuple(_OPTIONS))}")

@@ -153,7 +153,7 @@ class Tailer:
             return
         tailing = [(at, tailed) for at, tailed in self.changelogs.items() if tailed.task == task]
         reach("standby.apply")
-        tailing[0][1].applier.write()
+        tailing[0][1].applier.write()  # the task's changelogs share one applier, which writes all of them
         for changelog, tailed in tailing:
             records = waiting.records[changelog]
             if records:
@@ -199,7 +199,7 @@ class Tailer:
                 taken += self._update(batch, tailed, now_ms)
             except StandfastError as error:
                 failed[tailed.task] = error
-                self._waiting.pop(tailed.task, None)
+                self._waiting.pop(tailed.task, None)  # the applier has dropped the staged rows with the error
         self._write_all(self._due(growing, now_ms), failed)
         return TailResult(taken, failed)
 
@@ -212,6 +212,7 @@ class Tailer:
             for task, waiting in self._waiting.items()
             if waiting.due or task not in growing or now_ms - waiting.since_ms >= STAGED_MS_MAX
         ]
+        # The fullest first: a row costs least in a large batch.
         left = sorted(self._waiting.keys() - due, key=lambda task: self._waiting[task].rows, reverse=True)
         size = sum(self._waiting[task].payload_bytes for task in left)
         for task in left:
@@ -236,7 +237,7 @@ class Tailer:
             tailed.end = bounds.end
             stored = tailed.applier.position(changelog)
             if stored is not None and stored.offset == bounds.end and now_ms - stored.at_ms > CONFIRM_AFTER_MS:
-                tailed.applier.apply(changelog, (), stored.offset)
+                tailed.applier.apply(changelog, (), stored.offset)  # without records: only the position's time moves
 
     def close(self) -> None:
         """Release the reader."""
@@ -246,6 +247,7 @@ class Tailer:
         tailed = self.changelogs[changelog]
         self._reader.add({changelog: tailed.machine.position})
         tailed.paused = tailed.machine.state is State.PAUSED
+        # The reader's assignment is new and not paused, while the machine may have kept its state.
         if tailed.paused:
             self._reader.pause([changelog])
         self._listener.on_standby_start(tailed.task, tailed.store, changelog, tailed.machine.position)
@@ -279,9 +281,11 @@ class Tailer:
         if step.pause:
             self._reader.pause([changelog])
             tailed.paused = True
+        # Before the resume, or the records after the dropped ones would come first.
         if step.seek is not None:
             self._reader.seek(changelog, step.seek)
         if step.resume:
+            # The limit may have moved since the pause; with the old one the next batch would pause again.
             if tailed.machine.limit is not None:
                 self._refresh_limits([changelog])
             self._reader.resume([changelog])

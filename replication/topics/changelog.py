@@ -74,6 +74,7 @@ def ensure_changelogs(
     """
     logged = [spec for spec in specs if spec.logging]
     found, problems = _look(admin, app, logged, partitions, fixes, allow)
+    # Before the first is created: a start that is refused must leave the log unchanged.
     if problems:
         raise BadConfig(problems)
     return {

@@ -28,7 +28,7 @@ _PLAIN = f"a {' or '.join(kind for kind in TRAITS if kind not in _TIMES)} store"
 
 def kind_problem(name: str, kind: str, info: TopicInfo, newest: Iterable[Record]) -> str | None:
     """Why store `name` cannot be of this kind (`keyvalue`, `window`, ...); None if it may be."""
-    records = [record for record in newest if record.key is not None]
+    records = [record for record in newest if record.key is not None]  # no store wrote the others
     deletes = "delete" in info.policy.cleanup
     timed = [name for name, times in _TIMES.items() if records and all(_possible(times, one) for one in records)]
     found = f"a {timed[0]} store" if timed else ""

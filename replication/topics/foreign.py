@@ -17,6 +17,7 @@ def foreign_changelog(admin: LogAdmin, app: str, store: str, topic: str) -> Topi
     info = admin.describe_topic(topic)
     if info is not None:
         return info
+    # All topics are listed only for the error: on a large cluster that is many.
     prefix, suffix = f"{app}-", "-changelog"
     names = (each.name for each in admin.topics())
     has = [name[len(prefix) : -len(suffix)] for name in names if name.startswith(prefix) and name.endswith(suffix)]

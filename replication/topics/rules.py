@@ -132,7 +132,7 @@ def findings(app: Application, survey: LogSurvey, fixes: Fixes) -> list[Finding]
         topic = survey.topics.get(name)
         if topic is None:
             found += absent_source(app, name, fixes)
-        elif name not in own:
+        elif name not in own:  # a source topic that serves as changelog is judged above
             found += replication(f"source topic {name}", topic, survey.brokers, fixes)
     for name in app.members:
         topic = survey.topics.get(name)
@@ -204,6 +204,7 @@ def delete_retention(need: Changelog, info: TopicInfo, fixes: Fixes) -> Iterator
     """Retention of tombstones: a position older than nine tenths of it may have missed deletes: a rebuild follows."""
     found_ms = info.policy.delete_retention_ms
     wanted_ms = min(need.policy.delete_retention_ms, DELETE_RETENTION_DEFAULT_MS)
+    # Without compaction no tombstone is ever removed by this setting.
     if "compact" not in info.policy.cleanup or need.from_source or not 0 <= found_ms < wanted_ms:
         return
     yield Finding(
@@ -357,10 +358,10 @@ def repartition_policy(info: TopicInfo, fixes: Fixes) -> Iterator[Finding]:
 def replication(where: str, topic: TopicSurvey, brokers: tuple[int, ...], fixes: Fixes) -> Iterator[Finding]:
     """Replicas of each partition against the number that must confirm a write."""
     name, settings = topic.info.name, topic.settings
-    if not topic.replicas:
+    if not topic.replicas:  # the embedded log
         return
     copies, needed = min(map(len, topic.replicas)), _number(settings, _MIN_ISR, 1)
-    wanted = min(REPLICAS_WANTED, len(brokers))
+    wanted = min(REPLICAS_WANTED, len(brokers))  # one broker cannot hold two copies of a partition
     in_sync = min(topic.in_sync, default=copies)
     if copies < needed:
         enough = len(brokers) >= needed
@@ -433,6 +434,7 @@ def partition_counts(app: Application, survey: LogSurvey, fixes: Fixes) -> Itera
             continue
         own = (app.groups or {}).get(need.group) if need.group is not None else None
         read = inputs if own is None else {name: counts[name] for name in own if name in counts}
+        # One equal input is enough: whether the inputs of a group agree is judged above.
         if not read or counts[need.topic] in read.values():
             continue
         name, most = max(read.items(), key=lambda item: item[1])
@@ -516,4 +518,5 @@ def _number(settings: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _shorter(found_ms: int, wanted_ms: int) -> bool:
+    # Below 0 is for ever, which is never the shorter one.
     return found_ms >= 0 and (wanted_ms < 0 or found_ms < wanted_ms)

@@ -34,6 +34,7 @@ def translate(error: Exception, where: str, lock: Path | None = None) -> Standfa
     if is_foreign(error):
         raise error  # a signal handler raised it during our call: the program expects its own exception
     text = str(error).strip()
+    # By its name: this file imports nothing of rocksdict.
     if type(error).__name__ == "DbClosedError" or "mutably borrowed" in text or text.startswith("Shutdown in"):
         return Closed(f"{where}: it was closed meanwhile: open a new one")
     if NO_DESCRIPTORS_TEXT in text:  # before the test for damage: a file that fails to open for this reason is whole
@@ -45,6 +46,7 @@ def translate(error: Exception, where: str, lock: Path | None = None) -> Standfa
         held = Held(f"{where}: {holder} holds it: stop that one first, or open read-only")
         held.by_us = "lock hold by current process" in text
         return held
+    # RocksDB reports a removed file as an IO error, but only a restore brings its rows back.
     lost_file = "No such file" in text and any(mark in text for mark in (".sst", "MANIFEST"))
     if "Corruption" in text or "checksum mismatch" in text or lost_file:
         return Corruption(f"{where}: stored bytes are damaged ({text}): restore this task from its log")

@@ -120,7 +120,7 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
         super().__init__(spec, rows)
         self._interval_ms = versioned_segment_interval_ms(spec.history_retention_ms)
         self._space = _BufferedSpace(rows)
-        self._cleaned_to = 0
+        self._cleaned_to = 0  # not stored: the first cleanup of an opening covers dead segments again, in one range
 
     def put(self, key: K, value: V | None, timestamp: int | None = None) -> int:
         """Insert a version valid from `timestamp` (ms), in any order of times; None is a tombstone.
