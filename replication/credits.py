@@ -156,7 +156,7 @@ class Credits(Generic[T]):
         self._sent = self._pauses = self._turns = 0
 
     def add(self, partition: TopicPartition, credits: int = 2) -> Decision[T]:
-        """An applier takes a partition and grants it `credits` buffers of its own. Shares of the queues shrink."""
+        """Add a partition with `credits` buffers of its own, granted by its applier. Shares of the queues shrink."""
         if partition in self._partitions:
             raise InvalidRequest(f"credits: {partition} is there already; remove it first")
         if credits < 1:

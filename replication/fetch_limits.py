@@ -27,7 +27,7 @@ from standfast.replication.credits import CreditLimits
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """See the head of this file; records, bytes or KiB as the names say."""
+    """The bounds of the header's table, in records, bytes or KiB by their names."""
 
     # Fetched ahead: no more than keeps a reader busy. Measured: with 2,000,000 records the client went on fetching
     # while records it had needed the processors: a tenth slower, and a restore took 390 MiB instead of 155.

@@ -63,10 +63,10 @@ class Handover(Generic[T]):
         self._produced = self._polled = self._wake_ups = 0
 
     def produce(self, batch: T) -> None:
-        """Put a batch into the slot, waiting while there is another.
+        """Put a batch into the slot, waiting while the slot is full.
 
-        Raises WakeUp if it was woken and the slot is full: the batch was not taken, offer it again. Raises Closed
-        after an error or close, InvalidRequest for None. None of them takes the batch.
+        Raises WakeUp if woken while the slot is full: offer the batch again. Raises Closed after an error or close,
+        InvalidRequest for None. After any of these errors the batch is not in the slot.
         """
         if batch is None:
             raise InvalidRequest("hand-over: None is not a batch, an empty slot is told by waiting")

@@ -42,7 +42,7 @@ class Record(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """One record to write. Plain tuples of the same shape are accepted on the hot path."""
+    """One record to write. Writers also take plain tuples of the same shape, for hot paths."""
 
     key: bytes | None
     value: bytes | None
@@ -218,8 +218,8 @@ class LogReader(Protocol):
     def fetch(self, max_records: int, timeout_ms: int = 0) -> list[Fetched]:
         """Up to `max_records` records over all partitions that are not paused, fair between them.
 
-        Waits up to `timeout_ms` while there is nothing new. A partition whose next_offset moved is reported even
-        without records, and one that newly reached its end is reported once with `at_end`.
+        Waits up to `timeout_ms` for news. The result has a partition whose next_offset moved even without records, and
+        reports a newly reached end once with `at_end`.
         Raises StateLost (reason "offset-out-of-range") naming partition, position, begin and end.
         """
         ...
@@ -261,7 +261,7 @@ class LogWriter(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Grows by at least one with each writer opened for the same transactional id."""
+        """The epoch; it grows by at least one with each writer opened for the same transactional id."""
         ...
 
     @property
@@ -329,7 +329,7 @@ class LogAdmin(Protocol):
         ...
 
     def consumers(self, group: str) -> tuple[str, ...]:
-        """Live members that joined the group by the log's own protocol (a user's own consumer), not through us."""
+        """Live members that joined the group by the log's own protocol (a user's own consumer), not by `Group.join`."""
         ...
 
     def delete_group(self, name: str) -> None:

@@ -50,7 +50,7 @@ def place_standbys(members: Mapping[str, MemberPlan], replicas: int) -> Placed:
         able = members.keys() - running.get(task, set())
         wanted = min(replicas, len(able))
         _drop_surplus(placed[task], counts, wanted)
-        # Without an active every member would be able, also the one that is about to get the task.
+        # Without an active every member counts as able, also the next owner of the task.
         if task in running:
             missing += replicas - wanted
             _fill(placed[task], counts, able, wanted)

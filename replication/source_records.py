@@ -5,7 +5,7 @@
 
 A processor cannot put a skipped record into the store, so a restore must not either, or an active and a standby would
 hold different rows (Kafka Streams restores them: KAFKA-8037). Encoding again gives rows that are equal byte for byte,
-by whatever program wrote the topic: `{"a": 1}` and `{"a":1}` are one JSON value.
+whichever program wrote the topic: `{"a": 1}` and `{"a":1}` are one JSON value.
 
 Rules of this file: it decides nothing else; restore, standby and verify all use it, so that they skip the same records.
 """

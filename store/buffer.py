@@ -29,7 +29,7 @@ from standfast.store.disk import DiskGuard
 from standfast.store.engine import Row
 from standfast.store.errors import Backpressure, DiskFull, InternalError
 
-# Roughly what CPython spends on the dictionary entries and object headers of one buffered row and of one change.
+# CPython's approximate cost of the dictionary entries and object headers of one buffered row and of one change.
 ROW_OVERHEAD_BYTES = 100
 CHANGE_OVERHEAD_BYTES = 100
 TIMESTAMP_BYTES = 8  # a row may carry one before its value
@@ -134,7 +134,7 @@ class WriteBuffer:
         return max(self.size_bytes, self._credit_bytes)
 
     def revoke(self) -> None:
-        """See Borrower. Called by any thread."""
+        """See Borrower. Any thread may call it."""
         self._credit_bytes = 0
         self.stop_bytes = -1  # below any size: the next write asks the guard, also into an empty buffer
 
@@ -351,7 +351,7 @@ def changes_bytes(changes: Sequence[Change]) -> int:
 
 
 def merge_pending(stored: Iterator[Row], pending: list[tuple[bytes, bytes | None]], *, reverse: bool) -> Iterator[Row]:
-    """Stored rows overlaid with buffered ones (a None hides the stored row); both in the same order."""
+    """Stored rows overlaid with buffered ones (a None hides the stored row); both inputs have the same order."""
     position, count = 0, len(pending)
     for key, row in stored:
         while position < count and (pending[position][0] > key if reverse else pending[position][0] < key):

@@ -82,7 +82,7 @@ class Repeats:
 
 
 def _with(record: logging.LogRecord, text: str) -> logging.LogRecord:
-    record = copy(record)  # other handlers may see it too
+    record = copy(record)  # other handlers may get the same record
     record.msg, record.args = text, ()
     return record
 

@@ -29,7 +29,7 @@ class MemoryEngine:
 
     def __init__(self, name: str = "memory") -> None:
         self._name = name
-        self._lock = threading.RLock()  # sorted dictionaries do not bear a reader beside a writer
+        self._lock = threading.RLock()  # sorted dictionaries are not safe for a reader beside a writer
         self._tables: dict[str, _Table] = {DEFAULT_FAMILY: SortedDict()}
         self._sizes: dict[str, int] = {DEFAULT_FAMILY: 0}
         self._scans: weakref.WeakSet[MemoryScan] = weakref.WeakSet()

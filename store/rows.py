@@ -37,7 +37,7 @@ BESIDE_VALUE_BYTES = 48_000  # with a value of that size and framing this stays 
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Plain numbers that the store adds to and the metrics collector reads. Nothing per key."""
+    """Plain numbers that the store adds to and the metrics collector reads. No number is per key."""
 
     put: int = 0
     get: int = 0

@@ -114,7 +114,7 @@ class StoreSpec(Generic[K, V]):
             "value": self.value.name,
             "timestamped": self.timestamped,
             "logging": self.logging,
-            # None is left out, so that definitions kept by earlier versions stay equal.
+            # Without settings of None, so that definitions kept by earlier versions stay equal.
             **{name: value for name, value in own.items() if value is not None},
         }
 

@@ -34,7 +34,7 @@ def let_go(error: BaseException | None) -> None:
             if _is_ours(step.tb_frame.f_globals.get("__name__")):
                 try:
                     step.tb_frame.clear()
-                except RuntimeError:  # it still runs: the exception has not left it
+                except RuntimeError:  # the frame still runs: the exception has not left it
                     pass
             step = step.tb_next
 

@@ -102,7 +102,7 @@ SESSION_TIMES = KeyTimes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """A row of the table; see the header."""
+    """A row of the table of kinds; the header explains its fields."""
 
     settings: tuple[Setting, ...] = ()
     plain: bool = False

@@ -203,7 +203,7 @@ class SegmentRow:
 
 
 def _entries(row: bytes, next_ts: int, min_ts: int) -> tuple[list[int], list[int], int]:
-    """Timestamps, sizes, and where the values begin. The list has no count: it ends at min_ts."""
+    """Timestamps, sizes, and the offset of the values. The list has no count: it ends at min_ts."""
     timestamps: list[int] = []
     sizes: list[int] = []
     offset = _HEAD.size

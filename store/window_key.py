@@ -89,8 +89,8 @@ def range_bounds(
 def upper_bound(key_to: bytes, suffix: bytes) -> bytes:
     """Largest of prefix + suffix over all prefixes of `key_to`, itself included.
 
-    Every row of a key <= key_to whose own suffix is below `suffix` lies below it. A prefix counts only where the
-    suffix may beat the byte that it stands in for.
+    Every row of a key <= key_to whose own suffix is below `suffix` lies below it. A prefix counts only if the suffix
+    may be greater than the byte that it replaces.
     """
     first = suffix[0]
     candidates = [key_to[:length] + suffix for length, byte in enumerate(key_to) if byte <= first]

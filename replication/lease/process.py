@@ -31,7 +31,7 @@ END_S = 1.0
 
 
 class LeaseProcess:
-    """One lease process at a time."""
+    """Starts, watches and ends the lease process, one at a time."""
 
     def __init__(self, address: str, progress: LeaseProgress, max_stall_ms: int, clock: Clock) -> None:
         self._address = address
@@ -59,7 +59,7 @@ class LeaseProcess:
         self._start(self._clock.monotonic_ms())
 
     def renew(self, group: str, member: str, lease_ms: int) -> None:
-        """Renew this member's lease from now on."""
+        """Make the process renew this member's lease from now on."""
         with self._lock:
             self._target = _line({"group": group, "member": member, "lease_ms": lease_ms})
             self._tell(self._target)

@@ -66,7 +66,7 @@ class LeaseProgress:
             self.step(WORK)  # the open was progress: the watch begins again from here
 
     def counts(self) -> dict[str, int]:
-        """Steps of each part, by a name for people."""
+        """Steps of each part, by the part's name in reports."""
         return {"background work": self.words[WORK], "the application's loop": self.words[LOOP]}
 
     def close(self) -> None:

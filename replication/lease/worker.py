@@ -81,7 +81,7 @@ class Renewer:
         return self._log is not None
 
     def renew(self, group: str, member: str) -> None:
-        """Renew once, unless the parent stands still."""
+        """Renew once, unless the parent makes no progress."""
         words = self._progress.words
         still = self._watch.look(self._progress.counts(), words[ALLOWED], self._clock.monotonic_ms())
         if still and not words[STALLED]:

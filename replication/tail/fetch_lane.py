@@ -287,7 +287,7 @@ class Lane:
         return found
 
     def _serve(self, max_records: int) -> list[Fetched]:
-        """A fair share of every inbox."""
+        """Records of every inbox, in fair shares."""
         turn = [source for source, slot in self.slots.items() if slot.inbox and not slot.paused]
         if not turn:
             return []

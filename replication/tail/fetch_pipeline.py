@@ -84,7 +84,7 @@ class FetchPipeline:
         self._moves: dict[int, tuple[TopicPartition, ...]] = {}  # requests that may still fail, by number
         self._pumping = False
         reader = log.reader()
-        reader.assign({})  # its client connects while there is nothing to read yet
+        reader.assign({})  # so that its client connects before the first partition comes
         self._thread = FetchThread(
             reader,
             name=name,
@@ -314,7 +314,7 @@ class FetchPipeline:
         else:
             named = self._moves.pop(failure.carried, ())
             if not named:
-                return  # a pause or resume of a partition whose own trouble is on its way
+                return  # a pause or resume failed; the partition's own error is on its way
         hit = {at: slot for at in named if (slot := self._slot(at)) is not None and slot.reading}
         hit = {at: slot for at, slot in hit.items() if slot.since <= failure.carried}
         if isinstance(error, Unavailable) or not named:

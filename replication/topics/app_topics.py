@@ -8,7 +8,7 @@ A name can have two readings: `orders-eu-totals-changelog` is store `totals` of 
 The topic is certainly ours if the store is known; it is another application's if that one exists and has the longer
 name; it is doubtful if the other one's name is the shorter one.
 
-Rules of this file: pure. A source topic is never internal, by whatever name.
+Rules of this file: pure. A source topic is never internal, even with such a name.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ WELL_MS = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """How long a child may say nothing, in milliseconds: until its first word, and from one word to the next."""
+    """A child's longest silence, in milliseconds: until its first word, and from one word to the next."""
 
     start_ms: int
     silent_ms: int
@@ -60,7 +60,7 @@ class Ended:
 
     code: int
     why: str = ""
-    words: str = ""  # the end of its standard error; "" where that is shared
+    words: str = ""  # the end of its standard error; "" if this process shares that
 
     def __str__(self) -> str:
         how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
@@ -130,7 +130,7 @@ class ChildProcess(Generic[Answer]):
         with contextlib.suppress(OSError):  # an old kernel, or a container that forbids it: the end of orders remains
             lent.append(os.pidfd_open(os.getpid()))
         try:
-            # -P: a file of the working directory must not stand in for a module.
+            # -P: a file of the working directory must not replace a module.
             # A process group of its own: Ctrl-C is for this process, which ends its children itself, in order.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments],

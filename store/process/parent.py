@@ -78,7 +78,7 @@ class Parent:
 def _ended() -> select.poll:
     """A poll that is ready once the parent has ended: on its pidfd, or without one on the orders' pipe's hang-up."""
     ended = select.poll()
-    lent = os.environ.pop(PARENT_VARIABLE, "")  # not for children of this process: this one is their parent
+    lent = os.environ.pop(PARENT_VARIABLE, "")  # children of this process must not inherit it: their parent is this one
     if lent:
         os.set_inheritable(int(lent), False)
         ended.register(int(lent), select.POLLIN)

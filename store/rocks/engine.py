@@ -513,7 +513,7 @@ class RocksEngine:
 def _place(
     rows: rocksdict.Rdict, start: bytes | None, end: bytes | None, reverse: bool
 ) -> tuple[rocksdict.RdictIter, rocksdict.ReadOptions]:
-    """An iterator at the first row of the range, and the options that it lives on."""
+    """An iterator at the first row of the range, and its read options, which must live as long."""
     options = rocksdict.ReadOptions()
     if end is not None and not reverse:
         options.set_iterate_upper_bound(end)

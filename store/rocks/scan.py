@@ -97,7 +97,7 @@ class RocksScan(Closing):
 
     def _release(self) -> None:
         self._chunk.clear()
-        self._iterator = None  # before its options, which keep its bound
+        self._iterator = None  # before its options, which keep the bytes of its bound
         self._options = None
 
     def _refill(self) -> bool:
@@ -116,7 +116,7 @@ class RocksScan(Closing):
                 if not more:
                     self._iterator.status()
             except Exception as error:
-                traceback.clear_frames(error.__traceback__)  # they hold the iterator, and it the directory
+                traceback.clear_frames(error.__traceback__)  # the frames hold the iterator, and it holds the directory
                 self._failure = translate(error, self._where)
                 self._release()
                 if not chunk:

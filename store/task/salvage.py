@@ -63,7 +63,7 @@ class Remains:
         return sorted(name for name in stores - logged if self.has_rows(name))
 
     def cut(self, where: str) -> Cut | None:
-        """The task's record; None if it cannot be read."""
+        """The task's record; None if it is unreadable."""
         try:
             raw = self.engine.get(DEFAULT_FAMILY, CUT_KEY)
             return None if raw is None else Cut.decode(raw, where)
@@ -104,7 +104,7 @@ def _open_copy(directory: Path, scratch: Path, shared: RocksShared, *, log: bool
     gaps = _log_gaps(scratch) if log else ["its write-ahead log is that of another task: rows written last are missing"]
     manifests = sorted(scratch.glob("MANIFEST-*"))
     if manifests:
-        # CURRENT is one line that names the newest MANIFEST; written again it is right, whatever damage it had.
+        # CURRENT is one line that names the newest MANIFEST, so it can be written again after any damage.
         (scratch / "CURRENT").write_text(f"{manifests[-1].name}\n", encoding="ascii")
     try:
         if not manifests or manifest_fault(scratch) is not None:

@@ -183,7 +183,7 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
                     key: pack(stamp) + value if value is not None else None
                     for stamp, key, value in zip(stamps, keys, values, strict=True)
                 }
-        # Afterwards and not per record, since changelogs have no such records unless something else writes to them.
+        # Afterwards and not per record, since a changelog has no such records unless another program writes to it.
         if None in rows:
             del rows[None]
             self.rows.counters.skipped += sum(key is None for key in keys)

@@ -4,7 +4,7 @@
     gives_stores       task.store(counts) is a KeyValueState[str, int] for
                        counts = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64); task.store("counts") is Any
 
-Rules of this file: one line and one overload per type; all else that standfast knows of a type are its traits
+Rules of this file: one line and one overload per type; all other facts about a type are its traits
 (`standfast.store.traits`). `gives_stores` marks the methods that return stores, so that the overloads stand here once.
 """
 

@@ -3,8 +3,8 @@
     delays@0        rows with 0 <= time < interval
     delays@3600000  rows with interval <= time < 2 * interval      expiry drops a whole family
 
-Rules of this file: decides which family a row belongs to and which families are live, by the pure rules of
-`standfast.store.types.segments`; it never reads a row. Families are made by the commit that first writes to them.
+Rules of this file: it finds a row's family and the live families, by the pure rules of
+`standfast.store.types.segments`; it never reads a row. The first commit that writes to a family creates it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     log     key -> value, record timestamp = valid_from; every version, tombstones too
 
 Rules of this file: semantics of Kafka Streams' VersionedKeyValueStore. History reaches back `history_retention_ms`
-from the observed stream time and is readable after a reopen, because segments are found by time, not by a list.
+from the observed stream time and is readable after a reopen, because reads find segments by time, not by a list.
 """
 
 from __future__ import annotations

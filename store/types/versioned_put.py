@@ -22,7 +22,7 @@ from standfast.store.versioned_row import SegmentRow, latest_key, pack_latest, s
 
 
 class RowSpace(Protocol):
-    """The rows of one family as the writer sees them."""
+    """The rows of one family, as far as `put_version` uses them."""
 
     def get(self, row_key: bytes) -> bytes | None: ...
 
@@ -101,7 +101,7 @@ def _file_ended(
 def _put_within(
     space: RowSpace, history: History, segment: int, row: SegmentRow, key: bytes, value: bytes | None, timestamp: int
 ) -> int:
-    """The new version falls within min_ts <= timestamp < next_ts of one segment row."""
+    """Put a version that falls within min_ts <= timestamp < next_ts of one segment row."""
     index, ended, valid_from, valid_to = row.find(timestamp)
     if valid_from == timestamp:
         row.update(timestamp, value, index)
