@@ -81,6 +81,6 @@ def _wal_bytes(directory: Path) -> int:
     for path in directory.rglob("*.log"):
         try:
             total += path.stat().st_size
-        except FileNotFoundError:  # RocksDB deletes old logs at any time
+        except FileNotFoundError:
             continue
     return total
