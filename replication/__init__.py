@@ -1,4 +1,4 @@
 """Changes in motion: the log port and its logs, the changelog writer, standbys.
 
-Imports store.
+This package imports `standfast.store` only.
 """

@@ -1,6 +1,6 @@
-"""Arguments that every log refuses alike, before it is asked for anything.
+"""Checks of arguments that every log refuses in the same words, before any call reaches it.
 
-Rules of this file: pure; each raises InvalidRequest that says what, where and the limit, and returns nothing.
+Rules of this file: pure; each function raises InvalidRequest that says what, where and the limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
 from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
 
-METADATA_BYTES_MAX = 4_096
+METADATA_BYTES_MAX = 4_096  # Kafka's offset.metadata.max.bytes by default
 LEASE_MS_MAX = 24 * 3_600_000
 PARTITIONS_MAX = 10_000
 CLEANUPS = frozenset({"compact", "delete"})
@@ -21,13 +21,13 @@ _BYTES_TYPES = frozenset({bytes, bytearray, memoryview, type(None)})
 
 
 def check_text(what: str, text: str) -> None:
-    """Refuse all but a text of 1 to `METADATA_BYTES_MAX` characters that can be stored."""
+    """Refuse all but a text of 1 to `METADATA_BYTES_MAX` characters that UTF-8 can encode."""
     if not isinstance(text, str) or not text or len(text) > METADATA_BYTES_MAX or not _encodes(text):
         raise InvalidRequest(f"{what} {text!r} is not usable: give 1 to {METADATA_BYTES_MAX} characters")
 
 
 def check_join(member_id: str, metadata: str, lease_ms: int) -> None:
-    """Refuse a member that cannot be: its id, its metadata, or a lease that is no time of up to a day in ms."""
+    """Refuse an invalid member id, invalid metadata, or a lease that is not 1 ms to one day."""
     check_text("member id", member_id)
     _check_metadata("member metadata", metadata)
     if not isinstance(lease_ms, int) or not 1 <= lease_ms <= LEASE_MS_MAX:
@@ -35,7 +35,7 @@ def check_join(member_id: str, metadata: str, lease_ms: int) -> None:
 
 
 def check_commit(group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
-    """Refuse an offset or metadata that cannot be committed."""
+    """Refuse an offset or metadata that no log can commit."""
     check_text("group name", group)
     for source, (offset, metadata) in offsets.items():
         if not isinstance(offset, int) or not 0 <= offset < 1 << 62:
@@ -52,7 +52,7 @@ def check_partitions(topic: str, partitions: int) -> None:
 
 
 def check_policy(topic: str, policy: TopicPolicy) -> None:
-    """Refuse a policy that means nothing; what is in `extra` is each log's own business."""
+    """Refuse a policy without meaning; each log checks `extra` itself."""
     if not policy.cleanup or not policy.cleanup <= CLEANUPS:
         raise InvalidRequest(f"topic {topic!r}: cleanup is {sorted(policy.cleanup)}, use compact, delete or both")
     for setting, least in (("retention_ms", -1), ("delete_retention_ms", -1), ("min_compaction_lag_ms", 0)):
@@ -62,7 +62,8 @@ def check_policy(topic: str, policy: TopicPolicy) -> None:
 
 
 def check_bytes(source: TopicPartition, what: str, column: Sequence[Any]) -> bool:
-    """Refuse a column ("key" or "value") of anything but bytes or None; returns whether some are arrays or views."""
+    """Refuse a column ("key" or "value") with cells other than bytes or None; returns whether any is array or view."""
+    # The set of types first, in C: batches are large and nearly always sound, so only a bad one is walked through.
     types = set(map(type, column))
     for index, cell in enumerate(() if types <= _BYTES_TYPES else column):
         if not isinstance(cell, bytes | bytearray | memoryview | None):
@@ -74,7 +75,7 @@ def check_bytes(source: TopicPartition, what: str, column: Sequence[Any]) -> boo
 
 
 def check_timestamps(source: TopicPartition, timestamps: Sequence[Any], least_ms: int) -> None:
-    """Refuse a batch with a timestamp that is none, or below what the log takes."""
+    """Refuse a batch with an invalid timestamp, or one below the log's least."""
     if set(map(type, timestamps)) == {int} and min(timestamps) >= least_ms and max(timestamps) <= TIMESTAMP_MAX_MS:
         return
     for index, timestamp in enumerate(timestamps):
@@ -94,6 +95,6 @@ def _check_metadata(what: str, metadata: str) -> None:
 def _encodes(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # a lone surrogate is a str, too
         return False
     return True

@@ -1,4 +1,4 @@
-"""Records of one partition column by column: a Record is made only for who asks for one.
+"""Records of one partition column by column: a Record object is made only when a caller needs one.
 
     offsets      100   101   104        a range while there is no gap
     timestamps   t     t     t          milliseconds
@@ -9,7 +9,7 @@
 A restore folds and writes a million records without needing one of them as an object; a tuple each, and the garbage
 collector that walks through them, would cost a fifth of its time.
 
-Rules of this file: pure values, no log in particular; it is a Sequence of Record wherever it is read as one.
+Rules of this file: pure values, no log in particular; RecordColumns is a Sequence of Record for every caller.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class RecordColumns(Sequence[Record]):
             return False
         return list(self) == list(other)
 
+    # It equals lists and tuples of the same records, whose hashes it could not match.
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
@@ -88,11 +89,12 @@ class RecordColumns(Sequence[Record]):
     def rows(self) -> Iterator[tuple[int, int, bytes | None, bytes | None, Headers]]:
         """Plain tuples of a Record's shape, for loops that unpack them."""
         headers = repeat(()) if self.headers is None else self.headers
+        # Not strict: `repeat` has no end.
         return zip(self.offsets, self.timestamps, self.keys, self.values, headers, strict=False)
 
 
 def joined(pieces: Sequence[RecordColumns]) -> RecordColumns:
-    """One after the other, offsets increasing."""
+    """The pieces as one, in this order; their offsets must increase."""
     if len(pieces) == 1:
         return pieces[0]
     headers: list[Headers] | None = None
@@ -109,25 +111,26 @@ def joined(pieces: Sequence[RecordColumns]) -> RecordColumns:
 
 
 def payload_bytes(records: Sequence[Record]) -> int:
-    """Bytes of keys and values, column by column in C: a Python expression a record costs a tenth of a restore."""
+    """Bytes of keys and values, summed by column in C: a Python expression per record costs a tenth of a restore."""
     if isinstance(records, RecordColumns):
         return records.payload_bytes
     return sum(_size(list(map(itemgetter(column), records))) for column in (2, 3))
 
 
 def offsets_of(records: Sequence[Record]) -> Sequence[int]:
-    """The offsets of records; increasing without a look at them if it is a range."""
+    """The offsets of records; a range is known to increase without a look at its offsets."""
     return records.offsets if isinstance(records, RecordColumns) else list(map(itemgetter(0), records))
 
 
 def gapless(offsets: Sequence[int]) -> Sequence[int]:
-    """The same offsets, as a range if there is no gap between them."""
+    """The same offsets, as a range if they have no gap."""
     if offsets and offsets[-1] - offsets[0] == len(offsets) - 1:
         return range(offsets[0], offsets[-1] + 1)
     return offsets
 
 
 def _offsets(pieces: Sequence[RecordColumns]) -> Sequence[int]:
+    # Usually there is no gap; then the ends alone decide, and no list of a batch's offsets is made.
     first, last = pieces[0].offsets, pieces[-1].offsets
     if first and last and last[-1] - first[0] == sum(map(len, pieces)) - 1:
         return range(first[0], last[-1] + 1)
@@ -144,5 +147,5 @@ def _chained(pieces: Sequence[Sequence[T]]) -> list[T]:
 def _size(cells: Cells) -> int:
     try:
         return len(b"".join(cells))  # type: ignore[arg-type]
-    except TypeError:  # a None among them; the copy is cheaper than asking each
+    except TypeError:  # a None among them; the copy is cheaper than a test of each cell
         return sum(map(len, filter(None, cells)))

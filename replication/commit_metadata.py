@@ -1,4 +1,4 @@
-"""The text attached to a source commit, so that the cut is in the log too: epoch, stream times, emit progress.
+"""The text attached to a source commit, so that the log has the commit record too: epoch, stream times, emit progress.
 
     {"standfast":1,"epoch":3,"stream_times":{"flights/0":1357020000000},"observed":{"delays":1357020000000},"progress":{"delays":1357016400000}}
 
@@ -10,8 +10,8 @@
 
     Compact JSON in this order, inner names sorted, UTF-8, at most 4,096 bytes (Kafka's offset.metadata.max.bytes).
 
-Rules of this file: pure text in and out. Text that is not ours (empty, Kafka Streams' base64, another program's) is
-None, because a group may have been used by something else before; ours but newer or damaged is an error.
+Rules of this file: pure text in and out. Text of other programs (empty, Kafka Streams' base64) gives None, because
+another program may have used the group before; text of ours that is newer or damaged is an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class CommitMetadata:
-    """What is committed with the source offsets. Times in milliseconds."""
+    """The metadata committed with the source offsets. Times in milliseconds."""
 
     epoch: int
     stream_times: Mapping[str, int] = field(default_factory=dict)
@@ -41,7 +41,8 @@ class CommitMetadata:
     progress: Mapping[str, int] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """The text to commit. Raises InvalidRequest over 4,096 bytes, naming what takes the space."""
+        """The text to commit. Raises InvalidRequest over 4,096 bytes, naming the parts that take the space."""
+        # Sorted, so that equal metadata is equal text.
         parts = {name: dict(sorted(getattr(self, name).items())) for name in _PARTS}
         text = _compact({"standfast": FORMAT, "epoch": self.epoch, **parts})
         size = _size(text)
@@ -56,7 +57,7 @@ class CommitMetadata:
 
     @classmethod
     def from_text(cls, text: str) -> CommitMetadata | None:
-        """Inverse of to_text; None for text that is not ours. What follows the text is left out.
+        """Inverse of to_text; None for text of other programs. Bytes after the JSON are ignored.
 
         Raises InvalidRequest for a newer format, Corruption for text of ours that is damaged.
         """
@@ -68,6 +69,7 @@ class CommitMetadata:
         except ValueError as error:
             raise _damaged(text, error) from error
         version = content["standfast"]
+        # Before the other parts, which a newer format may have changed.
         if isinstance(version, int) and version > FORMAT:
             raise InvalidRequest(
                 f"commit metadata has format {version}, this version reads up to {FORMAT}: a newer standfast committed "
@@ -86,11 +88,11 @@ def _compact(content: Mapping[str, Any]) -> str:
 
 
 def _size(text: str) -> int:
-    return len(text.encode())
+    return len(text.encode())  # Kafka's limit counts bytes, not characters
 
 
 def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, int) or isinstance(value, bool):  # JSON's true would pass as 1
         raise ValueError(f"{value!r} is not a whole number")
     return value
 

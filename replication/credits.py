@@ -1,30 +1,30 @@
 """Credit-based flow control between one fetcher and the appliers of many partitions.
 
-      log ──fetched──> queue of the partition ──a credit each──> in the applier's hand ──applied──> credit is back
+      log ──fetched──> queue of the partition ──a credit each──> in the applier's hand ──applied──> credit returns
                        (backlog; the fetcher's)      Sent(batch, backlog)
 
-    own credits        each partition's own buffers, `credits` of add(); they come back to that partition only
-    floating credits   a pool for all; each goes to the largest backlog that has no credit of its own left, in a tie
-                       to the one favoured longest ago, and comes back to the pool
+    own credits        each partition's own buffers, `credits` of add(); they return to that partition only
+    floating credits   a pool for all; each goes to the largest backlog without own credits, in a tie to the partition
+                       favoured longest ago, and returns to the pool
 
     FETCHING ──queue at the high mark, or at its share of the bytes, or all queues full──> PAUSED
     PAUSED ──queue empty, or down to the low marks while not all queues are full──────────> FETCHING
 
-What holds, whatever the order of events:
+Invariants, in any order of events:
   * A partition's batches are sent in the order in which they were fetched, each once. Without a credit they stay in
-    their queue: nothing is thrown away but by remove().
+    their queue: only remove() drops batches.
   * One slow partition stops only itself: its own credits are gone, it holds at most `floating_per_partition_max`
     floating ones, and its queue at most its share of the bytes. The others keep theirs; only while all queues
     together are full (batches larger than a share, or shares that just shrank) are they fetched batch by batch.
-  * Memory: queues hold at most `queue_bytes_max` and one batch a partition, and what was under way when a partition
-    was paused; what is in hand at most `hand_bytes_max` and the own credits of every partition.
-  * Pausing makes some readers throw their prefetch away, so the marks lie apart (hysteresis).
+  * Memory: queues hold at most `queue_bytes_max`, one batch a partition, and batches under way when a partition was
+    paused; appliers hold at most `hand_bytes_max` and the own credits of every partition.
+  * Pausing makes some readers drop their prefetch, so the marks lie apart (hysteresis).
 
-Semantics as of Flink's credit-based network stack: exclusive and floating buffers, the backlog told with each buffer.
+Semantics of Flink's credit-based network stack: exclusive and floating buffers, the backlog sent with each buffer.
 Here both sides are one machine, so a floating credit is given only where own ones ran out, and spent in the same step.
 
-Rules of this file: pure; no I/O, clock or thread, and it never looks into a batch. It is called under one lock of the
-shell. An illegal event raises and changes nothing.
+Rules of this file: pure; no I/O, clock or thread, and it never looks into a batch. The shell calls it under one lock.
+An illegal event raises and changes nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CreditLimits:
-    """Bounds, in batches and in bytes of keys and values. Raises InvalidRequest for bounds that contradict."""
+    """Bounds, in batches and in bytes of keys and values. Raises InvalidRequest for contradictory bounds."""
 
     floating_batches: int = 8
     floating_per_partition_max: int = 4
@@ -71,7 +71,7 @@ class CreditLimits:
 
 @dataclass(frozen=True, slots=True)
 class Arrived(Generic[T]):
-    """A batch that the reader gave: its partition and the bytes that it counts for."""
+    """A batch from the reader: its partition, and its size in bytes for the bounds."""
 
     partition: TopicPartition
     batch: T
@@ -80,9 +80,9 @@ class Arrived(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Sent(Generic[T]):
-    """A batch for the applier, which gives this very value back to `applied` when it is done with it.
+    """A batch for the applier, which gives this same value back to `applied` when it is done with it.
 
-    `backlog` is how many batches of the partition wait behind it; `number` tells every Sent from every other.
+    `backlog` is the number of the partition's batches behind it; `number` is unique to each Sent.
     """
 
     partition: TopicPartition
@@ -95,9 +95,9 @@ class Sent(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[T]):
-    """What the shell must do now: hand out `send` in this order; pause and resume before the next fetch.
+    """The shell's next actions: hand out `send` in this order; pause and resume before the next fetch.
 
-    `dropped` are the batches that remove() let go, oldest first.
+    `dropped` are the batches that remove() dropped, oldest first.
     """
 
     send: tuple[Sent[T], ...] = ()
@@ -108,7 +108,7 @@ class Decision(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class PartitionCredits:
-    """Where one partition stands: credits are unspent own ones; in hand are batches that are not applied yet."""
+    """State of one partition: `credits` are unspent own ones; `in_hand` counts batches that are not applied yet."""
 
     credits: int
     backlog: int
@@ -120,7 +120,7 @@ class PartitionCredits:
 
 @dataclass(frozen=True, slots=True)
 class CreditStatistics:
-    """Counters since the machine was made, and where it is now."""
+    """Counters since the machine was made, and its present state."""
 
     partitions: dict[TopicPartition, PartitionCredits]
     floating_free: int
@@ -132,7 +132,7 @@ class CreditStatistics:
 
 @dataclass(slots=True)
 class _Partition(Generic[T]):
-    """One partition. credits + own_in_hand is what add() gave, always."""
+    """One partition. credits + own_in_hand always equals the `credits` of add()."""
 
     credits: int
     queue: deque[tuple[T, int]] = field(default_factory=deque)
@@ -144,18 +144,19 @@ class _Partition(Generic[T]):
 
 
 class Credits(Generic[T]):
-    """The queues of a fetcher and the credits of its appliers. Batches are whatever the shell fetches."""
+    """The queues of a fetcher and the credits of its appliers. The shell chooses the type of batches."""
 
     def __init__(self, limits: CreditLimits | None = None) -> None:
         self._limits = limits if limits is not None else CreditLimits()
         self._partitions: dict[TopicPartition, _Partition[T]] = {}
+        # With the partition object, since its name may be removed and added again while the batch is in hand.
         self._in_hand: dict[int, tuple[Sent[T], _Partition[T]]] = {}
         self._floating_free = self._limits.floating_batches
         self._queue_bytes = self._hand_bytes = 0
         self._sent = self._pauses = self._turns = 0
 
     def add(self, partition: TopicPartition, credits: int = 2) -> Decision[T]:
-        """An applier takes a partition and grants it `credits` buffers of its own. Shares of the queues shrink."""
+        """Add a partition with `credits` buffers of its own, granted by its applier. Shares of the queues shrink."""
         if partition in self._partitions:
             raise InvalidRequest(f"credits: {partition} is there already; remove it first")
         if credits < 1:
@@ -164,11 +165,12 @@ class Credits(Generic[T]):
         return self._settle()
 
     def fetched(self, arrived: Iterable[Arrived[T]]) -> Decision[T]:
-        """All that one fetch gave, at most one batch a partition; also what was under way when it was paused.
+        """Queue the batches of one fetch, at most one a partition; a paused partition's may still arrive.
 
-        Raises InternalError for a partition that is not there or comes twice.
+        Raises InternalError for an unknown partition or one that occurs twice.
         """
         batches = list(arrived)
+        # All are checked before the first is queued, since an illegal event must change nothing.
         seen: set[TopicPartition] = set()
         for one in batches:
             held = self._partitions.get(one.partition)
@@ -187,19 +189,21 @@ class Credits(Generic[T]):
         return self._settle()
 
     def applied(self, *done: Sent[T]) -> Decision[T]:
-        """An applier is done with these batches, applied or given up: their credits are free again.
+        """Free the credits of batches that their applier has applied or given up.
 
-        Batches of a partition that was removed meanwhile are told here too: their memory counts until then. Raises
+        Report batches of a partition that was removed meanwhile, too: their memory counts until then. Raises
         InternalError, with nothing changed, if one is not in hand.
         """
         seen: set[int] = set()
         for sent in done:
+            # By identity: an equal copy would free its credit twice.
             if sent.number in seen or self._in_hand.get(sent.number, (None,))[0] is not sent:
                 raise InternalError(f"credits: batch {sent.number} of {sent.partition} is not in hand; told twice?")
             seen.add(sent.number)
         for sent in done:
             _, held = self._in_hand.pop(sent.number)
             self._hand_bytes -= sent.size_bytes
+            # `held` may be of a removed partition: its own credits end with it, a floating one must return.
             if sent.floating:
                 held.floating_in_hand -= 1
                 self._floating_free += 1
@@ -209,18 +213,19 @@ class Credits(Generic[T]):
         return self._settle()
 
     def remove(self, partition: TopicPartition) -> Decision[T]:
-        """Nobody takes the partition any more; what waits is let go, what is in hand still has to be told.
+        """Drop a partition and its queue; the applier must still report batches in its hand.
 
-        For a seek: remove, then add; what was fetched before belongs to the old position.
+        For a seek: remove, then add; batches fetched before belong to the old position.
         """
         if partition not in self._partitions:
             raise InvalidRequest(f"credits: {partition} is not there")
         held = self._partitions.pop(partition)
+        # Bytes in hand stay counted: the applier has those batches in memory until it reports them.
         self._queue_bytes -= held.queue_bytes
         return self._settle(dropped=tuple(batch for batch, _ in held.queue))
 
     def paused(self, partition: TopicPartition) -> bool:
-        """Whether the fetcher must leave it alone now; False for one that is not there."""
+        """Whether the fetcher must not fetch the partition now; False for an unknown partition."""
         held = self._partitions.get(partition)
         return held is not None and held.paused
 
@@ -242,8 +247,9 @@ class Credits(Generic[T]):
         )
 
     def _settle(self, dropped: tuple[T, ...] = ()) -> Decision[T]:
-        """Spend credits while there are batches for them, then see whose queue is too long or short again."""
+        """Spend credits while there are batches for them, then find queues that are too long or short again."""
         send: list[Sent[T]] = []
+        # Own credits first: a floating one spent on a partition that has its own would be missing to one that has none.
         for name, held in self._partitions.items():
             while held.queue and held.credits:
                 held.credits -= 1
@@ -274,7 +280,8 @@ class Credits(Generic[T]):
         return sent
 
     def _neediest(self) -> TopicPartition | None:
-        """Who gets the next floating credit: the largest backlog of those that may have one more."""
+        """The partition for the next floating credit: the largest backlog of those that may have one more."""
+        # Only floating credits obey this bound: its own ones must always let a partition go on.
         room = self._limits.hand_bytes_max - self._hand_bytes
         waiting = (
             (len(held.queue), -held.favoured, name)
@@ -287,7 +294,7 @@ class Credits(Generic[T]):
         return None if best is None else best[2]
 
     def _too_long(self, held: _Partition[T]) -> bool:
-        # An empty queue may always take one batch, whatever the others hold: no partition waits for another.
+        # An empty queue may always take one batch, even if all others are full: no partition waits for another.
         return bool(held.queue) and (
             len(held.queue) >= self._limits.queue_batches_high
             or held.queue_bytes >= self._share_bytes
@@ -305,4 +312,5 @@ class Credits(Generic[T]):
 
     @property
     def _share_bytes(self) -> int:
+        # It shrinks with each partition, so that all queues together stay within the bound.
         return self._limits.queue_bytes_max // max(len(self._partitions), 1)

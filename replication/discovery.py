@@ -1,17 +1,17 @@
-"""Partition discovery: which partitions are new, and which tasks they need.
+"""Partition discovery: finds new partitions and the tasks that they need.
 
                  interval over                   described(topics)
     WAITING ─────────────────────> ASKED ─────────────────────────────> WAITING     Discovered(partitions, tasks)
        ^        poll(now) names the     │
-       └──────── topics to describe     └── a topic vanished, shrank or was made anew: raises, nothing is learned
+       └──────── topics to describe     └── a topic vanished, shrank or was recreated: raises, nothing is learned
 
     group 0   flights 4 -> 6, weather 4 -> 5      new partitions flights-4 flights-5 weather-4, new task 0_4
     group 0   flights 6,      weather 5 -> 6      new partition weather-5, new task 0_5, which reads flights-5 too
 
 A group has as many tasks as its topic with the fewest partitions has partitions: a task reads one of each topic. A new
-partition is read from its beginning: what was written before it was discovered belongs to it as well.
+partition is read from its beginning, so that records written before its discovery are read, too.
 
-Rules of this file: pure; no log, no clock. Time is `now_ms`, and any clock will do that does not go back.
+Rules of this file: pure; no log, no clock. Time is `now_ms`, of any clock that does not go back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from standfast.store.errors import InternalError, InvalidRequest, StateLost, Unk
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """What is new, in order. Start `partitions` at their begin offset; make `tasks` (they read some of them)."""
+    """New partitions and tasks, in order. Start `partitions` at their begin offset; `tasks` read some of them."""
 
     partitions: tuple[TopicPartition, ...] = ()
     tasks: tuple[TaskId, ...] = ()
@@ -36,7 +36,7 @@ class Discovered:
 
 
 class Discovery:
-    """What is known of the source topics of each group, looked at again every `interval_ms`; None is never.
+    """The known source topics of each group, described again every `interval_ms`; None is never.
 
     Raises InvalidRequest for an interval below 1 ms and for a topic of two groups.
     """
@@ -45,6 +45,7 @@ class Discovery:
         if interval_ms is not None and interval_ms < 1:
             raise InvalidRequest(f"discovery: an interval of {interval_ms} ms is below 1 ms; None turns it off")
         self._interval_ms = interval_ms
+        # Not at once: the caller has just described the topics.
         self._next_due_ms = None if interval_ms is None else now_ms + interval_ms
         self._asked = False
         self._known: dict[str, TopicInfo] = {}
@@ -60,7 +61,7 @@ class Discovery:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the topics are to be described again; None if discovery is off."""
+        """Time of the next description of the topics; None if discovery is off."""
         return self._next_due_ms
 
     @property
@@ -69,10 +70,10 @@ class Discovery:
         return {name: info.partitions for name, info in self._known.items()}
 
     def poll(self, now_ms: int) -> tuple[str, ...]:
-        """Topics to describe now and give to `described`; empty while it is not time, or discovery is off.
+        """Topics to describe now and give to `described`; empty before the time, or if discovery is off.
 
-        The next time is one interval from now, whatever becomes of this one: a log that does not answer is not asked
-        in a loop.
+        The next time is one interval from now, also if this attempt fails: a log that does not answer must not be
+        asked in a loop.
         """
         if self._interval_ms is None or self._next_due_ms is None or now_ms < self._next_due_ms:
             return ()
@@ -81,11 +82,11 @@ class Discovery:
         return tuple(self._known)
 
     def described(self, topics: Mapping[str, TopicInfo | None]) -> Discovered:
-        """Compare with what is known, and learn it. `topics` has every name that poll gave; None = no such topic.
+        """Compare the topics with the known ones, and adopt them. `topics` has every name from poll; None = no topic.
 
         Raises UnknownStore for a vanished topic, StateLost for one that shrank (reason "partitions-removed") or was
-        made anew (reason "topic-recreated"), each naming the topic; InternalError without a poll before. After an
-        error nothing was learned: the next poll, or the same answer put right, tries again.
+        recreated (reason "topic-recreated"), each naming the topic; InternalError without a poll before. After an
+        error the known topics are unchanged: the next poll, or a corrected answer, tries again.
         """
         if not self._asked:
             raise InternalError("discovery: described() without a poll() that named topics")
@@ -119,6 +120,7 @@ def _checked(known: TopicInfo, found: TopicInfo | None) -> TopicInfo:
             f"topic {known.name!r} with {known.partitions} partitions is gone from the log: create it again, "
             "or take it out of the application"
         )
+    # Before the count: a recreated topic may have as many partitions, or more.
     if found.topic_id != known.topic_id:
         raise StateLost(
             f"topic {known.name!r} was deleted and made anew (id {known.topic_id} is now {found.topic_id}): "

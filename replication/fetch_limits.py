@@ -1,4 +1,4 @@
-"""Bounds of the six places in which a record of a source may wait on its way from the log to a processor.
+"""Bounds of the six places in which a source record may wait on its way from the log to a processor.
 
     log ──> 1 client ──> 2 slots ──> 3 hand-over ──> 4 queue ──> 5 inbox ──> 6 input ──> processor
             librdkafka   ReaderSlot  FetchThread     Credits     Lane        Input
@@ -7,7 +7,7 @@
     place        bound                                                   while it is full
     1 client     client_kib of one reader, in all; client_records and    librdkafka asks the broker for nothing
                  client_partition_bytes a partition
-    2 slots      slot_records of one reader, in all, or slot_bytes       the client keeps what it has
+    2 slots      slot_records of one reader, in all, or slot_bytes       the client keeps its records
     3 hand-over  one fetch: fetch_records, up to fetch_records_max       the fetch thread waits
     4 queue      credits.queue_batches_high a partition,                 the partition is paused at the reader until
                  credits.queue_bytes_max in all                          credits.queue_batches_low
@@ -15,7 +15,7 @@
                  all, credits.hand_bytes_max
     6 input      input_records a source partition                        the lane does not give the partition until half
 
-Rules of this file: plain values; each place reads its own from `LIMITS`. It knows none of the places.
+Rules of this file: plain values; each place reads its own bounds from `LIMITS`. It imports none of the places.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from standfast.replication.credits import CreditLimits
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """See the head of this file; records, bytes or KiB as the names say."""
+    """The bounds of the header's table, in records, bytes or KiB by their names."""
 
-    # Fetched ahead: no more than keeps a reader busy. Measured: with 2,000,000 records the client read all it could
-    # while processors were needed for what had come: a tenth slower, and a restore took 390 MiB instead of 155.
+    # Fetched ahead: no more than keeps a reader busy. Measured: with 2,000,000 records the client went on fetching
+    # while records it had needed the processors: a tenth slower, and a restore took 390 MiB instead of 155.
     client_records: int = 100_000
     client_kib: int = 65_536
-    narrow_client_kib: int = 8_192  # of each of several readers of one machine
+    narrow_client_kib: int = 8_192  # for each of several readers of one machine
     client_partition_bytes: int = 2 << 20  # measured: first record of a long log after 10 ms; 8 MiB took 40
-    slot_records: int = 10_000  # or as many as a fetch asks for
+    slot_records: int = 10_000  # or the size of a fetch, if that is larger
     slot_bytes: int = 32 << 20
-    fetch_records: int = 10_000  # at least, since each fetch costs two switches of threads; shared among partitions
+    fetch_records: int = 10_000  # the least, since each fetch costs two thread switches; shared among partitions
     fetch_records_max: int = 50_000
-    fetch_timeout_ms: int = 20  # a request waits for at most one fetch
+    fetch_timeout_ms: int = 20  # short, because a request waits for at most one fetch
     credits: CreditLimits = field(
         default_factory=lambda: CreditLimits(
             floating_batches=8,
@@ -50,7 +50,7 @@ class FetchLimits:
             queue_bytes_max=32 << 20,
         )
     )
-    standby_fetch_records: int = 10_000  # what the tailer asks its lane for at once
+    standby_fetch_records: int = 10_000  # one fetch of the tailer from its lane
     loop_fetch_records: int = 1_000
     input_records: int = 2_000
 

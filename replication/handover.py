@@ -1,20 +1,20 @@
-"""The hand-over of batches from a fetch thread to an applying thread: one slot, and nothing is lost on the way.
+"""The hand-over of batches from a fetch thread to an applying thread: one slot, which loses no batch.
 
     fetch thread                        slot                      applying thread
     produce(batch)      ──────────> [ 0 or 1 batch ] ──────────>  poll_next()
       waits while the slot is full                                  waits while the slot is empty
-      WakeUp if woken then: offer the same batch again              what is in the slot first, then the error
+      WakeUp if woken then: offer the same batch again              the slot's batch first, then the error
     report_error(e)     ────────────── first one wins ─────────>  raised by every poll_next from then on
                         <── wake_up_producer(), close() ────────
 
-    OPEN --report_error--> FAILED   produce raises Closed; poll_next gives what is in the slot, then raises the error
-    OPEN --close---------> CLOSED   produce and poll_next raise Closed; what is in the slot is let go
-    FAILED --close-------> FAILED   what is in the slot is let go; poll_next still raises the error
+    OPEN --report_error--> FAILED   produce raises Closed; poll_next gives the slot's batch, then raises the error
+    OPEN --close---------> CLOSED   produce and poll_next raise Closed; the slot's batch is dropped
+    FAILED --close-------> FAILED   the slot's batch is dropped; poll_next still raises the error
 
 A wake-up makes produce raise WakeUp only if the slot is full; the next call of produce clears it in any case, so it
-never counts twice. Semantics as of the hand-over of Flink's Kafka source, but for one point: there an error throws
-away what is in the slot, here it is delivered first, because it was fetched before the error and its partition's
-position has moved past it.
+never counts twice. Semantics of the hand-over of Flink's Kafka source, but for one point: there an error drops the
+slot's batch, here the batch is delivered first, because it was fetched before the error and its partition's position
+has moved past it.
 
 Rules of this file: one lock, one condition; no thread of its own, no clock, and it never looks into a batch.
 """
@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 
 class WakeUp(NotReady):
-    """The producer was woken while the slot was full; its batch was not taken. See to it, then offer it again."""
+    """The producer was woken while the slot was full; its batch was not taken: do the work, then offer it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverStatistics:
-    """Counters since the hand-over was made, and whether a batch waits in the slot now."""
+    """Counters since the hand-over was made, and whether the slot has a batch now."""
 
     produced: int
     polled: int
@@ -50,7 +50,7 @@ class HandoverStatistics:
 class Handover(Generic[T]):
     """A size-one exchange between two threads.
 
-    `changed` is its lock and signal; a test gives one that tells when somebody waits.
+    `changed` is its lock and signal; a test gives one that reports when a thread waits.
     """
 
     def __init__(self, changed: threading.Condition | None = None) -> None:
@@ -63,16 +63,16 @@ class Handover(Generic[T]):
         self._produced = self._polled = self._wake_ups = 0
 
     def produce(self, batch: T) -> None:
-        """Put a batch into the slot, waiting while there is another.
+        """Put a batch into the slot, waiting while the slot is full.
 
-        Raises WakeUp if it was woken and the slot is full: the batch was not taken, offer it again. Raises Closed
-        after an error or close, InvalidRequest for None. None of them takes the batch.
+        Raises WakeUp if woken while the slot is full: offer the batch again. Raises Closed after an error or close,
+        InvalidRequest for None. After any of these errors the batch is not in the slot.
         """
         if batch is None:
             raise InvalidRequest("hand-over: None is not a batch, an empty slot is told by waiting")
         with self._changed:
             self._changed.wait_for(lambda: self._slot is None or self._woken or self._ended)
-            self._woken = False
+            self._woken = False  # also if the slot was free, or a later full slot would raise for the old wake-up
             if self._ended:
                 raise Closed(self._end_told()) from self._error
             if self._slot is not None:
@@ -89,7 +89,7 @@ class Handover(Generic[T]):
     def poll_next(self, timeout_s: float | None) -> T | None: ...
 
     def poll_next(self, timeout_s: float | None = None) -> T | None:
-        """Take the batch out of the slot, waiting for one; None if there is none after `timeout_s` seconds.
+        """Take the batch out of the slot, waiting for one; None if none has come after `timeout_s` seconds.
 
         Without a time-out it never returns None. Raises the reported error once the slot is empty, each time the
         same one; Closed after close.
@@ -102,20 +102,21 @@ class Handover(Generic[T]):
                 self._changed.notify_all()
                 return batch
             if self._error is not None:
-                # Its own traceback, not one that grows with each poll.
+                # With its first traceback, since each raise would make it longer.
                 raise self._error.with_traceback(self._trace)
             if self._closed:
                 raise Closed(self._end_told())
             return None
 
     def wake_up_producer(self) -> None:
-        """Make a produce that waits for the slot, or the next one that would, raise WakeUp, once."""
+        """Make the produce that waits for the slot, or else the next one that would wait, raise WakeUp, once."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def report_error(self, error: BaseException) -> bool:
-        """End the hand-over with an error. False, and nothing changes, if there was an error or a close before."""
+        """End the hand-over with an error. False, and no change, after an earlier error or close."""
+        # Here, where the mistake is made: poll_next would raise TypeError on another thread.
         if not isinstance(error, BaseException):
             raise InvalidRequest(f"hand-over: {error!r} is not an error that poll_next could raise")
         with self._changed:
@@ -126,7 +127,7 @@ class Handover(Generic[T]):
             return True
 
     def close(self) -> None:
-        """End the hand-over and let go what is in the slot. Twice is fine; an error reported before stays."""
+        """End the hand-over and drop the slot's batch. Closing twice is fine; an error reported before stays."""
         with self._changed:
             self._closed = True
             self._slot = None

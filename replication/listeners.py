@@ -1,7 +1,7 @@
-"""What standfast tells an application about its state.
+"""Listeners: callbacks that report an application's state to it.
 
-Rules of this file: interfaces only. Listeners are called on the thread that did the work and must be quick; an
-exception of theirs fails the task it was about, it is never swallowed. Names follow Kafka Streams'
+Rules of this file: interfaces only. The thread that did the work calls the listeners, so they must be quick; an
+exception of a listener fails the task that the call is about and is never swallowed. Names follow Kafka Streams'
 StateRestoreListener and StandbyUpdateListener.
 """
 
@@ -13,7 +13,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 
 
 class Listener:
-    """Override what you need. `changelog` is a topic-partition, offsets are next to read."""
+    """Base class: override the methods that you need. `changelog` is a topic-partition, offsets are next to read."""
 
     def on_restore_start(
         self, task: TaskId, store: str, changelog: TopicPartition, start: int, end: int, reason: str
@@ -49,7 +49,7 @@ class Listener:
         """A task entered a state."""
 
     def on_state_lost(self, task: TaskId, reason: str) -> None:
-        """Local state was set aside and is read from the log again."""
+        """Local state was set aside, and a restore from the log begins."""
 
 
 class Listeners(Listener):
@@ -59,7 +59,7 @@ class Listeners(Listener):
         self._listeners: list[Listener] = []
 
     def add(self, listener: Listener) -> None:
-        """Register a listener; it hears of what happens from now on."""
+        """Register a listener for events from now on."""
         self._listeners.append(listener)
 
     def on_restore_start(

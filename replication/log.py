@@ -1,17 +1,17 @@
-"""The log port: what standfast needs of a partitioned, replayable log.
+"""The log port: the operations of a partitioned, replayable log that standfast uses.
 
     Log ── admin     topics: create, describe, delete
         ── reader    assign, seek, pause, fetch; begin and end offsets
         ── writer    fenced by an epoch; append (acknowledged), or transact (records and offsets, all or nothing)
         ── group     members with a lease, generation, leader, committed offsets with metadata
 
-Rules of this file: no outside library. Offsets increase strictly but are not promised to be contiguous, so
-readers move by `Fetched.next_offset`, never by the last record. Every log passes
-`tests/contract/test_log_contract.py`. What only one log can do (truncate, compact now) is not in the port.
+Rules of this file: no outside library. Offsets increase strictly but need not be contiguous, so readers move by
+`Fetched.next_offset`, never by the last record. Every log passes `tests/contract/test_log_contract.py`. Operations of
+one log only (truncate, compact now) are not in the port.
 
 Errors: UnknownStore for an absent topic or partition, StateLost with reason "offset-out-of-range" for a position
 outside begin..end, Fenced for a writer that a newer one replaced, Unavailable when the log does not answer,
-Closed after close, InvalidRequest for what the caller must fix.
+Closed after close, InvalidRequest for errors of the caller.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from standfast.store.errors import StandfastError
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
+# A store whose position is older than nine tenths of it may have missed deletes and is rebuilt; Kafka's own default is
+# one day.
 DELETE_RETENTION_DEFAULT_MS = 7 * 24 * 3_600_000
 
 
@@ -40,7 +42,7 @@ class Record(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """One record to write. Plain tuples of the same shape are accepted on the hot path."""
+    """One record to write. Writers also take plain tuples of the same shape, for hot paths."""
 
     key: bytes | None
     value: bytes | None
@@ -49,7 +51,7 @@ class Outgoing(NamedTuple):
 
 
 class LockHolder(NamedTuple):
-    """Who has the lock of a log: process id (0: it did not come to say), since when (wall clock), and for how long."""
+    """Holder of a log's lock: process id (0: not written yet), time of taking it (wall clock), and duration in ms."""
 
     pid: int
     since_ms: int
@@ -75,9 +77,9 @@ class Fetched(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicy:
-    """What becomes of old records. Times in milliseconds, -1 = for ever.
+    """The fate of old records. Times in milliseconds, -1 = for ever.
 
-    `cleanup` holds "compact", "delete" or both; `extra` takes further settings of the log by their own names.
+    `cleanup` holds "compact", "delete" or both; `extra` has further settings of the log by their own names.
     """
 
     cleanup: frozenset[str] = frozenset({"delete"})
@@ -89,9 +91,9 @@ class TopicPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as the log describes it. `topic_id` changes when a topic of the same name is made anew.
+    """A topic as the log describes it. `topic_id` changes when a topic of the same name is recreated.
 
-    `ahead_max_ms`: the log refuses a record whose timestamp lies further ahead of its clock; None: it takes any.
+    `ahead_max_ms`: the log refuses a record whose timestamp lies further ahead of its clock; None: no bound.
     """
 
     name: str
@@ -104,10 +106,10 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicSurvey:
-    """A topic as those who run the log see it.
+    """A topic as the operators of the log see it.
 
-    `replicas` are the brokers of each partition and `in_sync` how many of them are up to date. `settings` holds all
-    that is in force for the topic, the log's defaults too, by the log's own names; a log without such has none.
+    `replicas` are the brokers of each partition and `in_sync` the number of them that are up to date. `settings` has
+    all settings in force for the topic, the log's defaults too, by the log's own names; empty for a log without any.
     """
 
     info: TopicInfo
@@ -118,7 +120,7 @@ class TopicSurvey:
 
 @dataclass(frozen=True, slots=True)
 class LogSurvey:
-    """Live brokers by id (none where a log has none), their settings, and topics; None: there is no such topic."""
+    """Live brokers by id (empty for a log without brokers), their settings, and topics; None: no such topic."""
 
     brokers: tuple[int, ...]
     settings: Mapping[str, str]
@@ -133,7 +135,7 @@ class Committed(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A live member of a group; `metadata` is the text it joined with."""
+    """A live member of a group; `metadata` is the text of its join."""
 
     member_id: str
     metadata: str
@@ -148,20 +150,20 @@ class GroupView(NamedTuple):
 
 
 class EnteredView(GroupView):
-    """What `join` returns to a member that was none just before: the first time, or because its lease had run out."""
+    """The view that `join` returns to a new member: at its first join, or after its lease had run out."""
 
-    __slots__ = ()
+    __slots__ = ()  # else each view would have a dictionary beside its tuple
 
 
 class ConsumerMember(NamedTuple):
-    """A member of a group by the log's own protocol (a user's own consumer), as it was when it read the records."""
+    """A member of a group by the log's own protocol (a user's own consumer), as of its reading the records."""
 
     generation: int
     member_id: str
 
 
 class WriterClaim(NamedTuple):
-    """A writer as the one that owns its transactional id: the epoch that it got when it was opened."""
+    """A writer's ownership of its transactional id: the epoch that it got at its opening."""
 
     transactional_id: str
     epoch: int
@@ -170,8 +172,8 @@ class WriterClaim(NamedTuple):
 class GroupCommit(NamedTuple):
     """Source offsets to commit for a group, each with metadata of at most 4,096 bytes.
 
-    With `member` the log refuses the commit (Fenced) once that is no member of that generation; a log that has no
-    consumers of its own looks at the group alone.
+    With `member` the log refuses the commit (Fenced) once that is no member of that generation; a log without
+    consumers of its own checks the group alone.
     """
 
     group: str
@@ -183,7 +185,7 @@ Batches: TypeAlias = Mapping[TopicPartition, Sequence[Outgoing]]
 
 
 class LogReader(Protocol):
-    """Reads assigned partitions from explicit positions. Used by one thread at a time."""
+    """Reads assigned partitions from explicit positions. One thread at a time may use it."""
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Replace the assignment; every partition begins at its position, not paused."""
@@ -198,7 +200,7 @@ class LogReader(Protocol):
         ...
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        """Unassign; absent ones are fine."""
+        """Unassign; absent partitions are no error."""
         ...
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
@@ -216,16 +218,16 @@ class LogReader(Protocol):
     def fetch(self, max_records: int, timeout_ms: int = 0) -> list[Fetched]:
         """Up to `max_records` records over all partitions that are not paused, fair between them.
 
-        Waits up to `timeout_ms` while there is nothing new. A partition whose next_offset moved is reported even
-        without records, and one that newly reached its end is reported once with `at_end`.
+        Waits up to `timeout_ms` for news. The result has a partition whose next_offset moved even without records, and
+        reports a newly reached end once with `at_end`.
         Raises StateLost (reason "offset-out-of-range") naming partition, position, begin and end.
         """
         ...
 
     def fetch_ready(self, max_records: int) -> list[Fetched]:
-        """As `fetch`, of what is at hand only: it never waits, may be empty at any time, and leaves trouble to `fetch`.
+        """As `fetch`, of records at hand only: it never waits, may be empty at any time, and leaves errors to `fetch`.
 
-        For whoever would otherwise have another thread fetch, and cannot wait.
+        For a caller that must not wait and would otherwise have another thread fetch.
         """
         ...
 
@@ -234,21 +236,21 @@ class LogReader(Protocol):
         ...
 
     def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Ends of all that was written, with what still belongs to an open transaction and nobody reads yet."""
+        """Ends of all written records, also of those in open transactions, which no reader gets yet."""
         ...
 
     def epoch_tags(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
         """Tags of the epochs in which the records before these positions were written.
 
-        An epoch begins with a writer's first record in a partition, and its random tag tells its records from others
-        at the same offsets, after the log was put back to what it was and written on. A partition is absent where there
-        is no tag: it is unknown here, nothing lies before the position, or the log has other means (Kafka). May be
-        called from any thread.
+        An epoch begins with a writer's first record in a partition. Its random tag distinguishes its records from
+        others at the same offsets, written after the log was put back to an earlier copy. A partition is absent if it
+        has no tag: it is unknown here, no record lies before the position, or the log has other means (Kafka). Any
+        thread may call this.
         """
         ...
 
     def epoch_ends(self, tags: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
-        """Where the epochs with these tags end; 0 if the partition has no such epoch. Absent as in `epoch_tags`."""
+        """Ends of the epochs with these tags; 0 if the partition has no such epoch. Absent as in `epoch_tags`."""
         ...
 
     def close(self) -> None: ...
@@ -259,12 +261,12 @@ class LogWriter(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Grows by at least one with each writer opened for the same transactional id."""
+        """The epoch; it grows by at least one with each writer opened for the same transactional id."""
         ...
 
     @property
     def claim(self) -> WriterClaim | None:
-        """The id and the epoch; None for a producer, which owns nothing."""
+        """The id and the epoch; None for a producer, which owns no id."""
         ...
 
     @property
@@ -287,11 +289,11 @@ class LogAdmin(Protocol):
     """Topic care."""
 
     def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
-        """Create a topic. One that exists is described, unchanged: the caller compares and complains."""
+        """Create a topic, or describe an existing one unchanged: the caller compares it and reports differences."""
         ...
 
     def describe_topic(self, name: str) -> TopicInfo | None:
-        """None if there is no such topic."""
+        """The topic, or None if it does not exist."""
         ...
 
     def topics(self) -> list[TopicInfo]:
@@ -299,15 +301,15 @@ class LogAdmin(Protocol):
         ...
 
     def topic_names(self) -> list[str]:
-        """Names of all topics, in order, without a look at each."""
+        """Names of all topics, in order, without describing them."""
         ...
 
     def delete_topic(self, name: str) -> None: ...
 
     def add_partitions(self, name: str, partitions: int) -> TopicInfo:
-        """Let a topic have that many partitions in all; the new ones are empty. As many as it has changes nothing.
+        """Grow a topic to `partitions` in all; the new ones are empty. Its present number changes nothing.
 
-        Raises UnknownStore for an absent topic, InvalidRequest for fewer than it has: partitions never go away.
+        Raises UnknownStore for an absent topic, InvalidRequest for a smaller number: Kafka never removes partitions.
         """
         ...
 
@@ -319,39 +321,39 @@ class LogAdmin(Protocol):
         ...
 
     def survey(self, names: Iterable[str]) -> LogSurvey:
-        """What those who run the log need to know of it and of these topics."""
+        """The operators' view of the log and of these topics."""
         ...
 
     def groups(self) -> list[str]:
-        """Names of the groups that committed offsets or have members."""
+        """Names of the groups that have committed offsets or have members."""
         ...
 
     def consumers(self, group: str) -> tuple[str, ...]:
-        """Live members that joined the group by the log's own protocol (a user's own consumer), not through us."""
+        """Live members that joined the group by the log's own protocol (a user's own consumer), not by `Group.join`."""
         ...
 
     def delete_group(self, name: str) -> None:
-        """Forget what a group committed. One that does not exist is fine; InvalidRequest while it has consumers."""
+        """Delete a group's committed offsets. An absent group is no error; InvalidRequest while it has consumers."""
         ...
 
     def first_offsets(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """First offset of each partition whose record has this timestamp or a later one, the end if there is none.
+        """First offset of each partition whose record has this timestamp or a later one; the end if none has.
 
-        Every record that the log holds below it is older. Raises UnknownStore.
+        Every record below it is older. Raises UnknownStore.
         """
         ...
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
-        """Remove what lies below these offsets; a begin never moves back. Raises InvalidRequest for one past the end.
+        """Remove records below these offsets; a begin never moves back. InvalidRequest for an offset past the end.
 
-        For topics whose records are of no use once they were processed.
+        For topics whose records are of no use after they have been processed.
         """
         ...
 
     def lacking(self, needs: Iterable[Need]) -> list[str]:
         """Permissions on topics that this log's user lacks: a sentence each, with its fix.
 
-        A topic that does not exist is left out, and so is all of a log that knows no permissions.
+        Topics that do not exist are left out; a log without permissions gives none.
         """
         ...
 
@@ -362,7 +364,7 @@ class Group(Protocol):
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
         """Become (or stay, with new metadata) a member until the lease runs out or leave() is called.
 
-        Returns an EnteredView to one that was no member just before.
+        Returns an EnteredView if it was no member just before.
         """
         ...
 
@@ -377,11 +379,11 @@ class Group(Protocol):
     def leave(self, member_id: str) -> None: ...
 
     def owners(self) -> dict[str, str]:
-        """Transactional id -> member id that last opened a writer for it in this group's name."""
+        """Transactional id -> id of the member that last opened a writer for it in this group's name."""
         ...
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
-        """Committed offsets of these partitions (all of the group if None); absent where there is none."""
+        """Committed offsets of these partitions (all of the group if None); a partition without one is absent."""
         ...
 
     def commit(
@@ -390,11 +392,11 @@ class Group(Protocol):
         member: ConsumerMember | None = None,
         claim: WriterClaim | None = None,
     ) -> None:
-        """Commit apart from records; all of them or none. `member` as in GroupCommit.
+        """Commit offsets without records; all of them or none. `member` as in GroupCommit.
 
-        With `claim`, Fenced and nothing committed once a newer writer was opened for its id. The embedded log looks
-        within the transaction of the offsets. Kafka has no such transaction: the broker checks `member` there, and
-        without one the owner is asked for just before the commit.
+        With `claim` it raises Fenced, and commits nothing, once a newer writer was opened for its id. The embedded log
+        checks that in the transaction of the offsets. Kafka has no such transaction: the broker checks `member`, and
+        without one the commit first looks up the owner.
         """
         ...
 
@@ -402,14 +404,14 @@ class Group(Protocol):
 
 
 class Log(Protocol):
-    """A log by address. Its parts may be used in different threads; each part by one thread at a time."""
+    """A log by address. Different threads may use its parts; one thread at a time may use each part."""
 
     @property
     def address(self) -> str: ...
 
     @property
     def least_timestamp_ms(self) -> int:
-        """Least timestamp that a record may be written with; the largest is `TIMESTAMP_MAX_MS`, on every log."""
+        """Least timestamp that the log takes for a record; the largest is `TIMESTAMP_MAX_MS`, on every log."""
         ...
 
     @property
@@ -426,7 +428,7 @@ class Log(Protocol):
         ...
 
     def prepare(self, transactional_ids: Iterable[str]) -> None:
-        """Writers of these ids will be opened soon: what takes time and fences nobody may begin, for all at once."""
+        """Hint that writers of these ids will be opened soon. The log may connect for all in advance, but not fence."""
         ...
 
     def producer(self) -> LogWriter:
@@ -436,22 +438,22 @@ class Log(Protocol):
     def group(self, name: str) -> Group: ...
 
     def lock_holder(self) -> LockHolder | None:
-        """The process that keeps all others from writing now, if it has done so for a while; None where there is none.
+        """The process that has kept all others from writing for a while; None if there is none.
 
-        Never waits, may be called from any thread.
+        Never waits; any thread may call it.
         """
         ...
 
     def trouble(self) -> StandfastError | None:
-        """Why nothing can be written to the log now, or read from it, as far as a look at its files tells.
+        """Why the log cannot be written or read now, as far as its files show.
 
-        Unavailable (it names who has the lock, and for how long) or Corruption; None where all seems well, and of a
-        log of another machine. It may take a second; one thread at a time.
+        Unavailable (it names the lock's holder and the duration) or Corruption; None if it seems well, and for a log on
+        another machine. It may take a second; one thread at a time may call it.
         """
         ...
 
     def care(self, now_ms: int) -> object:
-        """Housekeeping that a log needs from its clients (retention, compaction); nothing where it keeps itself."""
+        """Housekeeping that a log needs from its clients (retention, compaction); nothing if the log does it itself."""
         ...
 
     def close(self) -> None: ...

@@ -1,13 +1,13 @@
-"""The words for offsets, said once.
+"""The words for offsets, each defined once.
 
     begin       first offset the log still holds
     position    next offset to read or to write
     committed   next offset to process, as the group recorded it
     limit       first offset a standby must not apply
-    end         next offset the log will give out (Kafka: the last stable offset)
+    end         next offset the log will assign (Kafka: the last stable offset)
 
-All of them are exclusive: they mean *next*, never *last seen*. Offsets of a partition increase strictly
-but may have gaps (compaction, transaction markers), so "end - position" is an upper bound of what remains.
+All of them are exclusive: they mean *next*, never *last seen*. Offsets of a partition increase strictly but may have
+gaps (compaction, transaction markers), so "end - position" is an upper bound of the remaining records.
 
 Rules of this file: words and plain values only; pure.
 """
@@ -28,7 +28,7 @@ class TopicPartition(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What the log holds of a partition: offsets begin <= o < end."""
+    """The log's offsets of a partition: begin <= offset < end."""
 
     begin: int
     end: int

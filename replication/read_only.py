@@ -1,12 +1,12 @@
-"""A log that is only read: what follows another application's changelogs goes through this.
+"""A read-only log, through which replicas follow another application's changelogs.
 
     ReadOnlyLog ── reader, admin.describe_topic, topics, survey, ...      the log's own
                 ── group.committed                                        the log's own
-                ── group.join, heartbeat, view, leave, owners             answered here: one member, nobody is told
-                ── everything that would write                            InvalidRequest
+                ── group.join, heartbeat, view, leave, owners             answered here: one member, not published
+                ── every call that would write                            InvalidRequest
 
-Rules of this file: nothing that changes the log may pass; `tests/unit/replication/test_read_only.py` compares it with
-the port, so that a new method must be put on one side or the other.
+Rules of this file: no call that changes the log may pass; `tests/unit/replication/test_read_only.py` compares the file
+with the port, so that a new method must be put on one side or the other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _refuse(what: str) -> NoReturn:
 
 
 class ReadOnlyLog:
-    """A log without writers; closes the one it stands before."""
+    """A log without writers; closing it closes the log underneath."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -46,35 +46,36 @@ class ReadOnlyLog:
 
     @property
     def address(self) -> str:
-        """The log's own."""
+        """Address of the log underneath."""
         return self._log.address
 
     @property
     def least_timestamp_ms(self) -> int:
-        """Of the log underneath."""
+        """Least timestamp of the log underneath."""
         return self._log.least_timestamp_ms
 
     @property
     def admin(self) -> LogAdmin:
-        """Topics, to look at."""
+        """The admin's reading methods."""
         return self._admin
 
     def reader(self) -> LogReader:
-        """The log's own: readers commit nothing."""
+        """A reader of the log underneath: readers commit nothing."""
         return self._log.reader()
 
     def writer(self, transactional_id: str, *, group: str, owner: str, if_free: bool = False) -> LogWriter:
-        """Refused."""
+        """Raise InvalidRequest."""
         _refuse(f"no writer {transactional_id!r}")
 
     def prepare(self, transactional_ids: Iterable[str]) -> None:
-        """Refused, but for none at all."""
+        """Raise InvalidRequest, unless the ids are empty."""
         names = ", ".join(transactional_ids)
+        # A replica's session calls this with no ids; a refusal of that would keep it from being assigned.
         if names:
             _refuse(f"no writers {names}")
 
     def producer(self) -> LogWriter:
-        """Refused."""
+        """Raise InvalidRequest."""
         _refuse("no producer")
 
     def group(self, name: str) -> Group:
@@ -82,15 +83,15 @@ class ReadOnlyLog:
         return ReadOnlyGroup(self._log.group(name))
 
     def lock_holder(self) -> LockHolder | None:
-        """The log's own."""
+        """See Log."""
         return self._log.lock_holder()
 
     def trouble(self) -> StandfastError | None:
-        """The log's own."""
+        """See Log."""
         return self._log.trouble()
 
     def care(self, now_ms: int) -> None:
-        """Nothing: whoever writes the log looks after it."""
+        """Do nothing: the log's writers do its housekeeping."""
 
     def close(self) -> None:
         """Close the log."""
@@ -98,10 +99,11 @@ class ReadOnlyLog:
 
 
 class ReadOnlyAdmin:
-    """Topics as they are."""
+    """The reading methods of an admin."""
 
     def __init__(self, admin: LogAdmin) -> None:
         self._admin = admin
+        # Bound by name, not by __getattr__: a new method of the port must not pass unseen.
         self.describe_topic = admin.describe_topic
         self.topics = admin.topics
         self.topic_names = admin.topic_names
@@ -112,60 +114,61 @@ class ReadOnlyAdmin:
         self.lacking = admin.lacking
 
     def create_topic(self, name: str, partitions: int, policy: TopicPolicy) -> TopicInfo:
-        """Refused."""
+        """Raise InvalidRequest."""
         _refuse(f"topic {name!r} is not made")
 
     def delete_topic(self, name: str) -> None:
-        """Refused."""
+        """Raise InvalidRequest."""
         _refuse(f"topic {name!r} is not deleted")
 
     def add_partitions(self, name: str, partitions: int) -> TopicInfo:
-        """Refused."""
+        """Raise InvalidRequest."""
         _refuse(f"topic {name!r} gets no partitions")
 
     def change_topic(self, name: str, settings: Mapping[str, str]) -> TopicInfo:
-        """Refused."""
+        """Raise InvalidRequest."""
         _refuse(f"topic {name!r} is not changed")
 
     def delete_group(self, name: str) -> None:
-        """Refused."""
+        """Raise InvalidRequest."""
         _refuse(f"group {name!r} is not deleted")
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
-        """Refused."""
+        """Raise InvalidRequest."""
         _refuse("no records are deleted")
 
 
 class ReadOnlyGroup:
-    """A group seen from outside."""
+    """Another application's group, without membership in it."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._members: tuple[Member, ...] = ()
 
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
-        """Be the only member of a view that nobody else has."""
+        """Become the only member of a view that exists in this object alone."""
         self._members = (Member(member_id, metadata),)
         return self.view()
 
     def heartbeat(self, member_id: str) -> GroupView:
-        """There is no lease to renew."""
+        """The view; there is no lease to renew."""
         return self.view()
 
     def view(self) -> GroupView:
-        """Whoever joined here."""
+        """The member that joined here, if any, as a view."""
+        # A constant generation: no other member ever joins, so there is no rebalance to notice.
         return GroupView(1, self._members[0].member_id if self._members else None, self._members)
 
     def leave(self, member_id: str) -> None:
-        """Nobody knew of it."""
+        """Forget the member, of which the log never knew."""
         self._members = ()
 
     def owners(self) -> dict[str, str]:
-        """Nobody owns anything here."""
+        """No owners: this group opens no writers."""
         return {}
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
-        """The group's own."""
+        """Committed offsets of the group underneath."""
         return self._group.committed(partitions)
 
     def commit(
@@ -174,9 +177,9 @@ class ReadOnlyGroup:
         member: ConsumerMember | None = None,
         claim: WriterClaim | None = None,
     ) -> None:
-        """Refused."""
+        """Raise InvalidRequest."""
         _refuse("no offsets are committed")
 
     def close(self) -> None:
-        """Release what reading took."""
+        """Close the group underneath."""
         self._group.close()

@@ -1,4 +1,4 @@
-"""Typed values at the boundaries where JSON comes in: what it must hold is a class, and the class is the check.
+"""Typed values at the boundaries where JSON comes in: a class declares its content, and the class is the check.
 
     class Hold(Shape, tag_field="do", tag=True):      {"do": "Hold", "round": 3, "active": [0, 2]}
         round: int
@@ -7,9 +7,9 @@
     read(bytes, Hold) -> Hold        ValueError: Expected `int`, got `str` - at `$.round`
     line(Hold(3, (0, 2))) -> bytes   the message as one line, for a pipe
 
-Rules of this file: pure. A field that a class does not know is refused; a class that must read what later versions
-write says `forbid_unknown_fields=False`. No value is taken for one of another type: neither `true` nor 7.5 nor "7" is
-an `int`. Text goes out through the standard library, so that its bytes never depend on another library's version.
+Rules of this file: pure. A field that a class does not know is an error; a class that must read the JSON of later
+versions has `forbid_unknown_fields=False`. No value counts as one of another type: neither `true` nor 7.5 nor "7" is
+an `int`. The standard library writes the text, so that its bytes never depend on another library's version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A JSON object: fields in the order in which they are written; one without a default must be there."""
+    """A JSON object: its fields are written in order of definition; a field without a default is required."""
 
 
 @overload
@@ -38,17 +38,17 @@ def read(raw: bytes | str, kind: type[T]) -> T: ...
 @overload
 def read(raw: bytes | str, kind: Any) -> Any: ...
 def read(raw: bytes | str, kind: Any) -> Any:
-    """The value of a JSON text. Raises ValueError, also for text that is nested too deep."""
+    """The value of a JSON text. Raises ValueError, also for text that nests too deep."""
     return _explained(partial(msgspec.json.decode, raw, type=kind), kind)
 
 
 def fit(value: object, kind: type[T]) -> T:
-    """The value that plain JSON values stand for. Raises ValueError."""
+    """The typed value of plain JSON values. Raises ValueError."""
     return _explained(partial(msgspec.convert, value, kind), kind)
 
 
 def plain(shape: object) -> Any:
-    """A shape as values that `json.dumps` takes."""
+    """A shape as plain values for `json.dumps`."""
     return msgspec.to_builtins(shape)
 
 
@@ -63,14 +63,14 @@ def line(shape: object) -> bytes:
 
 
 def _explained(made: Callable[[], T], kind: type[T]) -> T:
-    """What `made` gives; its errors say the place, and what would fit there."""
+    """The value of `made`; its errors name the place, and the values that would fit there."""
     try:
         return made()
     except msgspec.ValidationError as error:
         what, at, place = str(error).partition(" - at `$")
         told = what if len(what) <= SHOWN_MAX else f"{what[:SHOWN_MAX]}..."
         raise ValueError(f"{told}{at}{place}{_choices(what, place, kind)}") from error
-    except RecursionError as error:
+    except RecursionError as error:  # text from outside must not end in an error that its reader does not expect
         raise ValueError("it is nested too deep") from error
 
 

@@ -1,13 +1,13 @@
-"""Records of a source topic as the store that reads it would have logged them.
+"""Records of a source topic in the form in which the store that reads it would have logged them.
 
-    t: key, value ──> decoded and encoded again by the store's serdes ──> what the active's put wrote
-    null key, bytes that a serde refuses, a key or value that cannot be written ──> left out
+    t: key, value ──> decoded and encoded again by the store's serdes ──> the bytes of the active's put
+    null key, bytes that a serde refuses, a key or value that cannot be written ──> skipped
 
-A processor cannot put such a record into the store, so a restore must not either, or an active and a standby would
-hold different rows (Kafka Streams restores them: KAFKA-8037). Encoding again gives rows that are equal byte for
-byte whoever wrote the topic: `{"a": 1}` and `{"a":1}` are one JSON value.
+A processor cannot put a skipped record into the store, so a restore must not either, or an active and a standby would
+hold different rows (Kafka Streams restores them: KAFKA-8037). Encoding again gives rows that are equal byte for byte,
+whichever program wrote the topic: `{"a": 1}` and `{"a":1}` are one JSON value.
 
-Rules of this file: decides nothing else; restore, standby and verify all ask here, so that they leave out the same.
+Rules of this file: it decides nothing else; restore, standby and verify all use it, so that they skip the same records.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from standfast.store.specs import StoreSpec
 
 
 def as_logged(spec: StoreSpec, records: Sequence[Record]) -> list[Record]:
-    """The records that the store can have, in order, with the bytes it would have written. A None value deletes."""
+    """The records that the store can hold, in order, with the bytes of its own puts. A None value deletes."""
     read_key, write_key = spec.key.deserialize, spec.key.serialize
     read_value, write_value = spec.value.deserialize, spec.value.serialize
     found: list[Record] = []
@@ -33,7 +33,7 @@ def as_logged(spec: StoreSpec, records: Sequence[Record]) -> list[Record]:
             if key is None:
                 continue  # a row needs a key: put refuses it
             new_key, new_value = write_key(key), None if value is None else write_value(value)
-        except Exception:  # noqa: BLE001, S112 - whatever a serde raises: put would have raised it; the caller counts
+        except Exception:  # noqa: BLE001, S112 - any error of a serde: put would have raised it; the caller counts
             continue
         found.append(
             record if (new_key, new_value) == (raw_key, raw_value) else record._replace(key=new_key, value=new_value)

@@ -1,10 +1,10 @@
-"""A standby of one changelog partition: what to apply, what to keep, when to pause, resume and seek.
+"""A standby of one changelog partition: decides on records to apply or keep, and on pause, resume and seek.
 
-                      something lies beyond the limit
+                      a record lies beyond the limit
             +---------+  ------------------------->  +--------+
      new -> | RUNNING |                              | PAUSED |
             +---------+  <-------------------------  +--------+
-              ^  |          what was kept is drained      |
+              ^  |         all kept records are drained   |
               |  +-------------------+--------------------+
               |                      | reinitialise
        begin_again                   v
@@ -13,14 +13,14 @@
                             +----------------+
      any state --close--> CLOSED (closing again is fine; everything else raises Closed)
 
-    position   next offset to apply; it moves only with the rows it stands for
+    position   next offset to apply; it moves only with its rows
     limit      first offset that must not be applied; None = unlimited; it never moves back
     kept       records that were read but lie beyond the limit, at most `keep_max_records` and `keep_max_bytes`
     read       next offset that is neither applied nor kept; position <= read
 
 Rules of this file: a pure state machine without I/O, clock or thread. It returns a `Step`; the shell carries it out.
-An illegal event, or a batch whose offsets do not increase strictly, raises and changes nothing. Whoever knows of
-"no committed offset" passes limit 0: None always means unlimited.
+An illegal event, or a batch whose offsets do not increase strictly, raises and changes nothing. A caller without a
+committed offset passes limit 0: None always means unlimited.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEEP_MAX_BYTES = 8 << 20
 
 
 class State(Enum):
-    """Where a standby is in its life."""
+    """The state of a standby."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -54,7 +54,7 @@ _FOLLOWS = frozenset({State.RUNNING, State.PAUSED})
 _RUNS, _STAYS_PAUSED = frozenset({State.RUNNING}), frozenset({State.PAUSED})
 _REBUILDS, _CLOSES = frozenset({State.REINITIALISING}), frozenset({State.CLOSED})
 
-# State -> method -> states it may lead to. What is absent is illegal. Commits go on while a store is rebuilt, so the
+# State -> method -> states it may lead to; an absent method is illegal. Commits go on while a store is rebuilt, so the
 # tick and a newer limit are legal then; they apply nothing.
 TABLE: dict[State, dict[str, frozenset[State]]] = {
     State.RUNNING: {
@@ -73,15 +73,15 @@ TABLE: dict[State, dict[str, frozenset[State]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the shell must do now, in this order.
+    """The shell's actions, in this order.
 
     1. write `apply` (records in offset order) and `position` in one batch: the position never goes ahead of its rows;
     2. `pause`: fetch no more of the partition;
-    3. `seek`, if not None: go back to this offset, and throw away whatever was fetched before the seek;
+    3. `seek`, if not None: go back to this offset, and drop all records fetched before the seek;
     4. `resume`: fetch again.
 
-    `kept` is the number of records that wait beyond the limit. If the write fails, the machine is ahead of its data:
-    close it and make another from the stored position.
+    `kept` is the number of records kept beyond the limit. If the write fails, the machine is ahead of its data: close
+    it and make another from the stored position.
     """
 
     apply: Sequence[Record]
@@ -94,17 +94,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Applied(Step):
-    """Records were applied, or the position moved over a gap: there is something to write."""
+    """A step with a write: records to apply, or a position that moved over a gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept(Step):
-    """Nothing to write; the position is as it was."""
+    """A step without a write; the position is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitSet:
-    """The limit in force. `regressed`: a smaller one was given and refused."""
+    """The limit in force. `regressed`: the caller gave a smaller one, which was refused."""
 
     limit: int | None
     regressed: bool
@@ -112,7 +112,7 @@ class LimitSet:
 
 @dataclass(frozen=True, slots=True)
 class Reinitialise:
-    """Set the store aside and build it anew. `position` is where it had been, `dropped` how many kept were let go."""
+    """Set the store aside and rebuild it. `position` is its last one, `dropped` the number of dropped kept records."""
 
     reason: str
     position: int
@@ -121,7 +121,7 @@ class Reinitialise:
 
 @dataclass(frozen=True, slots=True)
 class StandbyStatistics:
-    """Counters since the standby was made, and where it is now."""
+    """Counters since the standby was made, and its present state."""
 
     state: State
     position: int
@@ -140,7 +140,7 @@ _offset_of = itemgetter(0)
 
 
 class Standby:
-    """One partition's standby. Raises InvalidRequest for settings that cannot be used."""
+    """One partition's standby. Raises InvalidRequest for unusable settings."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class Standby:
 
     @property
     def state(self) -> State:
-        """Where the machine is."""
+        """The present state."""
         return self._state
 
     @property
@@ -187,31 +187,31 @@ class Standby:
     def update(self, records: Sequence[Record], next_offset: int | None = None) -> Applied | Kept:
         """Take a fetched batch; `next_offset` (see `Fetched`) covers gaps and markers after its last record.
 
-        Records below what was already read are duplicates and are ignored. Raises InternalError, with nothing
-        changed, if the offsets do not increase strictly or do not stay below next_offset.
+        Records below the read offset are duplicates and are ignored. Raises InternalError, with nothing changed, if the
+        offsets do not increase strictly or do not stay below next_offset.
         """
         self._check("update")
         offsets = offsets_of(records)
         _check_batch(offsets, next_offset)
         known = bisect_left(offsets, self._read)
         self._duplicates += known
-        fresh = records[known:] if known else records
+        fresh = records[known:] if known else records  # no slice in the usual case: it would copy every batch
         if self._overflowed:
-            # From `read` on everything is fetched again after the seek; taking it now would leave a hole before it.
+            # The seek fetches all records from `read` on again; taking these now would leave a hole before them.
             self._dropped += len(fresh)
             return self._advance("update", ())
         self._read = max(self._read, offsets[-1] + 1 if offsets else 0, next_offset or 0)
         return self._advance("update", fresh)
 
     def on_commit_tick(self) -> Applied | Kept:
-        """Try what was kept again; call it after each commit, with the limit set to the newest committed offset."""
+        """Apply kept records that the limit allows now; call it after each commit, with the newest limit set."""
         self._check("on_commit_tick")
         if self._state is State.REINITIALISING:
             return Kept((), 0, self._position)
         return self._advance("on_commit_tick", ())
 
     def set_limit(self, limit: int) -> LimitSet:
-        """Raise the limit. A smaller one is counted and the larger kept; what was kept moves with the next tick."""
+        """Raise the limit. A smaller one is counted and refused; kept records move with the next tick."""
         self._check("set_limit")
         if _checked_limit(limit) == self._limit:
             return LimitSet(self._limit, regressed=False)
@@ -223,21 +223,22 @@ class Standby:
         return LimitSet(self._limit, regressed)
 
     def reinitialise(self, reason: str) -> Reinitialise:
-        """The position is no longer valid: let everything kept go. `begin_again` follows once the store is set aside.
+        """Drop all kept records, since the position is not valid any more. `begin_again` follows the set-aside.
 
-        The limit stays, because a limit never moves back. Where the log itself was made anew, its offsets mean
-        something else: close this standby and make another.
+        The limit stays, because a limit never moves back. If the log itself was recreated, its offsets have another
+        meaning: close this standby and make another.
         """
         self._check("reinitialise")
         dropped = len(self._kept)
         self._let_go()
+        # The reader's pause outlasts the rebuild, and `begin_again` must end it.
         self._was_paused = self._state is State.PAUSED
         self._reinitialisations += 1
         self._go("reinitialise", State.REINITIALISING)
         return Reinitialise(reason, self._position, dropped)
 
     def begin_again(self, position: int) -> Kept:
-        """Tail from `position` of the rebuilt store. Nothing to write: seek, and resume if it was paused."""
+        """Tail from `position` of the rebuilt store. The step has no write: it seeks, and resumes if it was paused."""
         self._check("begin_again")
         if position < 0:
             raise InvalidRequest(f"standby: position {position} is negative: positions are offsets of the log")
@@ -246,7 +247,7 @@ class Standby:
         return Kept((), 0, position, resume=self._was_paused, seek=position)
 
     def close(self) -> None:
-        """Let everything kept go. Closing twice is fine; everything else then raises Closed."""
+        """Drop all kept records. Closing twice is fine; every other method then raises Closed."""
         self._let_go()
         self._go("close", State.CLOSED)
 
@@ -267,8 +268,9 @@ class Standby:
         )
 
     def _advance(self, event: str, fresh: Sequence[Record]) -> Applied | Kept:
-        """Apply what lies below the limit, first of what was kept, then of `fresh`; keep the rest, within bounds."""
+        """Apply records below the limit, first kept ones, then those of `fresh`; keep the rest, within bounds."""
         apply: Sequence[Record] = self._drain()
+        # While any are kept, fresh records lie behind them: applying one would break the order.
         if not self._kept:
             below = len(fresh) if self._limit is None else bisect_left(fresh, self._limit, key=_offset_of)
             own = fresh if below == len(fresh) else fresh[:below]  # columns stay columns
@@ -278,11 +280,14 @@ class Standby:
         self._applied += len(apply)
         before = self._position
         if not self._kept:
+            # Over markers and gaps, too, but not over the limit: records above it may exist that were not read yet.
             reach = self._read if self._limit is None else min(self._read, self._limit)
             self._position = max(before, reach)
         elif apply:
+            # Not to `read`: the kept records in between are not applied.
             self._position = apply[-1].offset + 1
         paused, pauses = self._state is State.PAUSED, bool(self._kept)
+        # Only when all kept ones are drained: earlier the records fetched again would find no room either.
         seek = self._read if self._overflowed and not pauses else None
         if seek is not None:
             self._overflowed = False
@@ -299,7 +304,7 @@ class Standby:
         )
 
     def _drain(self) -> list[Record]:
-        """Take out what was kept and now lies below the limit."""
+        """Remove and return kept records that are below the limit now."""
         taken: list[Record] = []
         while self._kept and (self._limit is None or self._kept[0].offset < self._limit):
             record = self._kept.popleft()
@@ -308,11 +313,12 @@ class Standby:
         return taken
 
     def _keep(self, fresh: Sequence[Record]) -> None:
-        """Keep records in order while there is room; the first is always kept, so that draining it means progress."""
+        """Keep records in order while there is room; the first is always kept, so that each drain makes progress."""
         for index, record in enumerate(fresh):
             size = record_bytes(record)
             full = len(self._kept) >= self._keep_max_records or self._kept_bytes + size > self._keep_max_bytes
             if full and self._kept:
+                # The reader has passed these; it must go back here once the kept ones are drained.
                 self._read = record.offset
                 self._overflowed = True
                 self._dropped += len(fresh) - index
@@ -344,7 +350,7 @@ class Standby:
 
 
 def record_bytes(record: Record) -> int:
-    """What a kept record counts for: its key, value and headers, in bytes."""
+    """Size of a kept record for the bound: its key, value and headers, in bytes."""
     size = len(record.key or b"") + len(record.value or b"")
     for name, value in record.headers:
         size += len(name) + len(value or b"")

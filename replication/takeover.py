@@ -1,16 +1,16 @@
-"""Who takes over a task whose owner is gone, decided alike by every member from the same view of the group.
+"""Take-over of tasks without an owner: every member decides it, with the same result, from the same view of the group.
 
     lost its owner -- a live member stands by for it --> the first such member by id
         |
-        +------------ nobody does ---------------------> the first live member by id that takes anything
-    never owned -----------------------------------------^   (no member takes anything: it stays unowned)
+        +------------ no member does ------------------> the first live member by id that takes any task
+    never owned -----------------------------------------^   (no member takes any: the task stays unowned)
 
-    A task that nobody ever owned has no lease to run out: who only stands by for it waits for its first owner.
+    A task without any earlier owner has no lease to run out: a mere standby waits for its first owner.
 
-    metadata a member joins with, compact JSON, names in this order:
+    metadata of a member's join, compact JSON, names in this order:
     {"standfast":1,"active":["0_0","0_1"],"standby":["0_2"],"takes_any":false}   and "warm":["0_2"] if any is
 
-Rules of this file: pure; no group, clock or lease. A member in the view is alive: its lease has not run out. Two
+Rules of this file: pure; no group, clock or lease. A member in the view is live: its lease has not run out. Two
 members may see different views for a moment; the log's `writer(..., if_free=True)` then lets only one of them win.
 """
 
@@ -29,7 +29,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class MemberPlan:
-    """What a member runs, what it stands by for (`warm`: caught up), and whether it offers to take any task."""
+    """A member's active tasks and standbys (`warm`: caught up), and whether it offers to take any task."""
 
     active: frozenset[TaskId] = frozenset()
     standby: frozenset[TaskId] = frozenset()
@@ -44,7 +44,7 @@ class MemberPlan:
             "standby": [str(task) for task in sorted(self.standby)],
             "takes_any": self.takes_any,
         }
-        if self.warm:
+        if self.warm:  # left out when empty, so that the text stays that of versions that know no warm standbys
             content["warm"] = [str(task) for task in sorted(self.warm)]
         return json.dumps(content, separators=(",", ":"))
 
@@ -71,7 +71,7 @@ class MemberPlan:
 
 
 def plans(view: GroupView) -> dict[str, MemberPlan]:
-    """Plans of the live members by id. Raises InvalidRequest naming the member whose metadata cannot be read."""
+    """Plans of the live members by id. Raises InvalidRequest naming a member with unreadable metadata."""
     found = {}
     for member in view.members:
         try:
@@ -87,13 +87,14 @@ def decide(
     """Those of `tasks` that `me` must take now.
 
     `members` are the live ones. A task is owned while its last owner is among them, or while one of them runs it by
-    its own plan (it may not have opened its writer yet). What `me` owned and does not run it takes back: it was
-    restarted before its lease ran out. A member that is not in `members` has lost its own lease and takes nothing:
-    it must join again first.
+    its own plan (it may not have opened its writer yet). `me` takes back tasks that it owned and does not run: it was
+    restarted before its lease ran out. If `me` is not in `members`, it has lost its own lease and takes no task: it
+    must join again first.
     """
     if me not in members:
         return frozenset()
     running = frozenset().union(*(plan.active for plan in members.values()))
+    # Also without an owner: a member publishes its plan before it opens the writer.
     free = [task for task in tasks if task not in running]
     mine = frozenset(task for task in free if owners.get(task) == me)
     lost = (task for task in free if owners.get(task) not in members)
@@ -103,7 +104,7 @@ def decide(
 def standby_wanted(me: str, members: Iterable[str], owner: str | None, replicas: int) -> bool:
     """Whether `me` is one of the `replicas` members that stand by for a task of `owner`: the first others by id.
 
-    With fewer members than replicas + 1 every other member stands by: what fits is made.
+    With fewer members than replicas + 1 every other member stands by.
     """
     others = sorted(member for member in members if member != owner)
     return owner is not None and me in others[:replicas]
@@ -112,4 +113,5 @@ def standby_wanted(me: str, members: Iterable[str], owner: str | None, replicas:
 def _taker(task: TaskId, members: Mapping[str, MemberPlan], *, lost: bool) -> str | None:
     standing_by = (member for member, plan in members.items() if task in plan.standby and (lost or plan.takes_any))
     takes_any = (member for member, plan in members.items() if plan.takes_any)
+    # Standbys first: their stores have nearly all rows, so the task goes on soonest there.
     return min(standing_by, default=None) or min(takes_any, default=None)

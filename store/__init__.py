@@ -1,4 +1,4 @@
 """State at rest: engines, store types, byte layouts, serdes and the task's write buffer.
 
-Imports nothing of ours.
+This package imports no other package of standfast.
 """

@@ -1,7 +1,7 @@
-"""What callers may hand in, checked at the edge: one way to say that an argument is not what it must be.
+"""Checks of arguments at the public edge, so that every wrong argument is reported in the same form.
 
-Rules of this file: pure; each function gives a list of problems, empty if there is none, each with what to give
-instead. A caller raises all of them at once, before anything is changed.
+Rules of this file: pure; each function returns a list of problems, empty if there is none, each with the fix. A
+caller raises all of them at once, before anything is changed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ INT64_MAX = 2**63 - 1
 
 
 def is_whole(value: object, least: int = 0, most: int = INT64_MAX) -> TypeGuard[int]:
-    """Whether it is a whole number within these bounds; True and False are none."""
+    """Whether the value is a whole number within these bounds; True and False are not numbers here."""
+    # bool is a subclass of int: without the second test True would pass as 1.
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def name_problems(given: Iterable[str], known: Sequence[str]) -> list[str]:
-    """Settings that nobody knows, each with the nearest that there is."""
+    """One problem for each unknown setting, with the nearest known name."""
     problems = []
     for name in sorted(set(given) - set(known)):
         near = difflib.get_close_matches(name, known, 1, 0.6)
@@ -33,24 +34,25 @@ def name_problems(given: Iterable[str], known: Sequence[str]) -> list[str]:
 
 
 def flag_problems(**flags: object) -> list[str]:
-    """Flags that are neither True nor False: 0, "no" and the like would silently mean something."""
+    """One problem for each flag that is neither True nor False: 0 or "no" would silently count as one of them."""
     return [
         f"{name} must be True or False, not {flag!r:.100}" for name, flag in flags.items() if type(flag) is not bool
     ]
 
 
 def list_problems(what: str, given: object, kind: type, example: str) -> list[str]:
-    """Something that must be a list of `kind`, as in `example`."""
+    """Problems of an argument that must be a list of `kind`, as in `example`."""
     if isinstance(given, kind):
         return [f"{what} must be a list, not one {type(given).__name__} alone: put [ ] around it"]
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         return [f"{what} must be a list such as {example}, not {given!r:.100}"]
+    # The items of a generator are not checked: reading them here would leave none for the caller.
     items = [one for one in given if not isinstance(one, kind)] if isinstance(given, Collection) else []
     return [f"{what} must be such as {example}, and one of them is {one!r:.100}" for one in items]
 
 
 def path_problems(what: str, given: object) -> list[str]:
-    """Something that must be a folder's path."""
+    """Problems of an argument that must be the path of a folder."""
     if isinstance(given, os.PathLike) or (isinstance(given, str) and given and "\0" not in given):
         return []
     return [f"{what} must be the path of a folder such as './state', not {given!r:.100}"]
@@ -63,7 +65,7 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 def check_functions(what: str, **functions: object) -> None:
-    """Raise BadConfig for what cannot be called."""
+    """Raise BadConfig for each argument that cannot be called."""
     refuse(
         [
             f"{what}: {name} must be a function, not {given!r:.100}"
@@ -74,7 +76,7 @@ def check_functions(what: str, **functions: object) -> None:
 
 
 def pairs_of(where: str, items: Any) -> list[tuple[Any, Any]]:
-    """Items that must be (key, value); InvalidRequest names the first that is none."""
+    """The items as (key, value) pairs; InvalidRequest names the first item that is no pair."""
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
         fix = "give its .items()" if isinstance(items, Mapping) else "give a list of (key, value)"
         raise InvalidRequest(f"{where}: items must be pairs of key and value, not {items!r:.100}: {fix}")

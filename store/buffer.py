@@ -1,4 +1,4 @@
-"""The write buffer: record cache and uncommitted transaction at once, one per task.
+"""The write buffer: a task's record cache and uncommitted transaction in one, one per task.
 
     store.put ──> rows     family -> key -> row | None      merged into the task's own reads
               └─> changes  store  -> log key -> change      written to the changelog by the commit
@@ -7,12 +7,12 @@
                                 └───> rollback           as if they had not been: rows, changes, their order, the size
       within     begin ──> begin ──> writes ──> ...      the innermost ends first; an outer rollback undoes all of it
 
-Rules of this file: nothing in here has reached the log or the database yet; a commit takes it there and clears
-it, a discard forgets it. Bounded in bytes: at `bound_bytes` it is `full` (the loop commits after the current
-record), at twice the bound a write is refused as Backpressure and changes nothing. With a disk guard it holds no more
-than that has granted; beyond, and at the floor, a write is DiskFull and changes nothing. A writer compares with
-`stop_bytes`, the lower of both bounds, and only past it asks `check_room`. While no savepoint is open they cost a
-comparison per write.
+Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes it there and clears
+it, a discard forgets it. The buffer is bounded in bytes: at `bound_bytes` it is `full` (the loop commits after the
+current record), at twice the bound a write is refused as Backpressure and changes nothing. With a disk guard the buffer
+holds no more than the guard has granted; beyond that, and at the floor, a write raises DiskFull and changes nothing. A
+writer compares with `stop_bytes`, the lower of both bounds, and calls `check_room` only past it. Savepoints cost one
+comparison per write while none is open.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from standfast.store.disk import DiskGuard
 from standfast.store.engine import Row
 from standfast.store.errors import Backpressure, DiskFull, InternalError
 
-# Roughly what CPython spends on the dictionary entries and object headers of one buffered row and of one change.
+# CPython's approximate cost of the dictionary entries and object headers of one buffered row and of one change.
 ROW_OVERHEAD_BYTES = 100
 CHANGE_OVERHEAD_BYTES = 100
 TIMESTAMP_BYTES = 8  # a row may carry one before its value
@@ -57,9 +57,10 @@ class WriteBuffer:
         self.bound_bytes = bound_bytes
         self.size_bytes = 0
         self._disk: DiskGuard | None = None
-        self._credit_bytes = 0  # up to which the guard lets it grow
+        self._credit_bytes = 0  # the size up to which the guard lets the buffer grow
         self._refuse_bytes = self.stop_bytes = 2 * bound_bytes
         if disk is not None and disk.floor_bytes:
+            # No credit yet: the first write asks the guard, so that a buffer that is never written claims nothing.
             self._disk, self.stop_bytes = disk, 0
             disk.watch(self)
         self.rows: dict[str, dict[bytes, bytes | None]] = {}
@@ -67,7 +68,7 @@ class WriteBuffer:
         self._indexes: dict[str, SortedList[bytes]] = {}
         self._journal: list[Callable[[], None]] | None = None  # how to undo each change since the outermost savepoint
         self._marks: list[tuple[int, int]] = []  # of each open savepoint: entries of the journal and size before it
-        self.in_savepoint = False  # who changes what belongs to a record must then say how to undo it
+        self.in_savepoint = False  # while True, code that changes state of a record must also say how to undo it
 
     @property
     def full(self) -> bool:
@@ -88,9 +89,10 @@ class WriteBuffer:
     def check_room(self, added_bytes: int, *, deletes: bool = False) -> None:
         """Raise Backpressure if `added_bytes` more would pass the hard bound; an empty buffer takes any one write.
 
-        Raises DiskFull where there is no space for them; `deletes` may go on below the floor, since they make room.
+        Raises DiskFull if the disk has no space for them; `deletes` may go on below the floor, since they make room.
         """
         size = self.size_bytes + added_bytes
+        # An empty buffer is exempt: otherwise a value near the limit could never be written, however often one commits.
         if self.size_bytes and size > self._refuse_bytes:
             raise Backpressure(
                 f"write buffer holds {self.size_bytes} bytes and would pass its hard bound of {self._refuse_bytes} "
@@ -105,11 +107,11 @@ class WriteBuffer:
             if not deletes:
                 raise
             disk.check_reserve(size, "a delete")
-            return  # without credit, which the next put would use
+            return  # the delete gets no credit: the next put would use it
         self._set_stop()
 
     def makes_room(self, added_bytes: int) -> bool:
-        """Whether so many bytes may be added; asks the guard for credit, and raises nothing."""
+        """Whether `added_bytes` more may be written; asks the guard for credit, and raises nothing."""
         try:
             self.check_room(added_bytes)
         except (Backpressure, DiskFull):
@@ -117,12 +119,12 @@ class WriteBuffer:
         return self.size_bytes + added_bytes <= self.stop_bytes
 
     def check_open(self) -> None:
-        """Raise DiskFull while nothing new is written."""
+        """Raise DiskFull while the guard refuses new writes."""
         if self._disk is not None and self._disk.full:
             raise DiskFull(self._disk.full)
 
     def check_commit(self) -> None:
-        """Raise DiskFull unless there is room for a commit of what is here."""
+        """Raise DiskFull unless the disk has room for a commit of the buffered bytes."""
         if self._disk is not None:
             self._disk.check_reserve(self.size_bytes, f"a commit of {self.size_bytes} bytes")
 
@@ -132,12 +134,12 @@ class WriteBuffer:
         return max(self.size_bytes, self._credit_bytes)
 
     def revoke(self) -> None:
-        """See Borrower. Called by any thread."""
+        """See Borrower. Any thread may call it."""
         self._credit_bytes = 0
-        self.stop_bytes = -1
+        self.stop_bytes = -1  # below any size: the next write asks the guard, also into an empty buffer
 
     def leave_disk(self) -> None:
-        """Ask the guard no more: the task ends, or somebody else sees to it that there is room."""
+        """Stop asking the guard: the task ends, or its caller makes sure of the room itself."""
         disk, self._disk = self._disk, None
         if disk is not None:
             disk.forget(self)
@@ -183,7 +185,7 @@ class WriteBuffer:
     ) -> None:
         """`put` and `log` of the latest change only, in one step: the path of most puts of a cached, logged store.
 
-        Row and change have the same key, so that one look tells whether both replace earlier ones.
+        Row and change have the same key, so one look-up shows whether both replace earlier ones.
         """
         rows, changes = self.rows.get(family), self.changes.get(store)
         if rows is None or changes is None:
@@ -206,7 +208,7 @@ class WriteBuffer:
     def write_all(
         self, family: str, pairs: Sequence[tuple[bytes, bytes]], prefix: bytes, store: str, timestamp: int
     ) -> None:
-        """`write` of several, each row being the prefix and the value: a third of the time of single ones."""
+        """`write` for several pairs, each row being the prefix and the value: a third of the time of single writes."""
         rows, changes = self.rows.get(family), self.changes.get(store)
         if rows is None or changes is None or self._journal is not None:
             for key, value in pairs:
@@ -236,8 +238,8 @@ class WriteBuffer:
         return [(key, rows[key]) for key in keys]
 
     def _index(self, family: str, rows: dict[bytes, bytes | None]) -> SortedList[bytes]:
-        # Keys are sorted only when somebody scans; a dict keeps insertion order, so the ones added since the last
-        # scan are its tail. Puts therefore pay nothing for it.
+        # Keys are sorted only by a scan; a dict keeps insertion order, so the keys added since the last scan are its
+        # tail. Puts therefore pay nothing for the order.
         index = self._indexes.get(family)
         if index is None:
             index = self._indexes[family] = SortedList(rows)
@@ -250,7 +252,7 @@ class WriteBuffer:
         return {store: list(changes.values()) for store, changes in self.changes.items()}
 
     def begin(self) -> None:
-        """Open a savepoint, within the one that is open, if one is."""
+        """Open a savepoint, nested in the open one if there is one."""
         if self._journal is None:
             self._journal = []
         self._marks.append((len(self._journal), self.size_bytes))
@@ -262,7 +264,7 @@ class WriteBuffer:
         InternalError if none is open.
         """
         journal, length, size_bytes = self._ended()
-        self._journal = None  # what undoes a change is no change to be undone
+        self._journal = None  # undoing a change must not enter the journal as a change
         for undo in reversed(journal[length:]):
             undo()
         self.size_bytes = size_bytes
@@ -277,27 +279,27 @@ class WriteBuffer:
             self._journal = None
 
     def remember(self, mapping: MutableMapping[Any, Any], key: object) -> None:
-        """Have `mapping[key]` as it is now after a rollback, or absent if it is; call this before changing it.
+        """Save `mapping[key]`, or its absence, for a rollback to restore; call this before changing it.
 
-        Does nothing while no savepoint is open. A key that is taken out and put back by this is the mapping's last.
+        Does nothing while no savepoint is open. A key that is removed and then restored becomes the mapping's last.
         """
         if self._journal is not None:
             self._journal.append(partial(_restore, mapping, key, mapping.get(key, _ABSENT)))
 
     def on_rollback(self, undo: Callable[[], None]) -> None:
-        """Have `undo` called by a rollback, before what was changed earlier is undone. Nothing without a savepoint."""
+        """Have a rollback call `undo`, before it undoes earlier changes. Does nothing without a savepoint."""
         if self._journal is not None:
             self._journal.append(undo)
 
     def drop_family(self, family: str) -> None:
-        """Forget buffered rows of a family that expired; its changes are still logged."""
+        """Forget buffered rows of an expired family; its changes are still logged."""
         self.rows.pop(family, None)
         self._indexes.pop(family, None)
 
     def clear(self) -> None:
-        """Forget everything: after a commit it is in the log and the database, after a discard it never was.
+        """Forget all rows and changes: a commit has written them to log and database, or a discard drops them.
 
-        Savepoints that are open end.
+        Open savepoints end.
         """
         self._journal = None
         self._marks.clear()
@@ -307,6 +309,7 @@ class WriteBuffer:
         self._indexes = {}
         self.size_bytes = 0
         if self._disk is not None:
+            # Credit counts as claimed room; a task that goes quiet after a commit must not keep it from the others.
             self._credit_bytes = 0
             self._set_stop()
 
@@ -343,12 +346,12 @@ def _restore(mapping: MutableMapping[Any, Any], key: object, old: object) -> Non
 
 
 def changes_bytes(changes: Sequence[Change]) -> int:
-    """Bytes of keys and values; column by column in C, since it is counted at every commit."""
+    """Bytes of keys and values; summed column by column in C, since every commit counts them."""
     return sum(sum(map(len, filter(None, map(itemgetter(column), changes)))) for column in (0, 1))
 
 
 def merge_pending(stored: Iterator[Row], pending: list[tuple[bytes, bytes | None]], *, reverse: bool) -> Iterator[Row]:
-    """Stored rows overlaid with buffered ones (a None hides the stored row); both in the same order."""
+    """Stored rows overlaid with buffered ones (a None hides the stored row); both inputs have the same order."""
     position, count = 0, len(pending)
     for key, row in stored:
         while position < count and (pending[position][0] > key if reverse else pending[position][0] < key):

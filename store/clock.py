@@ -1,7 +1,7 @@
 """The only file that reads the system clock.
 
-Rules of this file: shells are given a `Clock`; pure code is given `now_ms`. Leases and wall-clock
-schedules use monotonic time, record timestamps and reports use wall time. All times are milliseconds.
+Rules of this file: shells get a `Clock`; pure code gets `now_ms`. Leases and wall-clock schedules use monotonic
+time, record timestamps and reports use wall time. All times are milliseconds.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Protocol
 
 
 def measured_ns() -> int:
-    """A reading for measuring how long something takes; nothing may be decided by it."""
+    """A reading for measuring durations, in nanoseconds; no decision may depend on it."""
     return time.perf_counter_ns()
 
 
 class Clock(Protocol):
-    """What a shell may know of time."""
+    """The time functions that a shell may use."""
 
     def wall_ms(self) -> int:
         """Milliseconds since the epoch, UTC."""
@@ -46,7 +46,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; ships with the library for deterministic tests."""
+    """A clock that moves only by `advance` and `sleep_ms`; ships with the library for deterministic tests."""
 
     def __init__(self, now_ms: int = 0) -> None:
         self.now_ms = now_ms

@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with` block.
+"""The base class of objects that a `with` block closes at its end.
 
 Rules of this file: it imports nothing of ours.
 """
@@ -11,13 +11,13 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Base of what has a `close` that may be called twice: a `with` block calls it, however the block ends."""
+    """Base of classes whose `close` may be called twice: a `with` block calls it, however the block ends."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> None:
-        """Release what is held."""
+        """Release the resources of this object."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,18 +1,18 @@
-"""Room on disk: writes end at a floor, so that what was accepted can be committed and nobody meets a full disk.
+"""Room on disk: writes end at a floor, so that accepted writes can be committed and no write meets a full disk.
 
     free bytes  ────────────── floor ────────────── reserve ────────────── 0
     puts        until here: DiskFull
-    deletes, commits, flushes   go on ───> until here: DiskFull, and nothing of them was begun
+    deletes, commits, flushes   go on ───> until here: DiskFull, before any part of them began
 
     look      statvfs of each place, now and then in the background                  ──> full, why; room
     grant     a write buffer asks for credit of some bytes, all buffers share the room   no room left: another look
 
-Free bytes fall long after a write was accepted: when it is committed, flushed, copied by a checkpoint of the log. So
-what buffers hold, or may take by their credit, is subtracted from what is free; between two looks no more is granted
-than was free at the first. Once full, it stays so until an eighth of the floor is free above it.
+Free bytes fall long after a write was accepted: at its commit, its flush, the log's next checkpoint. So the bytes that
+buffers hold, or may take by their credit, are subtracted from the free bytes; between two looks the guard grants no
+more than was free at the first. A full disk counts as full until an eighth of the floor is free above it.
 
-Rules of this file: it asks the file system, and decides about numbers; what is refused is the caller's. Used by any
-thread: `full` and `spaces` are read without the lock.
+Rules of this file: the guard asks the file system and decides about numbers; callers refuse the writes. Any thread may
+use it: `full` and `spaces` are read without the lock.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from weakref import WeakSet
 from standfast.store.errors import DiskFull
 from standfast.store.log import logger
 
-# What a byte that a buffer counts may take at most: a buffer counts row and change, and either is written twice on the
-# way (RocksDB: WAL and table file; the embedded log: its WAL and the file).
+# Bytes on disk for each buffered byte, at most: a buffer counts row and change, and either is written twice on the way
+# (RocksDB: WAL and table file; the embedded log: its WAL and the file).
 AMPLIFICATION: Final = 2
-CREDIT_BYTES: Final = 64 << 10  # what a buffer is granted at least, so that it seldom asks
+CREDIT_BYTES: Final = 64 << 10  # the least that a buffer gets at a time, so that it seldom asks
 COMMIT_BYTES: Final = 64 << 10  # pages of the embedded log that any commit writes
-RESUME_SHARE: Final = 8  # of the floor must be free above it before writes go on
-RESERVE_SHARE: Final = 4  # of the floor is left by commits and deletes, too: RocksDB and the log write on their own
+RESUME_SHARE: Final = 8  # this share of the floor must be free above it before writes go on
+RESERVE_SHARE: Final = 4  # commits and deletes leave this share of the floor, too: RocksDB and the log also write alone
 
 
 class Borrower(Protocol):
-    """A write buffer, as far as it is known here."""
+    """A write buffer as the guard sees it."""
 
     @property
     def claim_bytes(self) -> int:
-        """What it holds, or may take without asking again."""
+        """Bytes that the buffer holds, or may take without asking again."""
         ...
 
     def revoke(self) -> None:
-        """It must ask before its next write."""
+        """Make the buffer ask before its next write."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """One place at the last look: `what` it is ("state directory", "log"). An `error` counts as no space at all."""
+    """One place at the last look; `what` names it ("state directory", "log"). An `error` counts as no space at all."""
 
     what: str
     path: Path
@@ -63,7 +63,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class DiskState:
-    """A guard at one moment; `full` as there, `spaces` the least free one first."""
+    """A guard at one moment; `full` as in the guard, `spaces` with the least free one first."""
 
     floor_bytes: int
     full: str
@@ -71,55 +71,56 @@ class DiskState:
 
 
 class DiskGuard:
-    """Watches the places that one process writes to. A floor of 0: it measures, and refuses nothing."""
+    """Watches the places that one process writes to. With a floor of 0 it measures and refuses nothing."""
 
     def __init__(self, places: Mapping[str, Path], floor_bytes: int = 0) -> None:
         self.floor_bytes = floor_bytes
-        self.full = ""  # why nothing new is written; empty while there is room
+        self.full = ""  # why new writes are refused; empty while there is room
         self.spaces: tuple[Space, ...] = ()  # the least free one first
         self._places = dict(places)
         self._room = 0  # bytes that may still be granted before the next look
-        self._borrowers: WeakSet[Borrower] = WeakSet()
+        self._borrowers: WeakSet[Borrower] = WeakSet()  # weak: the buffer of a task that failed must not claim for ever
         self._lock = threading.Lock()
 
     @property
     def state(self) -> DiskState:
-        """What is told of it."""
+        """The guard's state, for reports."""
         return DiskState(self.floor_bytes, self.full, self.spaces)
 
     @property
     def free_bytes(self) -> int | None:
-        """Of the place with the least; None before the first look."""
+        """Free bytes of the place that has the least; None before the first look."""
         return self.spaces[0].free_bytes if self.spaces else None
 
     @property
     def reserve_bytes(self) -> int:
-        """Below this nothing at all is begun."""
+        """Free bytes below which no write, delete or commit begins."""
         return self.floor_bytes // RESERVE_SHARE
 
     @property
     def resume_bytes(self) -> int:
-        """From here on writes go on after they were refused."""
+        """Free bytes from which refused writes go on."""
+        # Above the floor itself, so that a disk near its floor does not flip between full and open at each look.
         return self.floor_bytes + self.floor_bytes // RESUME_SHARE
 
     def watch(self, borrower: Borrower) -> None:
-        """From now on its claim counts."""
+        """Count the borrower's claim from now on."""
         with self._lock:
             self._borrowers.add(borrower)
 
     def forget(self, borrower: Borrower) -> None:
-        """It writes no more."""
+        """Stop counting a borrower that writes no more."""
         with self._lock:
             self._borrowers.discard(borrower)
 
     def look(self) -> None:
-        """Measure, and judge. Raises nothing: a place that cannot be looked at counts as full."""
-        spaces = self._measure()
+        """Measure the places and decide whether writes go on. Never raises: an unreadable place counts as full."""
+        spaces = self._measure()  # outside of the lock: statvfs of a hung mount would hold every writer
         with self._lock:
             self._take(spaces)
 
     def grant(self, wanted_bytes: int) -> int:
-        """Credit for a write: at least so many bytes. Raises DiskFull, and then nothing is granted to anybody."""
+        """Credit for a write: at least `wanted_bytes`. Raises DiskFull, and then no buffer gets any credit."""
         if not self.full and wanted_bytes > self._room:
             self.look()
         with self._lock:
@@ -132,10 +133,10 @@ class DiskGuard:
             raise DiskFull(self.full)
 
     def check_reserve(self, wanted_bytes: int, what: str) -> None:
-        """Raise DiskFull unless so many bytes leave the reserve free, by a look of its own; `what` is not done then."""
+        """Raise DiskFull, before `what` begins, unless `wanted_bytes` leave the reserve free by a new measurement."""
         if not self.floor_bytes:
             return
-        least = self._measure()[0]  # without a look at all buffers: every commit comes here
+        least = self._measure()[0]  # the buffers' claims are left out: every commit comes here
         needed = self.reserve_bytes + AMPLIFICATION * wanted_bytes + COMMIT_BYTES
         if least.free_bytes < needed:
             raise DiskFull(
@@ -175,6 +176,7 @@ class DiskGuard:
         )
         if not before:
             logger.error("writes are refused: %s", self.full)
+            # From every buffer at once: credit granted before would let a fast writer pass the floor.
             for borrower in self._borrowers:
                 borrower.revoke()
 
@@ -184,7 +186,7 @@ def _has(space: Space) -> str:
 
 
 def _space(what: str, path: Path) -> Space:
-    """A place that is not there yet is measured where it will be made."""
+    """Measure a place; one that does not exist yet is measured at its nearest existing parent."""
     try:
         while not path.exists() and path != path.parent:
             path = path.parent

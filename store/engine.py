@@ -5,7 +5,7 @@
       family "delays@3600000"    one family per segment of a window or session store
       family "default"           the task's own record (the cut)
 
-Rules of this file: no outside library, no knowledge of store types. Two engines implement the port,
+Rules of this file: no outside library, no store types. Two engines implement the port,
 `standfast.store.rocks.engine.RocksEngine` and `standfast.store.memory.MemoryEngine`, and both pass
 `tests/contract/test_engine_contract.py`.
 """
@@ -35,7 +35,7 @@ class KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Sizes an engine reports, in bytes and counts; -1 where it cannot know."""
+    """Sizes that an engine reports, in bytes and counts; -1 where it does not know."""
 
     sst_bytes: int = 0
     memtable_bytes: int = 0
@@ -46,7 +46,7 @@ class EngineStatistics:
 
 
 class RowScan(Protocol):
-    """A consistent scan: it sees the family as it was when the scan began.
+    """A consistent scan: it reads the family as of the moment when the scan began.
 
     Iterates rows in key order (or reverse). A damaged block raises Corruption; a scan never ends short.
     Closing it twice is fine; next() after close, or after the engine was closed, raises Closed.
@@ -66,7 +66,7 @@ class RowScan(Protocol):
 
 
 class Engine(Protocol):
-    """One task's database. Reading from several threads is safe; writing is the owner's alone."""
+    """One task's database. Several threads may read; only the owner writes."""
 
     @property
     def durable(self) -> bool:
@@ -78,11 +78,11 @@ class Engine(Protocol):
         ...
 
     def create_family(self, family: str) -> None:
-        """Create an empty family; one that exists already is left as it is."""
+        """Create an empty family; an existing one stays as it is."""
         ...
 
     def drop_family(self, family: str) -> None:
-        """Remove a family with all its rows and free its space; an absent one is fine."""
+        """Remove a family with all its rows and free its space; an absent family is no error."""
         ...
 
     def get(self, family: str, key: bytes) -> bytes | None:
@@ -111,22 +111,22 @@ class Engine(Protocol):
         ...
 
     def restoring(self, on: bool) -> None:
-        """Whether rows only come in and nobody reads: then files are put in shape later, within bounds."""
+        """Say whether a restore runs, which writes rows and reads none: compaction then begins later, within bounds."""
         ...
 
     def ingest(self, family: str, files: Sequence[Path]) -> None:
-        """Take sorted files (`standfast.store.rocks.sst.write_sorted`) in as rows, over what is there.
+        """Ingest sorted files (`standfast.store.rocks.sst.write_sorted`) as rows, over the rows that exist.
 
-        A later file wins over an earlier one. They are moved, and belong to the engine from then on. Durable engines
-        only: another raises InvalidRequest. Raises UnknownStore for an absent family. It is one step of each family,
-        and no row of another family is written with it.
+        A later file wins over an earlier one. The files are moved, and belong to the engine from then on. A volatile
+        engine raises InvalidRequest. Raises UnknownStore for an absent family. An ingest is one step of one family; no
+        row of another family is written with it.
         """
         ...
 
     def flush(self, family: str | None = None) -> None:
         """Move memtables (of one family, or of all) to files: a reopen then has no log to replay.
 
-        What was written before is durable afterwards, a loss of power included.
+        Rows that were written before survive a loss of power from then on.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The one error tree of standfast, named by what the caller must do.
+"""The one error tree of standfast; each class stands for the caller's next action.
 
     StandfastError
       InvalidRequest      fix the call or the settings
@@ -16,8 +16,8 @@
       Closed              it was closed: open a new one
       InternalError       our bug, please report
 
-Rules of this file: a message says what, where (store, topic-partition, offset) and the fix. Classes do
-not multiply: a new one is added only where a caller must act differently.
+Rules of this file: a message says what, where (store, topic-partition, offset) and the fix. A new class is added
+only where a caller must act differently.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from collections.abc import Sequence
 class StandfastError(Exception):
     """Root of every error that standfast raises on purpose. Never raised itself.
 
-    `sources` are the partitions (topic, number) that a log's reader means; empty where it is about none in particular.
-    `in_doubt`: what failed so was a write or commit of which the log may have taken some or all. `unwritten`: it was
-    given up before its first byte, so that nothing of it is in the log.
+    `sources` are the partitions (topic, number) that the error of a log's reader is about; empty for no partition in
+    particular. `in_doubt`: a write or commit failed of which the log may have some or all. `unwritten`: the write was
+    given up before its first byte, so the log has nothing of it.
     """
 
     sources: tuple[tuple[str, int], ...] = ()
@@ -39,19 +39,19 @@ class StandfastError(Exception):
 
 
 class InvalidRequest(StandfastError):
-    """The call or the settings are wrong; nothing was changed."""
+    """The call or the settings are wrong; the call changed nothing."""
 
 
 class TooLarge(InvalidRequest):
-    """A key, a value or a record is over its limit; nothing was changed."""
+    """A key, a value or a record is over its limit; the call changed nothing."""
 
 
 class UnknownStore(InvalidRequest):
-    """A store, column family or topic that does not exist was named."""
+    """The call names a store, column family or topic that does not exist."""
 
 
 class BadConfig(InvalidRequest):
-    """Settings that cannot be used. `problems` lists every one of them, not only the first."""
+    """The settings cannot be used. `problems` lists every problem, not only the first."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -68,7 +68,7 @@ class Backpressure(NotReady):
 
 class DiskFull(NotReady):
     """Less space is free than the floor (`disk_floor`) or, for a commit, the reserve below it. The write changed
-    nothing, the commit was not begun: what is uncommitted stays. The message names volume and sizes."""
+    nothing, the commit did not begin: uncommitted changes stay. The message names volume and sizes."""
 
 
 class Unavailable(StandfastError):
@@ -78,15 +78,15 @@ class Unavailable(StandfastError):
 class Held(Unavailable):
     """Another process holds the state directory or the task. The message names the holder.
 
-    `by_us`: it is this process, so that a handle was not let go of: if that does not change, only a new process helps.
+    `by_us`: this process holds it itself, by a handle that it did not release: if that lasts, only a new process helps.
     """
 
     by_us = False
 
 
 class CommitUnknown(Unavailable):
-    """Whether a write or a commit happened is not known. Only the log can tell: open the task again and read its
-    source offsets before anything is sent again; what is sent blindly may count twice."""
+    """It is unknown whether a write or a commit happened. Only the log knows: open the task again and read its
+    source offsets before sending anything again; records that are sent again blindly may count twice."""
 
     in_doubt = True
 
@@ -100,15 +100,15 @@ class StateLost(StandfastError):
 
 
 class Fenced(StandfastError):
-    """A writer with a newer epoch owns the task. Give it up; nothing of this write was kept."""
+    """A writer with a newer epoch owns the task. Give the task up; nothing of this write was kept."""
 
 
 class Corruption(StandfastError):
     """Stored bytes are damaged. Reads fail instead of answering short.
 
-    `families` are the column families whose rows are damaged; empty where the error does not tell. `of_log`: the log
-    is damaged, and the state here is not: to restore it would only read what is damaged. `of_serde`: the bytes are as
-    they were written, and the serde that the program declares cannot read them: a restore would bring the same ones.
+    `families` are the column families whose rows are damaged; empty where the error does not say. `of_log`: the log
+    is damaged and the local state is not: a restore would only read the damage. `of_serde`: the bytes are as they were
+    written, and the serde that the program declares cannot read them: a restore would bring the same bytes.
     """
 
     families: frozenset[str] = frozenset()
@@ -125,15 +125,16 @@ class InternalError(StandfastError):
 
 
 def is_of_serde(error: BaseException) -> bool:
-    """Whether an error is the program's serde, which cannot read what is stored, and no damage."""
+    """Whether the program's serde cannot read the stored bytes, which are not damaged."""
     return isinstance(error, Corruption) and error.of_serde
 
 
 def is_of_log(error: BaseException) -> bool:
     """Whether an error is about the log as a whole (it does not answer, or its file is damaged), and not about a task.
 
-    Who keeps trying tries again after it.
+    A caller that retries goes on retrying after such an error.
     """
     if isinstance(error, Corruption):
         return error.of_log and not error.sources
+    # Held is Unavailable, too, but names one directory or task, not the log.
     return isinstance(error, Unavailable) and not isinstance(error, Held)

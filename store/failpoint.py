@@ -1,13 +1,13 @@
-"""Named places at which a test may have the process killed, to see what a crash there leaves behind.
+"""Named places (failpoints) at which a test may kill or stop the process, to check the state that a crash leaves.
 
-    STANDFAST_FAILPOINT=commit.logged=kill:3      SIGKILL the third time that `commit.logged` is reached
-    STANDFAST_FAILPOINT=log.locked=stop:3         SIGSTOP, until somebody lets the process go on
+    STANDFAST_FAILPOINT=commit.logged=kill:3      SIGKILL the third time that the process reaches `commit.logged`
+    STANDFAST_FAILPOINT=log.locked=stop:3         SIGSTOP, until a SIGCONT
 
-    commit.flushed    what aggregations held back went downstream, nothing of the commit is durable
+    commit.flushed    held-back results of aggregations went downstream, nothing of the commit is durable
     commit.logged     the log has the commit, the local database does not
     commit.local      the local database has the commit; at least once, the source offsets are not committed yet
     stores.families   families of new segments are made, their rows are not written
-    engine.written    a batch is in the database, whatever was to follow it is not
+    engine.written    a batch is in the database, the steps after it have not run
     stores.dropped    the first expired segment is dropped, others are not
     restore.apply     a batch of a restore is fetched, not applied
     standby.apply     a batch of a standby is fetched, not applied
@@ -18,11 +18,11 @@
     stores.forgotten  a lost store is out of the record, its rows are still there
     mending.copied    readable rows of a damaged store are copied back, its mark is still there
     mending.aside     a lost directory is set aside, its replacement is not in its place
-    worker.run        a worker of a bulk restore has written files and not said so
+    worker.run        a worker of a bulk restore has written files and not reported them
 
-Rules of this file: without the variable a place costs one look at an empty dictionary. Nothing but kill and stop can
-be asked for here: what a failpoint does must be what a machine can do at any time. A name or a count that is not usable
-is refused when the process starts, so that a test never passes because its failpoint was misspelt.
+Rules of this file: without the variable a failpoint costs one look at an empty dictionary. It can only kill and stop:
+a failpoint must do nothing that a machine cannot do at any time. The process refuses an unusable name or count at its
+start, so that no test passes because its failpoint was misspelt.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _FORM = re.compile(r"([a-z.]+)=(kill|stop):([1-9][0-9]{0,8})")
 
 
 def parse(text: str) -> dict[str, int]:
-    """The name with how many times it may still be reached; negative to stop. Empty for an empty text; BadConfig."""
+    """The name with the number of times until it acts; negative to stop. Empty for an empty text; raises BadConfig."""
     if not text:
         return {}
     found = _FORM.fullmatch(text)
@@ -69,12 +69,12 @@ _armed = parse(os.environ.get(VARIABLE, ""))
 
 
 def reach(name: str) -> None:
-    """Say that the process is at a named place."""
+    """Report that the process is at a named place."""
     if _armed and name in _armed:
         left = _armed[name]
         _armed[name] = left - 1 if left > 0 else left + 1
         if left == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         elif left == -1:
-            del _armed[name]
+            del _armed[name]  # before the stop: the process goes on after it, and must not stop here again
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,13 +1,13 @@
-"""What an error of the operating system about a file means to a caller, and its fix.
+"""Errors of the operating system about files, translated into errors of standfast with a fix.
 
     EMFILE, ENFILE               Unavailable     the limit, how many are open, `ulimit -n`
     ENOSPC, EDQUOT               Unavailable     free space
-    EROFS, EACCES, EPERM         InvalidRequest  who we are, whose it is
+    EROFS, EACCES, EPERM         InvalidRequest  our user, the folder's owner
     ENOTDIR, EEXIST, ELOOP ...   InvalidRequest  something else is at the path
-    anything else                Unavailable     as the system says it
+    anything else                Unavailable     the system's own words
 
-Rules of this file: it looks at the machine to say more, opens nothing that stays open, and never raises an error of its
-own in place of the one that it explains.
+Rules of this file: it inspects the machine to say more, leaves nothing open, and never raises an error of its own
+in place of the one that it explains.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
 
 NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
-NO_DESCRIPTORS_TEXT = "Too many open files"  # of EMFILE and of ENFILE, as programs that we call put it
+NO_DESCRIPTORS_TEXT = "Too many open files"  # the text of EMFILE and ENFILE in errors of libraries that keep no errno
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
 _OTHER_THING = frozenset({errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT})
 
 
 def file_error(error: OSError, doing: str, path: Path) -> StandfastError:
-    """Our error for one of the system about `path`, while `doing`."""
+    """Our error for an OSError about `path`, while `doing`."""
     if error.errno in NO_DESCRIPTORS:
         return no_descriptors(f"{doing}: {path}")
     why = error.strerror or str(error)
@@ -55,7 +55,7 @@ def file_error(error: OSError, doing: str, path: Path) -> StandfastError:
 
 @contextlib.contextmanager
 def told(doing: str, path: Path) -> Iterator[None]:
-    """Raise errors of the system as ours. One that names its own file is about that."""
+    """Raise OSErrors of the block as ours. An error that names its own file is reported about that file."""
     try:
         yield
     except OSError as error:
@@ -64,7 +64,7 @@ def told(doing: str, path: Path) -> Iterator[None]:
 
 
 def no_descriptors(doing: str) -> Unavailable:
-    """That no file and no socket can be opened any more, with the limit."""
+    """The error for a process that can open no more files and sockets; it names the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Unavailable(
         f"{doing}: out of file descriptors: this process may have {soft} files and sockets open at once (ulimit -n"
@@ -74,7 +74,8 @@ def no_descriptors(doing: str) -> Unavailable:
 
 
 def out_of_descriptors(wanted: int) -> bool:
-    """Whether so many files cannot be opened now; for who learns only that some file could not be."""
+    """Whether opening `wanted` more files fails now; for callers that learn only that some file did not open."""
+    # SQLite does not say why it cannot open a file, so the only proof of this cause is to open some.
     opened: list[int] = []
     try:
         while len(opened) < wanted:
@@ -92,7 +93,7 @@ def _most(hard: int) -> str:
 
 
 def _owner(path: Path) -> str:
-    """Whose the nearest folder that is there is."""
+    """Owner and mode of the nearest existing folder, as text; "" if none can be read."""
     for one in (path, *path.parents):
         try:
             found = one.stat()

@@ -1,4 +1,4 @@
-"""Histograms as plain numbers: what hot paths add to and the metrics collector reads.
+"""Histograms as plain numbers, which hot paths add to and the metrics collector reads.
 
 Rules of this file: no metrics library, no clock. Adding costs a search among a few bounds and two additions; two
 threads that add at once may lose one count, which is worth no lock.
@@ -14,7 +14,7 @@ READ_BUCKETS_S = (0.000_005, 0.000_02, 0.000_1, 0.000_5, 0.002, 0.01, 0.1, 1.0)
 
 
 class Histogram:
-    """Counts per bucket; `bounds` are upper bounds in seconds, a last bucket takes the rest."""
+    """Counts per bucket; `bounds` are upper bounds in seconds, and a last bucket takes the rest."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -29,12 +29,12 @@ class Histogram:
         self.total += seconds
 
     def add(self, other: Histogram) -> None:
-        """Add what another one with the same bounds counted."""
+        """Add the counts of another histogram with the same bounds."""
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
     def copy(self) -> Histogram:
-        """What it holds now."""
+        """A copy of the present counts."""
         copied = Histogram(self.bounds)
         copied.counts = list(self.counts)
         copied.total = self.total
@@ -42,7 +42,7 @@ class Histogram:
 
 
 class Histograms(dict[tuple[str, ...], Histogram]):
-    """Histograms with the same bounds by their labels; one that is asked for is made."""
+    """Histograms with the same bounds by their labels; reading an absent one makes it."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         super().__init__()
@@ -52,12 +52,13 @@ class Histograms(dict[tuple[str, ...], Histogram]):
         return self.setdefault(labels, Histogram(self.bounds))
 
     def add(self, others: Mapping[tuple[str, ...], Histogram]) -> None:
-        """Add what others with the same bounds counted."""
+        """Add the counts of other histograms with the same bounds."""
+        # A copy, since the thread that `others` belongs to may add labels meanwhile.
         for labels, other in dict(others).items():
             self[labels].add(other)
 
     def copy(self) -> Histograms:
-        """What they hold now; others may be added to meanwhile."""
+        """A copy of the present counts; another thread may add labels meanwhile."""
         copied = Histograms(self.bounds)
         copied.add(self)
         return copied

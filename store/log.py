@@ -2,8 +2,8 @@
 
     with printed(): ...     lines from INFO on go to stderr, if the program has set up no handler of its own
 
-A line that is repeated while a log is away goes to stderr once in ten seconds, with how often it came. Times in it
-("for 3.2 s") make no other line of it.
+A line that repeats while a log is away goes to stderr once in ten seconds, with the number of repeats. Lines that
+differ only in a time ("for 3.2 s") count as the same line.
 
 Rules of this file: messages carry names and offsets, never keys, values or secrets.
 """
@@ -25,23 +25,23 @@ logger.addHandler(logging.NullHandler())
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 REPEAT_S = 10.0
 REPEATED_MAX = 1_000
-OVER = {"over": True}  # `extra` of a line that says that something is over: it tells how many lines were left out
+OVER = {"over": True}  # `extra` of a line about the end of a fault: it also reports how many lines were left out
 _TIME = re.compile(r"\b\d+(?:\.\d+)? (?=m?s\b)")
 
 _lock = threading.Lock()
-_printing = 0  # how many runs share the handler
+_printing = 0  # the number of runs that share the handler
 _handler: logging.Handler | None = None
 _level_before = logging.NOTSET
 
 
 class TextLines(logging.Formatter):
-    """For people: control characters are escaped, so that nothing logged writes lines of its own."""
+    """Lines for people: control characters are escaped, so that no logged text can forge a line."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
 
     def format(self, record: logging.LogRecord) -> str:
-        """A line; a traceback, which is our own text, keeps its lines."""
+        """The record as one line; a traceback, which is our own text, keeps its lines."""
         message = super().format(record)
         head, newline, rest = message.partition("\n")
         trace = newline + rest if record.exc_info else newline.replace("\n", "\\n") + rest.replace("\n", "\\n")
@@ -49,9 +49,9 @@ class TextLines(logging.Formatter):
 
 
 class Repeats:
-    """Lets a line through once in `REPEAT_S`, the next time with how often it came meanwhile.
+    """Lets a line through once in `REPEAT_S`, the next time with the number of its repeats meanwhile.
 
-    Of warnings, and of what is graver up to `level`; lines with a traceback all go through.
+    This holds for levels from WARNING to `level`; lines with a traceback all go through.
     """
 
     def __init__(self, level: int = logging.WARNING) -> None:
@@ -60,7 +60,7 @@ class Repeats:
         self._mutex = threading.Lock()
 
     def told(self, record: logging.LogRecord) -> logging.LogRecord | None:
-        """The line to write, maybe with a number at its end; None: it is counted."""
+        """The record to write, maybe with a number at its end; None for a repeat, which is counted."""
         if not logging.WARNING <= record.levelno <= self._level or record.exc_info:
             return record
         text = record.getMessage()
@@ -74,6 +74,7 @@ class Repeats:
             if record.created - written_s < REPEAT_S:
                 self._seen[key] = (written_s, count + 1)
                 return None
+            # Texts name partitions and offsets, so their number is not bounded; the oldest go, or the table would grow.
             while len(self._seen) >= REPEATED_MAX:
                 del self._seen[next(iter(self._seen))]
             self._seen[key] = (record.created, 0)
@@ -81,7 +82,7 @@ class Repeats:
 
 
 def _with(record: logging.LogRecord, text: str) -> logging.LogRecord:
-    record = copy(record)  # other handlers may see it too
+    record = copy(record)  # other handlers may get the same record
     record.msg, record.args = text, ()
     return record
 
@@ -89,7 +90,7 @@ def _with(record: logging.LogRecord, text: str) -> logging.LogRecord:
 class Printer(logging.StreamHandler[TextIO]):
     """Writes lines to stderr, unless the program has set up a handler for them by now.
 
-    A warning is written once in `REPEAT_S`, the next time with how often it came meanwhile; errors all are.
+    A warning is written once in `REPEAT_S`, the next time with the number of its repeats; every error is written.
     """
 
     def __init__(self) -> None:
@@ -99,6 +100,7 @@ class Printer(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, or count it."""
+        # Looked at for each line: the program may set its handlers up only after the run began.
         if _configured(self):
             return
         told = self._repeats.told(record)
@@ -108,7 +110,7 @@ class Printer(logging.StreamHandler[TextIO]):
 
 @contextmanager
 def printed() -> Iterator[None]:
-    """Print the library's lines to stderr meanwhile, unless the program has handlers for them."""
+    """Print the library's lines to stderr during the block, unless the program has handlers for them."""
     if not _begin():
         yield
         return
@@ -144,7 +146,7 @@ def _end() -> None:
 
 
 def _configured(ours: logging.Handler | None) -> bool:
-    """Whether the program set up a handler, other than `ours`, that gets the library's lines."""
+    """Whether the program has set up a handler, other than `ours`, that gets the library's lines."""
     at: logging.Logger | None = logger
     while at is not None:
         if any(handler is not ours and not isinstance(handler, logging.NullHandler) for handler in at.handlers):

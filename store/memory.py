@@ -1,10 +1,10 @@
 """The volatile engine: the same semantics as RocksDB, in sorted dictionaries of this process.
 
-Rules of this file: it passes the contract suite that `standfast.store.rocks.engine` passes; nothing survives the
+Rules of this file: it passes the contract suite that `standfast.store.rocks.engine` passes; rows end with the
 process, so `checkpoint` is refused. It must not know store types, logs or positions.
 
-A scan stays consistent by copy on write: it shares the family's rows, and the first write after that takes
-a copy for itself. A family that nobody scans is changed in place.
+A scan stays consistent by copy on write: it shares the family's rows, and the first write after that copies them
+for itself. A write to a family without scans changes it in place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MemoryEngine:
 
     def __init__(self, name: str = "memory") -> None:
         self._name = name
-        self._lock = threading.RLock()  # sorted dictionaries do not bear a reader beside a writer
+        self._lock = threading.RLock()  # sorted dictionaries are not safe for a reader beside a writer
         self._tables: dict[str, _Table] = {DEFAULT_FAMILY: SortedDict()}
         self._sizes: dict[str, int] = {DEFAULT_FAMILY: 0}
         self._scans: weakref.WeakSet[MemoryScan] = weakref.WeakSet()
@@ -47,7 +47,7 @@ class MemoryEngine:
             return frozenset(self._tables)
 
     def create_family(self, family: str) -> None:
-        """Create an empty family; one that exists already is left as it is."""
+        """Create an empty family; an existing one stays as it is."""
         with self._lock:
             self._check_open()
             if family not in self._tables:
@@ -55,7 +55,7 @@ class MemoryEngine:
                 self._sizes[family] = 0
 
     def drop_family(self, family: str) -> None:
-        """Remove a family with all its rows; an absent one is fine. A scan open on it goes on."""
+        """Remove a family with all its rows; an absent family is no error. A scan open on it goes on."""
         if family == DEFAULT_FAMILY:
             raise InvalidRequest(f"family {DEFAULT_FAMILY!r} of {self._name} holds the task's record: it cannot go")
         with self._lock:
@@ -87,7 +87,7 @@ class MemoryEngine:
     def write(self, rows: Mapping[str, Rows], ranges: Sequence[KeyRange] = ()) -> None:
         """Apply range deletions, then rows, as one step. Raises before the first change or not at all."""
         with self._lock:
-            self._check_writable(rows, ranges)
+            self._check_writable(rows, ranges)  # all of it first: there is no undo once a row is changed
             for family in {*rows, *(item.family for item in ranges)}:
                 self._own(family)
             for item in ranges:
@@ -99,32 +99,32 @@ class MemoryEngine:
                 self._sizes[family] += _apply(self._tables[family], changes)
 
     def approximate_rows(self, family: str) -> int:
-        """Number of rows; exact here."""
+        """Number of rows, exactly."""
         with self._lock:
             return len(self._table(family))
 
     def restoring(self, on: bool) -> None:
-        """Nothing to put in shape."""
+        """Do nothing: memory has no files to compact."""
         self._check_open()
 
     def ingest(self, family: str, files: Sequence[Path]) -> None:
-        """Refused: there are no files to take in, and rows in memory go in as fast by `write`."""
+        """Raise InvalidRequest: memory ingests no files, and `write` is as fast for rows in memory."""
         with self._lock:
             self._table(family)
         raise InvalidRequest(f"{self._name} is in memory and takes no files in: write the rows of {family!r}")
 
     def flush(self, family: str | None = None) -> None:
-        """Nothing to move: there are no files. Raises UnknownStore for an absent family."""
+        """Do nothing: memory has no files. Raises UnknownStore for an absent family."""
         with self._lock:
             self._table(family or DEFAULT_FAMILY)
 
     def compact(self, family: str) -> None:
-        """Nothing to compact; raises UnknownStore for an absent family."""
+        """Do nothing: memory has no files. Raises UnknownStore for an absent family."""
         with self._lock:
             self._table(family)
 
     def checkpoint(self, directory: Path) -> None:
-        """Refused: only a durable engine has files to copy."""
+        """Raise InvalidRequest: only a durable engine has files to copy."""
         self._check_open()
         raise InvalidRequest(f"{self._name} is in memory and has no checkpoint: use engine='rocksdb' for {directory}")
 
@@ -159,7 +159,7 @@ class MemoryEngine:
         return table
 
     def _own(self, family: str) -> None:
-        """Take a private copy of a family that an open scan shares, so that the scan stays as it began."""
+        """Copy a family that an open scan shares, so that the write does not change the scan's rows."""
         table = self._tables[family]
         if any(scan.shares(table) for scan in list(self._scans)):
             self._tables[family] = SortedDict(table)
@@ -205,15 +205,15 @@ class MemoryScan(Closing):
                 raise StopIteration
             for key in self._keys:
                 return key, self._table[key]
-            self._table = None  # at its end: writers need not copy for it any more
+            self._table = None  # the scan is at its end: writers need not copy for it any more
             raise StopIteration
 
     def close(self) -> None:
-        """Let the rows go. A later next() raises Closed."""
+        """Release the rows. A later next() raises Closed."""
         self.end(Closed("the scan was closed: begin a new one"))
 
     def end(self, failure: StandfastError) -> None:
-        """Let the rows go; every later next() raises `failure`."""
+        """Release the rows; every later next() raises `failure`."""
         with self._lock:
             self._failure = self._failure or failure
             self._table = None
@@ -230,7 +230,7 @@ def _key(key: bytes) -> bytes:
 
 
 def _apply(table: _Table, changes: Rows) -> int:
-    """Put and delete; returns by how many bytes the rows grew."""
+    """Put and delete; returns the number of bytes by which the rows grew."""
     grown = 0
     for key, value in changes.items():
         before = table.get(key)

@@ -1,4 +1,4 @@
-"""Names a user gives, checked once: applications, stores, topics.
+"""Checks of the names that a user gives: applications, stores, topics.
 
 Rules of this file: a name that passes cannot leave the state directory and is a legal topic name.
 Source of the limits: Kafka's topic name rules (249 characters of [A-Za-z0-9._-], not "." or "..").
@@ -36,5 +36,5 @@ def check_topic(name: str) -> str:
 
 
 def changelog_topic(app: str, store: str) -> str:
-    """`<app>-<store>-changelog`, the name Kafka Streams gives it (ProcessorStateManager.storeChangelogTopic)."""
+    """`<app>-<store>-changelog`, the name that Kafka Streams gives it (ProcessorStateManager.storeChangelogTopic)."""
     return check_topic(f"{app}-{store}-changelog")

@@ -1,6 +1,6 @@
-"""Values that reads hand out.
+"""Values that reads return.
 
-Rules of this file: plain immutable tuples, no behaviour beyond their own reading.
+Rules of this file: plain immutable tuples without behaviour.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-# A version that no later one has ended yet (Kafka Streams: VersionedKeyValueStore.PUT_RETURN_CODE_VALID_TO_UNDEFINED).
+# The end of the latest version (Kafka Streams: VersionedKeyValueStore.PUT_RETURN_CODE_VALID_TO_UNDEFINED).
 VALID_TO_UNDEFINED = -1
 # The put was older than the history retention and was refused (Kafka Streams: PUT_RETURN_CODE_NOT_PUT).
 PUT_NOT_VALID = -(2**63)

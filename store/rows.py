@@ -1,11 +1,11 @@
-"""The rows of one store: caching, change-logging and metering, wrapped once around any store type.
+"""The rows of one store: caching, change logging and metering, once for all store types.
 
     store type (codec)  put / get / scan in its own bytes
     StoreRows           limits, counters, write buffer, change log, iterators that close with the store
     Engine              ordered bytes in families
 
-Rules of this file: it knows no store type. A type is a codec over this class and gets caching, logging, metering,
-limits and bounded iterators by using it.
+Rules of this file: it knows no store type. A type is a codec over this class, which gives it caching, logging,
+metering, limits and bounded iterators.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 KEY_MAX_BYTES = 64 << 10
 SAMPLE_MASK = 63  # one read in 64 is measured
-GENERATOR_RUNS = "generator already executing"  # what closing one says while another thread is in it
+GENERATOR_RUNS = "generator already executing"  # the error of closing a generator while another thread is in it
 VALUE_MAX_BYTES = 1_000_000
 BESIDE_VALUE_BYTES = 48_000  # with a value of that size and framing this stays within Kafka's default message.max.bytes
 
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Plain numbers that the store adds to and the metrics collector reads. Nothing per key."""
+    """Plain numbers that the store adds to and the metrics collector reads. No number is per key."""
 
     put: int = 0
     get: int = 0
@@ -53,14 +53,14 @@ class StoreCounters:
 
 @dataclass(slots=True)
 class RowLimits:
-    """What a store accepts: largest key and value, in bytes, and the least timestamp of a change.
+    """Limits of a store: largest key and value, in bytes, and the least timestamp of a change.
 
-    `record_bytes` is the most for key and value together, with the headers of an output: what a log takes as it comes.
+    `record_bytes` is the most for key and value together, with the headers of an output: the log's limit by default.
     """
 
     key_bytes: int = KEY_MAX_BYTES
     value_bytes: int = VALUE_MAX_BYTES
-    least_timestamp_ms: int = 0  # of the log that changes are written to
+    least_timestamp_ms: int = 0  # the least that the changelog's log takes
     record_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class RowLimits:
 class StoreIterator(Closing, Generic[T]):
     """Results of a range read: an iterator and context manager that closes with the store and then raises Closed.
 
-    Another thread than the one that reads may close it, in the middle of a step too: that step, or the next, raises.
+    Another thread than the reader's may close it, also in the middle of a step: that step, or the next, raises.
     """
 
     __slots__ = ("__weakref__", "_closed", "_items", "_rows", "seen_ms")
@@ -79,7 +79,7 @@ class StoreIterator(Closing, Generic[T]):
         self._rows = rows
         self._items = items
         self._closed = False
-        self.seen_ms = -1  # when somebody first looked who is open; see `StoreRows.oldest_iterator_ms`
+        self.seen_ms = -1  # the first time at which the metrics saw it open; see `StoreRows.oldest_iterator_ms`
         rows.iterators.add(self)
 
     def __iter__(self) -> StoreIterator[T]:
@@ -106,19 +106,19 @@ class StoreIterator(Closing, Generic[T]):
         try:
             close()
         except ValueError as error:
-            # Another thread is in a step of it: its next one releases the scan, and an engine that closes ends it.
+            # Another thread is in a step: its next step releases the scan, and a closing engine ends it.
             if str(error) != GENERATOR_RUNS:
                 raise
 
     def _refuse(self) -> NoReturn:
-        self.close()  # by its reader, so that no step of it runs now
+        self.close()  # the reader's own thread is here, so no step runs now
         self._rows.refuse_fenced()
         raise Closed(f"iterator of store {self._rows.name!r} is closed: open a new one")
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class StoreRows:
-    """What a store type stands on. Written by one thread at a time, the task's owner."""
+    """The rows below a store type. One thread at a time writes, the task's owner."""
 
     name: str
     engine: Engine
@@ -129,17 +129,17 @@ class StoreRows:
     read_only: bool = False
     limits: RowLimits = field(default_factory=RowLimits)
     counters: StoreCounters = field(default_factory=StoreCounters)
-    iterators: WeakSet[StoreIterator[Any]] = field(default_factory=WeakSet)  # one that is let go frees its scan
+    iterators: WeakSet[StoreIterator[Any]] = field(default_factory=WeakSet)  # weak: a dropped iterator frees its scan
     observed_ms: int = -1
     sequence: int = 0
-    on_damage: Callable[[Corruption], None] = lambda damage: None  # told beside the error that is raised
-    get_seconds: Histogram | None = None  # of gets and scans that reach the engine, one in 64
-    scan_seconds: Histogram | None = None  # until the first row is found
+    on_damage: Callable[[Corruption], None] = lambda damage: None  # called beside the error that is raised
+    get_seconds: Histogram | None = None  # seconds of gets that reach the engine, one in 64
+    scan_seconds: Histogram | None = None  # seconds until a scan has found its first row
     closed: bool = False
-    fenced: str = ""  # who took the task over, if that is why it is closed
+    fenced: str = ""  # the new owner of the task, if a take-over closed the store
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        """The row as this task sees it: buffered first, then stored."""
+        """The row as this task sees it: the buffered one, else the stored one."""
         if self.closed:
             self._refuse_closed()
         counters = self.counters
@@ -159,7 +159,7 @@ class StoreRows:
             raise
 
     def get_if_present(self, family: str, key: bytes) -> bytes | None:
-        """As `get`, for a family that no commit may have made yet."""
+        """As `get`, for a family that may not exist before the next commit."""
         if self.closed:
             self._refuse_closed()
         rows = self.buffer.rows.get(family)
@@ -169,7 +169,7 @@ class StoreRows:
         return self.get(family, key) if family in self.engine.families() else None
 
     def check(self, key: bytes, value: bytes | None, timestamp: int) -> None:
-        """Refuse what may not be written, before anything changed."""
+        """Raise for a write that the store does not take, before it changes anything."""
         if self.closed:
             self._refuse_closed()
         if self.read_only:
@@ -198,13 +198,13 @@ class StoreRows:
 
     @staticmethod
     def cost(key: bytes, value: bytes | None) -> int:
-        """Bytes that one buffered write is counted for at most: the row and its change."""
+        """The most bytes that the buffer counts for one write: the row and its change."""
         return 2 * (len(key) + (len(value) if value is not None else 0)) + ENTRY_OVERHEAD_BYTES
 
     def write(self, family: str, key: bytes, row: bytes | None, raw: bytes | None, timestamp: int) -> None:
         """`check`, `put` and `log` in one call, for stores whose row key is also the changelog's key.
 
-        This is the path that runs most, so the usual case is tested in one condition.
+        This is the hottest path, so one condition tests for the usual case.
         """
         size = 0 if raw is None else len(raw)
         buffer, limits = self.buffer, self.limits
@@ -230,8 +230,8 @@ class StoreRows:
             buffer.log(self.name, key, raw, timestamp, latest_only=False)
 
     def write_all(self, family: str, pairs: Sequence[tuple[bytes, bytes]], prefix: bytes, timestamp: int) -> bool:
-        """`write` of several values, each row being the prefix and the value, if all are within limits and there is
-        room for all. False otherwise, and for a store that is not both cached and logged: nothing is changed then.
+        """`write` of several values, each row being the prefix and the value, if all are within limits and the buffer
+        has room for all. Otherwise, and for a store that is not both cached and logged, False and no change.
         """
         buffer, limits = self.buffer, self.limits
         keys, values = [len(key) for key, _ in pairs], [len(value) for _, value in pairs]
@@ -252,7 +252,7 @@ class StoreRows:
         return True
 
     def put(self, family: str, key: bytes, row: bytes | None) -> None:
-        """Buffer a row; the caller has called `check`."""
+        """Buffer a row; the caller must have called `check`."""
         if row is None:
             self.counters.delete += 1
         else:
@@ -271,6 +271,7 @@ class StoreRows:
         if self.closed:
             self._refuse_closed()
         pending = self.buffer.pending(family, start, end, reverse=reverse)
+        # A commit makes the families of new segments, so rows of one may be in the buffer only.
         if family not in self.engine.families():
             return ((key, row) for key, row in pending if row is not None)
         started_ns = 0 if self.counters.scan & SAMPLE_MASK or self.scan_seconds is None else measured_ns()
@@ -294,7 +295,7 @@ class StoreRows:
         return heapq.merge(*scans, key=itemgetter(0), reverse=reverse)
 
     def iterate(self, items: Iterator[T]) -> StoreIterator[T]:
-        """Hand a range result to the user."""
+        """Give a range result to the user as an iterator that closes with the store."""
         if self.closed:
             self._refuse_closed()
         self.counters.scan += 1
@@ -313,7 +314,7 @@ class StoreRows:
                 raise
 
     def committed(self, family: str, low: bytes | None = None, high: bytes | None = None) -> Generator[Row]:
-        """Committed rows of a family with low <= key < high, without buffered ones; damage is noted as by any read."""
+        """Committed rows of a family with low <= key < high, without buffered ones; reports damage as any read does."""
         try:
             scan = self.engine.scan(family, low, high)
         except Corruption as damage:
@@ -335,10 +336,10 @@ class StoreRows:
         self.on_damage(damage)
 
     def oldest_iterator_ms(self, now_ms: int) -> int:
-        """When the oldest open range read was first seen here; -1 if none is open. Hot paths so read no clock."""
+        """First time at which this call saw the oldest open range read; -1 if none is open. Hot paths read no clock."""
         try:
             opened = list(self.iterators)
-        except RuntimeError:  # another thread opened one just now: the next look sees it
+        except RuntimeError:  # another thread opened one just now: the next call sees it
             return -1
         for one in opened:
             if one.seen_ms < 0:
@@ -357,17 +358,18 @@ class StoreRows:
             try:
                 opened = list(self.iterators)
                 break
-            except RuntimeError:  # another thread opened or ended one just now; it opens no more
+            except RuntimeError:  # another thread opened or ended one just now; `closed` lets it open no more
                 continue
-        with ExitStack() as each:  # whatever closing one of them says
+        with ExitStack() as each:  # all of them, even if closing one raises: one open scan keeps the directory's LOCK
             for iterator in opened:
                 each.callback(iterator.close)
 
     def fence(self, why: str) -> None:
         """As `close`, because another instance has the task: later reads and writes raise Fenced.
 
-        Iterators stay as they are, since the thread that uses one may be in it; its next step raises.
+        Iterators stay as they are, since their threads may be in the middle of a step; the next step raises.
         """
+        # Before `closed`, which other threads test: they must find the reason with it.
         self.fenced = why
         self.closed = True
 

@@ -8,9 +8,9 @@
     msgpack   bytes and str kept apart, only plain types
     pair(name, serialize, deserialize)               your own two functions
 
-Rules of this file: a serde is a name and two functions; the same value always gives bytes that read back as it.
-Nothing here runs what it reads. The functions raise plain errors, which the stores turn into
-`serde_error(...)`, so that a call that works costs nothing more.
+Rules of this file: a serde is a name and two functions; bytes of a value always read back as that value. No serde
+here executes its input. The functions raise plain errors, which the stores turn into `serde_error(...)`, so that a
+call that succeeds costs nothing more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FLOAT64 = struct.Struct(">d")
 
 @dataclass(frozen=True, slots=True)
 class Serde(Generic[T]):
-    """A named pair of functions. The name is kept with a store's definition and compared at the next start."""
+    """A named pair of functions. A store's definition keeps the name, and the next start compares it."""
 
     name: str
     serialize: Callable[[T], Raw]
@@ -48,7 +48,7 @@ class Serde(Generic[T]):
 
 
 def pair(name: str, serialize: Callable[[T], Raw], deserialize: Callable[[Raw], T]) -> Serde[T]:
-    """A serde of your own. Raises InvalidRequest if the name is a built-in one's or a function cannot be called."""
+    """A serde of your own. Raises InvalidRequest for the name of a built-in one or a function that is not callable."""
     if not isinstance(name, str) or not name or name in _BUILT_IN:
         raise InvalidRequest(
             f"a serde cannot be named {name!r}: choose a name that is not one of {', '.join(_BUILT_IN)}"
@@ -59,6 +59,7 @@ def pair(name: str, serialize: Callable[[T], Raw], deserialize: Callable[[Raw], 
 
     def checked(value: T) -> Raw:
         raw = serialize(value)
+        # A bytearray or a subclass would reach the engine, which takes bytes only, long after this call.
         if type(raw) is not Raw:
             raise TypeError(f"its function returned {type(raw).__name__}, not bytes")
         return raw
@@ -72,7 +73,7 @@ def by_name(name: str) -> Serde[Any] | None:
 
 
 def serde_problems(**serdes: object) -> list[str]:
-    """Arguments that must be serdes."""
+    """One problem for each argument that is no serde."""
     return [
         f"{name} must be a serde such as standfast.serde.string, not {given!r:.100}"
         for name, given in serdes.items()
@@ -97,7 +98,7 @@ def decode(serde: Serde[T], raw: Raw, *, store: str, part: Part) -> T:
 
 
 def serde_error(serde: Serde[Any], store: str, part: Part, direction: Direction, error: Exception) -> StandfastError:
-    """What to raise for `error` of a serde: InvalidRequest on the way in, Corruption on the way out."""
+    """The error to raise for `error` of a serde: InvalidRequest for serialize, Corruption for deserialize."""
     what = f"store {store!r}: the {part} serde {serde.name!r} cannot {direction}"
     cause = f"{type(error).__name__}: {error}"
     if direction == "serialize":
@@ -105,7 +106,7 @@ def serde_error(serde: Serde[Any], store: str, part: Part, direction: Direction,
     unread = Corruption(
         f"{what} a stored {part} ({cause}): the store was written with another serde, or its bytes are damaged"
     )
-    unread.of_serde = True  # damage of blocks is found by their checksums
+    unread.of_serde = True  # the engine's checksums find damaged blocks before the serde sees them
     return unread
 
 
@@ -150,6 +151,7 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
+# No NaN: other languages' JSON parsers refuse it, and it would not compare equal to itself when read back.
 _JSON_ENCODER = _json.JSONEncoder(separators=(",", ":"), sort_keys=False, allow_nan=False, ensure_ascii=False)
 _JSON_DECODER = _json.JSONDecoder(parse_constant=_refuse_constant)
 
@@ -163,13 +165,14 @@ def _raw_to_json(raw: Raw) -> Any:
 
 
 def _msgpack_to_raw(value: Any) -> Raw:
+    # strict_types: a tuple or a subclass would be packed as its base and come back as another type.
     raw = _msgpack.packb(value, use_bin_type=True, strict_types=True)
     assert raw is not None
     return raw
 
 
 def _raw_to_msgpack(raw: Raw) -> Any:
-    return _msgpack.unpackb(raw, raw=False, strict_map_key=False)  # integer keys were written, so they are read
+    return _msgpack.unpackb(raw, raw=False, strict_map_key=False)  # integer keys can be written, so they must be read
 
 
 bytes: Serde[Raw] = Serde("bytes", _bytes_to_raw, _same)

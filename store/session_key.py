@@ -3,7 +3,7 @@
     key | end 8 | start 8          "A", start 10, end 20  ->  41 0000000000000014 000000000000000a
 
 Big-endian; the end comes first. Keys have any length and no terminator, so the suffix is found from the end, and
-rows of key "A" may lie between rows of longer keys that begin with "A": who scans `key_bounds` or `range_bounds`
+rows of key "A" may lie between rows of longer keys that begin with "A": a scan of `key_bounds` or `range_bounds`
 must still check key, end and start of each row.
 
 Rules of this file: bytes only; equal to Kafka Streams' SessionKeySchema, byte for byte.
@@ -33,7 +33,7 @@ def pack(key: bytes, start: int, end: int) -> bytes:
 
 
 def unpack(row_key: bytes) -> tuple[bytes, int, int]:
-    """(key, start, end). Raises Corruption for bytes that are no row key."""
+    """(key, start, end) of a row key. Raises Corruption for any other bytes."""
     try:
         end, start = _SUFFIX.unpack_from(row_key, len(row_key) - SUFFIX_BYTES)
     except struct.error as error:
@@ -64,16 +64,16 @@ def range_bounds(
 ) -> tuple[bytes, bytes | None]:
     """[low, high) that holds every session with key_from <= key <= key_to and end_from <= end <= end_to.
 
-    None is an open end. `end_from` does not narrow it, and `end_to` does the better the smaller it is: a row of a
+    None is an open end. `end_from` does not narrow the range; `end_to` narrows it more the smaller it is: a row of a
     key that is a prefix of `key_to` can lie above all rows of `key_to`.
     """
-    pack(b"", 0, end_from)  # refuses what no row can have
+    pack(b"", 0, end_from)  # only for its error: no row can have such an end
     low = b"" if key_from is None else key_from
     return low, None if key_to is None else upper_bound(key_to, _above(b"", end_to))
 
 
 def _above(key: bytes, end: int) -> bytes:
-    """Just above every session of `key` with this end."""
+    """The least bytes above every session of `key` with this end."""
     return pack(key, 0, end)[:-8] + _AFTER_EVERY_START
 
 

@@ -1,4 +1,4 @@
-"""Store definitions: what a user declares, and what is kept beside the data to recognise a change.
+"""Store definitions: the user's declaration, and the form kept beside the data to recognise a change.
 
 Rules of this file: plain frozen data, checked on construction, so an invalid definition cannot exist. A new
 store type is one class here with its traits, one module with its codec, one line and one overload in
@@ -20,8 +20,8 @@ from standfast.store.serde import Serde
 from standfast.store.traits import SESSION_TIMES, WINDOW_TIMES, Setting, Traits
 from standfast.store.window_key import TIME_MAX
 
-# Types of a store's keys and values: those of its serdes. A definition or store without them, as in an annotation
-# `StoreSpec`, is one of Any; `TypeVar` itself takes no default before Python 3.13.
+# Types of a store's keys and values: those of its serdes. Without them, as in an annotation `StoreSpec`, they are Any;
+# `typing.TypeVar` takes no default before Python 3.13.
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
@@ -40,7 +40,7 @@ CHANGEABLE = frozenset({"engine", "caching", "changelog"})
 
 @dataclass(frozen=True)
 class StoreSpec(Generic[K, V]):
-    """What every store declares. `changelog` overrides settings of its topic by the log's own names."""
+    """The declaration common to all stores. `changelog` overrides settings of its topic by the log's own names."""
 
     kind: ClassVar[str]
     traits: ClassVar[Traits]
@@ -93,20 +93,20 @@ class StoreSpec(Generic[K, V]):
 
     @property
     def numbered(self) -> bool:
-        """Whether several rows of one key and time are kept, told apart by a sequence number."""
+        """Whether several rows of one key and time are kept, each with its own sequence number."""
         return False
 
     @property
     def kept_ms(self) -> int:
-        """How long rows are kept, by observed stream time; the largest time there is for those kept for ever."""
+        """Retention of rows in ms of observed stream time; TIME_MAX for stores that keep rows for ever."""
         return getattr(self, self.traits.retention) if self.traits.retention else TIME_MAX
 
     def changelog_of(self, app: str) -> str:
-        """Name of the topic that a logged store of this application is restored from."""
+        """Name of the topic from which this application restores the store."""
         return changelog_topic(app, self.name)
 
     def definition(self) -> dict[str, Any]:
-        """What is kept beside the data: every setting that the stored bytes depend on, as JSON values."""
+        """The form kept beside the data: every setting that the stored bytes depend on, as JSON values."""
         own = {one.name: getattr(self, one.name) for one in self.traits.settings}
         return {
             "kind": self.kind,
@@ -114,7 +114,7 @@ class StoreSpec(Generic[K, V]):
             "value": self.value.name,
             "timestamped": self.timestamped,
             "logging": self.logging,
-            # None is left out, so that definitions kept by earlier versions stay equal.
+            # Without settings of None, so that definitions kept by earlier versions stay equal.
             **{name: value for name, value in own.items() if value is not None},
         }
 
@@ -123,7 +123,7 @@ class StoreSpec(Generic[K, V]):
 class KeyValueStore(StoreSpec[K, V]):
     """Key to value; with `timestamped` each value carries the timestamp of its newest input.
 
-    With `source_topic` the store holds that topic as a table: it has no changelog of its own and is restored from the
+    With `source_topic` the store holds that topic as a table: it has no changelog of its own and restores from the
     topic, up to the group's committed offset. Put each record of the topic, with its own key, value and timestamp.
     """
 
@@ -210,7 +210,7 @@ class SessionStore(StoreSpec[K, V]):
         times=SESSION_TIMES,
     )
 
-    timestamped: bool = field(default=False, kw_only=True)
+    timestamped: bool = field(default=False, kw_only=True)  # as in Kafka Streams: the key has the session's times
     retention_ms: int = field(kw_only=True)
 
     def _problems(self) -> list[str]:
@@ -224,7 +224,7 @@ class SessionStore(StoreSpec[K, V]):
 class VersionedStore(StoreSpec[K, V]):
     """Key to a history of values, each valid from its timestamp, kept for `history_retention_ms`.
 
-    With 0 only the latest version of a key is told, and a put older than the observed stream time is refused.
+    With 0 reads give only the latest version of a key, and a put older than the observed stream time is refused.
     """
 
     kind: ClassVar[str] = "versioned"
@@ -255,12 +255,12 @@ TRAITS: Mapping[str, Traits] = {kind: spec.traits for kind, spec in SPECS.items(
 
 
 def store_name(store: str | StoreSpec) -> str:
-    """The name of a store that is asked for by its name or by its definition."""
+    """The name of a store, given by its name or its definition."""
     return store.name if isinstance(store, StoreSpec) else store
 
 
 def definition_changes(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
-    """What differs between a kept definition and the declared one, as `name: old -> new`."""
+    """Differences between a kept definition and the declared one, as `name: old -> new`."""
     return [
         f"{name}: {stored.get(name)!r} -> {declared.get(name)!r}"
         for name in sorted({*stored, *declared})

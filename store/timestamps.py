@@ -1,10 +1,10 @@
-"""The timestamps that a record may be written with: one bound, for stores, outputs and logs.
+"""The bounds of a record's timestamp: the same for stores, outputs and logs.
 
     the log's least .. 2**62-1     milliseconds since the epoch; the least is 0 on the embedded log, 1 on Kafka, whose
                                    client writes the present time in place of 0
 
-A log refuses whatever lies beyond, and a commit with it. So what is going to be written is checked where it is given:
-at the put of a store that logs its changes, at the send of an output.
+A log refuses a timestamp beyond them, and with it the whole commit. So the check is made where the timestamp is given:
+at the put of a store that logs its changes, and at the send of an output.
 
 Rules of this file: pure.
 """
@@ -15,7 +15,7 @@ TIMESTAMP_MAX_MS = 2**62 - 1
 
 
 def timestamp_problem(timestamp: object, least_ms: int) -> str | None:
-    """Why a log does not take this timestamp; None if it does."""
+    """Why a log refuses this timestamp; None if it takes it."""
     if isinstance(timestamp, int) and not isinstance(timestamp, bool) and least_ms <= timestamp <= TIMESTAMP_MAX_MS:
         return None
     why = ""
@@ -28,5 +28,5 @@ def timestamp_problem(timestamp: object, least_ms: int) -> str | None:
 
 
 def writable(timestamp: int, least_ms: int) -> int:
-    """The nearest timestamp that a log takes, for a copy of a record that must not be lost for its timestamp."""
+    """The nearest timestamp that a log takes, for the copy of a record that must not fail for its timestamp."""
     return min(max(timestamp, least_ms), TIMESTAMP_MAX_MS)

@@ -1,11 +1,12 @@
-"""What an exception keeps alive: its traceback holds the frames it passed, and these hold their variables.
+"""Release of the variables that an exception keeps alive: its traceback holds frames, and these hold their variables.
 
 A frame of the engine holds handles on RocksDB, of which a single one keeps the directory's LOCK; a frame of a context
-manager holds what it was about to take or to let go. A caller may keep the exception for as long as it likes, and a
-signal handler may raise one at any moment. So where one leaves, the frames below let go of their variables.
+manager holds the resource that it was about to take or to release. A caller may keep the exception for as long as it
+likes, and a signal handler may raise one at any moment. So where an exception leaves, the frames below release their
+variables.
 
 Rules of this file: it touches frames of this library (and of contextlib, which runs its context managers) only. The
-locals of an application's own frames stay as they are, for whoever looks at its traceback.
+locals of an application's own frames stay, for the reader of its traceback.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _OURS = ("standfast.", "contextlib")
 
 
 def let_go(error: BaseException | None) -> None:
-    """Clear the variables of our frames that an exception, or one that it came from, has left."""
-    seen: set[int] = set()
+    """Clear the variables of our frames that an exception, or a cause of it, has left."""
+    seen: set[int] = set()  # causes may form a cycle
     waiting = [error]
     while waiting:
         found = waiting.pop()
@@ -33,14 +34,14 @@ def let_go(error: BaseException | None) -> None:
             if _is_ours(step.tb_frame.f_globals.get("__name__")):
                 try:
                     step.tb_frame.clear()
-                except RuntimeError:  # it still runs: the exception has not left it
+                except RuntimeError:  # the frame still runs: the exception has not left it
                     pass
             step = step.tb_next
 
 
 @contextmanager
 def letting_go() -> Iterator[None]:
-    """What leaves the block by an exception lets go of its variables, such as of a database half opened."""
+    """Clear the variables of our frames when an exception leaves the block, such as a half-opened database."""
     try:
         yield
     except BaseException as error:
@@ -49,10 +50,11 @@ def letting_go() -> Iterator[None]:
 
 
 def is_foreign(error: BaseException) -> bool:
-    """Whether an exception was raised by code that is neither ours nor called by us: a signal handler's."""
+    """Whether code that is neither ours nor called by us, such as a signal handler, raised the exception."""
     step = error.__traceback__
     if step is None or isinstance(error, StandfastError):
         return False
+    # The innermost frame raised it; the binding is C and has no frame, so its errors end in a frame of ours.
     while step.tb_next is not None:
         step = step.tb_next
     return not _is_ours(step.tb_frame.f_globals.get("__name__"))

@@ -1,14 +1,14 @@
-"""What the parts of standfast have to know of a kind of store: one row a kind, read by all of them.
+"""Traits of the kinds of stores: one row a kind, which all parts of standfast read.
 
-    settings      what a declaration says beside serdes: in Python, TOML, JSON, --store and Spark's options
+    settings      settings of a declaration beside serdes: in Python, TOML, JSON, --store and Spark's options
     plain         whether it may leave timestamps out
     retention     the setting that says how long rows are kept; "" for ever
     cleanup       policy of the changelog          kept_by   the topic's setting that follows the retention
     times         times at the end of a row's key (see KeyTimes); None: rows are in one family, as the key is given
     versions      every record is a version of its key, valid from the record's timestamp; else the last record wins
 
-Rows stand beside the definitions (`standfast.store.specs`, table TRAITS), so that a row cannot be forgotten. A new kind
-that fits these traits is restored, folded, compared, rebuilt and read as columns without a line elsewhere.
+Rows stand beside the definitions (`standfast.store.specs`, table TRAITS), so that no definition lacks its row. Restore,
+fold, comparison, rebuild and columns take a new kind that fits these traits without a line elsewhere.
 
 Rules of this file: plain data and pure functions of bytes; it names no kind but by a row's own words.
 """
@@ -28,7 +28,7 @@ KeptBy = Literal["", "retention.ms", "min.compaction.lag.ms"]
 class Setting:
     """One setting of a definition. `word` is its name on the command line; times are milliseconds from `least` on.
 
-    `local`: it means something only where the application's serdes are, so a sidecar's stores do not have it.
+    `local`: it needs the application's serdes, so a sidecar's stores do not have it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Setting:
 
     @property
     def option(self) -> str:
-        """Its name among Spark's options: windowSizeMs for window_size_ms, the word for what is no time."""
+        """Its name among Spark's options: windowSizeMs for window_size_ms; other settings than times use the word."""
         first, *rest = self.name.split("_")
         return first + "".join(map(str.capitalize, rest)) if self.what == "time" else self.word
 
@@ -49,8 +49,8 @@ class Setting:
 class KeyTimes:
     """Times at the end of a row's key: (key, start, `second`), where `second` is the end, or a sequence number.
 
-    `time_of` gives the one that decides on segment and retention; `lead` is the setting that bounds how far it may be
-    ahead of its record, "" if nothing does.
+    `time_of` gives the time that decides on segment and retention; `lead` is the setting that bounds how far that time
+    may be ahead of its record's timestamp, "" if no setting does.
     """
 
     unit: str
@@ -64,11 +64,12 @@ class KeyTimes:
 
     @property
     def needed(self) -> tuple[str, str]:
-        """Columns that a key is packed of, behind the key itself."""
+        """Columns that follow the key itself in the packed key."""
         return f"{self.unit}_start", "sequence" if self.second == "sequence" else f"{self.unit}_end"
 
     def columns(self, spec: Any, keys: Sequence[tuple[bytes, int, int]]) -> dict[str, list[Any]]:
-        """Unpacked keys as columns; a sequence is among them, and the end that follows from the start."""
+        """Unpacked keys as columns; with a sequence, the window's end is computed from its start."""
+        # The end of a window is not in the key: it follows from the definition's size.
         start, end = f"{self.unit}_start", f"{self.unit}_end"
         found: dict[str, list[Any]] = {"key": [key for key, _, _ in keys], start: [first for _, first, _ in keys]}
         seconds = [second for _, _, second in keys]
@@ -101,7 +102,7 @@ SESSION_TIMES = KeyTimes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """A row of the table; see the header."""
+    """A row of the table of kinds; the header explains its fields."""
 
     settings: tuple[Setting, ...] = ()
     plain: bool = False
@@ -113,10 +114,10 @@ class Traits:
 
     @property
     def by_key(self) -> bool:
-        """Whether a key has one row, under the key itself."""
+        """Whether each key has exactly one row, stored under the key itself."""
         return self.times is None and not self.versions
 
     @property
     def lead(self) -> str:
-        """The setting that bounds how far a row's time may be ahead of its record; "" if there is none."""
+        """The setting that bounds how far a row's time may be ahead of its record's; "" if there is none."""
         return "" if self.times is None else self.times.lead

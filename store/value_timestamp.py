@@ -2,8 +2,8 @@
 
     timestamp 8 | value            1, "v"  ->  0000000000000001 76
 
-Big-endian, signed; an unknown timestamp is -1. The changelog carries the bare value and keeps the timestamp as
-the record's own.
+Big-endian, signed; an unknown timestamp is -1. The changelog carries the bare value; the timestamp is that of the
+record.
 
 Rules of this file: bytes only; equal to Kafka Streams' ValueAndTimestamp, byte for byte.
 """

@@ -11,7 +11,7 @@
 
 A version is valid from its timestamp to that of the next newer one; the newest to next_ts. Size -1 is a tombstone.
 A tombstone put into an empty history makes a *degenerate* row, next_ts = min_ts = its timestamp: it is valid at no
-time, and only says that nothing follows.
+time, and only records that no version follows.
 
 Rules of this file: bytes and integers only; equal to Kafka Streams' RocksDBVersionedStoreSegmentValueFormatter,
 byte for byte, degenerate rows and overlaps included.
@@ -88,13 +88,14 @@ class SegmentRow:
 
     @classmethod
     def parse(cls, row: bytes) -> SegmentRow:
-        """The row of these bytes. Raises Corruption unless they are exactly what `serialize` could have written."""
+        """The row of these bytes. Raises Corruption for bytes that `serialize` cannot have written."""
         try:
             next_ts, min_ts = _HEAD.unpack_from(row)
             timestamps, sizes, offset = _entries(row, next_ts, min_ts)
         except struct.error as error:
             raise _damaged(row, "it ends early") from error
         values: list[bytes | None] = []
+        # From the end: entries are newest first and values oldest first, so the newest value is the last.
         end = len(row)
         for size in sizes:
             if size < 0:
@@ -150,7 +151,7 @@ class SegmentRow:
         raise InternalError(f"segment row [{self.min_ts}, {self.next_ts}) has no version at {timestamp}")
 
     def insert_as_latest(self, valid_from: int, valid_to: int, value: bytes | None) -> None:
-        """Add the newest version. A gap after the row becomes a tombstone; what overlaps it is cut off."""
+        """Add the newest version. A gap after the row becomes a tombstone; versions that it overlaps are cut off."""
         if valid_from < self.next_ts:
             self._truncate(valid_from)
         if self.next_ts != valid_from:
@@ -168,7 +169,7 @@ class SegmentRow:
         self.next_ts = valid_to
 
     def insert_as_earliest(self, timestamp: int, value: bytes | None) -> None:
-        """Add the oldest version; in a degenerate row it takes the tombstone's place and ends where that began."""
+        """Add the oldest version; in a degenerate row it replaces the tombstone and ends where that began."""
         if self.degenerate:
             self._timestamps, self._values = [timestamp], [value]
         else:
@@ -176,19 +177,19 @@ class SegmentRow:
             self._values.append(value)
 
     def insert(self, timestamp: int, value: bytes | None, index: int) -> None:
-        """Add a version at an index that `find` gave; the one that was there becomes the next older."""
+        """Add a version at an index from `find`; the version at that index becomes the next older."""
         self._check_index(index)
         self._timestamps.insert(index, timestamp)
         self._values.insert(index, value)
 
     def update(self, timestamp: int, value: bytes | None, index: int) -> None:
-        """Replace the version at an index that `find` gave."""
+        """Replace the version at an index from `find`."""
         self._check_index(index)
         self._timestamps[index] = timestamp
         self._values[index] = value
 
     def _truncate(self, timestamp: int) -> None:
-        """Remove what is valid at or after `timestamp`."""
+        """Cut all validity off at `timestamp`."""
         if timestamp <= self.min_ts:
             self._timestamps, self._values = [timestamp], [None]
         else:
@@ -202,7 +203,7 @@ class SegmentRow:
 
 
 def _entries(row: bytes, next_ts: int, min_ts: int) -> tuple[list[int], list[int], int]:
-    """Timestamps, sizes, and where the values begin. The list has no count: it ends at min_ts."""
+    """Timestamps, sizes, and the offset of the values. The list has no count: it ends at min_ts."""
     timestamps: list[int] = []
     sizes: list[int] = []
     offset = _HEAD.size
@@ -210,6 +211,7 @@ def _entries(row: bytes, next_ts: int, min_ts: int) -> tuple[list[int], list[int
     while True:
         timestamp, size = _ENTRY.unpack_from(row, offset)
         offset += _ENTRY.size
+        # Only a degenerate row has a version that begins where it ends.
         lone = not timestamps and timestamp == next_ts == min_ts and size < 0
         if not (timestamp < newer or lone) or timestamp < min_ts:
             raise _damaged(row, "its timestamps are out of order")

@@ -4,7 +4,7 @@
 
 Big-endian. The sequence is 0; with retained duplicates it counts from 1 and wraps within 31 bits. Keys have any
 length and no terminator, so the suffix is found from the end, and rows of key "A" may lie between rows of longer
-keys that begin with "A": who scans `key_bounds` or `range_bounds` must still check key and start of each row.
+keys that begin with "A": a scan of `key_bounds` or `range_bounds` must still check key and start of each row.
 
 Rules of this file: bytes only; equal to Kafka Streams' WindowKeySchema, byte for byte.
 """
@@ -35,7 +35,7 @@ def pack(key: bytes, start: int, sequence: int = 0) -> bytes:
 
 
 def unpack(row_key: bytes) -> tuple[bytes, int, int]:
-    """(key, start, sequence). Raises Corruption for bytes that are no row key."""
+    """(key, start, sequence) of a row key. Raises Corruption for any other bytes."""
     try:
         start, sequence = _SUFFIX.unpack_from(row_key, len(row_key) - SUFFIX_BYTES)
     except struct.error as error:
@@ -76,10 +76,10 @@ def range_bounds(
 ) -> tuple[bytes, bytes | None]:
     """[low, high) that holds every row with key_from <= key <= key_to and time_from <= start <= time_to.
 
-    None is an open end. `time_from` does not narrow it, and `time_to` does the better the smaller it is: a row of a
+    None is an open end. `time_from` does not narrow the range; `time_to` narrows it more the smaller it is: a row of a
     key that is a prefix of `key_to` can lie above all rows of `key_to`.
     """
-    pack(b"", time_from)  # refuses what no row can have
+    pack(b"", time_from)  # only for its error: no row can have such a start
     low = b"" if key_from is None else key_from
     if key_to is None:
         return low, None
@@ -89,8 +89,8 @@ def range_bounds(
 def upper_bound(key_to: bytes, suffix: bytes) -> bytes:
     """Largest of prefix + suffix over all prefixes of `key_to`, itself included.
 
-    Every row of a key <= key_to whose own suffix is below `suffix` lies below it. A prefix counts only where the
-    suffix may beat the byte that it stands in for.
+    Every row of a key <= key_to whose own suffix is below `suffix` lies below it. A prefix counts only if the suffix
+    may be greater than the byte that it replaces.
     """
     first = suffix[0]
     candidates = [key_to[:length] + suffix for length, byte in enumerate(key_to) if byte <= first]

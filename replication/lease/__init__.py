@@ -1,1 +1,1 @@
-"""Renewal of a member's lease by a small process of its own."""
+"""Renewal of a member's lease by a small separate process."""

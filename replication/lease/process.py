@@ -1,10 +1,10 @@
-"""The parent's side of the lease process: started, told whom to renew, watched, and started again when it ends.
+"""The parent's side of the lease process: starts it, names the member to renew, watches it and restarts it.
 
     start ──> it connects while the session opens ──> renew(group, member) ──> poll: whether it renews
-    ended, or without an attempt for SILENT_MS ──> a new one, after a pause that doubles up to RESTART_MS_MAX
+    ended, or without an attempt for SILENT_MS ──> a new process, after a pause that doubles up to RESTART_MS_MAX
 
 Rules of this file: a pipe and a process. `start`, `poll` and `close` belong to one thread, which must live as long as
-the process shall: the kernel binds the two. `renew` may be called from another thread.
+the process: the kernel binds the two. Any thread may call `renew`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ READ_BYTES = 1 << 16
 RESTART_MS = 200
 RESTART_MS_MAX = 10_000
 WELL_MS = 30_000
-SILENT_MS = 30_000  # a log that does not answer is waited for by the client, at most so long
+SILENT_MS = 30_000  # the client waits at most so long for a log that does not answer
 END_S = 1.0
 
 
 class LeaseProcess:
-    """One lease process at a time."""
+    """Starts, watches and ends the lease process, one at a time."""
 
     def __init__(self, address: str, progress: LeaseProgress, max_stall_ms: int, clock: Clock) -> None:
         self._address = address
@@ -50,28 +50,28 @@ class LeaseProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process that runs now."""
+        """Id of the running process, or None."""
         process = self._process
         return None if process is None else process.pid
 
     def start(self) -> None:
-        """Start it now; it connects to the log, and renews nothing yet."""
+        """Start the process now; it connects to the log, and renews nothing yet."""
         self._start(self._clock.monotonic_ms())
 
     def renew(self, group: str, member: str, lease_ms: int) -> None:
-        """Renew this member's lease from now on."""
+        """Make the process renew this member's lease from now on."""
         with self._lock:
             self._target = _line({"group": group, "member": member, "lease_ms": lease_ms})
             self._tell(self._target)
 
     def poll(self, within_ms: int) -> bool:
-        """Look after it; whether it renewed the lease, or withheld it on purpose, in the last `within_ms`."""
+        """Watch the process; True if it renewed the lease in the last `within_ms`, or withholds it on purpose."""
         now_ms, words = self._clock.monotonic_ms(), self._progress.words
         if words[RENEWED] != self._renewed:
             self._renewed, self._renewed_ms = words[RENEWED], now_ms
         if words[TRIES] != self._tries:
             self._tries, self._tried_ms = words[TRIES], now_ms
-        # After the words: this thread may have waited for the interpreter much longer than SILENT_MS.
+        # After reading the words: this thread may have waited for the interpreter much longer than SILENT_MS.
         self._look_after(now_ms)
         well = words[STALLED] == 1 or (self._renewed_ms > 0 and now_ms - self._renewed_ms <= within_ms)
         return self._process is not None and well
@@ -82,7 +82,7 @@ class LeaseProcess:
         return before != self._lost
 
     def close(self) -> None:
-        """End it: the end of its input ends it within milliseconds, unless it waits for the log."""
+        """End the process: the end of its input ends it within milliseconds, unless it waits for the log."""
         with self._lock:
             process, self._process = self._process, None
         if process is None:
@@ -104,6 +104,7 @@ class LeaseProcess:
                 self._start(now_ms)
             return
         assert process.stdout is not None
+        # Without a target it makes no attempts, so its silence means nothing.
         silent = now_ms - max(self._tried_ms, self._started_ms) > SILENT_MS and bool(self._target)
         ended = False
         with contextlib.suppress(BlockingIOError):
@@ -115,7 +116,7 @@ class LeaseProcess:
         for line in lines:
             logger.warning("the lease process: %s", line.decode(errors="replace"))
         if ended or silent:
-            process.kill()
+            process.kill()  # first: `close` would wait for a process that hangs in a call to the log
             self.close()
             code = process.returncode
             self._later(now_ms, "it did not try for long" if silent else f"exit status {code}")
@@ -129,9 +130,9 @@ class LeaseProcess:
             "words": self._progress.fd,
         }
         try:
-            # -P: a file of the working directory must not stand in for a module. A session of its own: Ctrl-C is for
-            # the parent, and Linux (autogroup) then shares the processor between it and a crowd of others, not
-            # between it and each of them.
+            # -P: a file of the working directory must not replace a module. A session of its own: Ctrl-C is for the
+            # parent, and Linux (autogroup) then shares the processor between this process and a crowd of others as a
+            # whole, not between it and each of them.
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", MODULE],
                 stdin=subprocess.PIPE,
@@ -147,12 +148,13 @@ class LeaseProcess:
         os.set_blocking(process.stdout.fileno(), False)
         with self._lock:
             self._process, self._heard = process, b""
+            # The word of the ended process: left at 1, `poll` would take the start of this one for a wanted pause.
             self._progress.words[STALLED] = 0
             self._tell(_line(order) + self._target)
 
     def _tell(self, line: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # it died: poll finds out
+            with contextlib.suppress(OSError):  # the process died: poll finds out
                 self._process.stdin.write(line)
 
     def _later(self, now_ms: int, how: str) -> None:

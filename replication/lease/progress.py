@@ -4,15 +4,15 @@
     WORK      this process        rounds of the background thread, tasks it opened
     LOOP      this process        rounds of the application's loop, records it processed
     ALLOWED   this process        milliseconds that a native call under way may take beyond `max_stall`
-    TRIES     the lease process   attempts to renew, whatever came of them
+    TRIES     the lease process   attempts to renew, successful or not
     RENEWED   the lease process   renewals that the log took
     LOST      the lease process   attempts that the log refused: the lease had run out
     STALLED   the lease process   1 while it does not renew because this process makes no progress
-    STALLS    the lease process   how often it began to withhold renewals
+    STALLS    the lease process   times that it began to withhold renewals
     GAP       the lease process   the longest time between two renewals so far, milliseconds
 
-Rules of this file: memory alone. Each word is written by one process, and reading it needs neither a lock nor the
-other one's interpreter.
+Rules of this file: memory alone. One process writes each word, and reading it needs neither a lock nor the other
+process's interpreter.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _WORDS, _WORD_BYTES = 9, 8
 
 
 class LeaseProgress:
-    """The words. `shared`: other processes can be given them, by their file descriptor."""
+    """The words. `shared` makes a file descriptor, by which other processes can map them."""
 
     def __init__(self, *, shared: bool = False, fd: int = -1) -> None:
         if shared and fd < 0:
+            # Closed on exec: only the lease process gets it, and no program that the application starts.
             fd = os.memfd_create("standfast-lease", os.MFD_CLOEXEC)
             os.ftruncate(fd, _WORDS * _WORD_BYTES)
         self.fd = fd
@@ -47,25 +48,25 @@ class LeaseProgress:
         )
 
     def step(self, part: int) -> None:
-        """A part did some work; from its first step on it is watched."""
+        """Count a step of a part's work; the watch of a part begins with its first step."""
         self.words[part] += 1
 
     def end(self, part: int) -> None:
-        """A part has nothing more to do, and is not watched any more."""
+        """End the watch of a part that has nothing more to do."""
         self.words[part] = 0
 
     @contextmanager
     def replaying(self, directory: Path) -> Iterator[None]:
-        """Opening this task's database may take as long as its WAL is large; the interpreter is held meanwhile."""
+        """Allow the time that replaying this task's WAL takes by its size: the open holds the interpreter meanwhile."""
         self.words[ALLOWED] = replay_allowance_ms(_wal_bytes(directory))
         try:
             yield
         finally:
             self.words[ALLOWED] = 0
-            self.step(WORK)
+            self.step(WORK)  # the open was progress: the watch begins again from here
 
     def counts(self) -> dict[str, int]:
-        """Steps of each part, by a name for people."""
+        """Steps of each part, by the part's name in reports."""
         return {"background work": self.words[WORK], "the application's loop": self.words[LOOP]}
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""When a member may renew its lease: while its work makes progress.
+"""The rule of lease renewal: a member renews only while its work makes progress.
 
     counts of work done  ──> StallWatch ──> the parts that stand still; none: renew
 
 Every watched part of a process counts its steps: the session's background thread its rounds and the tasks it opens,
 the application's loop its rounds and records. A part whose count is 0 has not begun, or has ended, and is not watched.
-A part that begins a native call of known length announces it: the allowance is added to `max_stall` until it is over.
+A part announces a native call of known length: its allowance is added to `max_stall` until the call ends.
 
 Rules of this file: pure; `now_ms` is the watcher's own monotonic time.
 """
@@ -23,7 +23,7 @@ class StallWatch:
     def __init__(self, max_stall_ms: int) -> None:
         self._max_stall_ms = max_stall_ms
         self._allowance_ms = 0
-        self._seen: dict[str, tuple[int, int]] = {}  # part -> its count, and since when it has that
+        self._seen: dict[str, tuple[int, int]] = {}  # part -> its count, and the time at which it was new
 
     def look(self, counts: Mapping[str, int], allowance_ms: int, now_ms: int) -> tuple[str, ...]:
         """The parts whose count has not changed for longer than `max_stall` and the allowance together."""
@@ -37,10 +37,10 @@ class StallWatch:
 
 
 def renewal_interval_ms(lease_ms: int) -> int:
-    """How often a lease is renewed."""
+    """Interval between renewals: a fifth of the lease, so that some may fail."""
     return max(lease_ms // RENEWALS_PER_LEASE, 1)
 
 
 def replay_allowance_ms(wal_bytes: int) -> int:
-    """How much longer than `max_stall` an open may take that replays a WAL of this size."""
+    """Time beyond `max_stall` that an open may take to replay a WAL of this size, in ms."""
     return wal_bytes // REPLAY_BYTES_PER_MS

@@ -7,11 +7,11 @@
     stdout   one line of text for each new difficulty
     words    see progress.py
 
-It only renews. A lease that ran out is counted in LOST, and the parent decides to join again. It ends with its parent:
-the kernel kills it when the parent's thread ends, also by SIGKILL; the end of stdin says the same.
+The process only renews. It counts a lease that ran out in LOST, and the parent decides to join again. It ends with its
+parent: the kernel kills it when the parent's thread ends, also by SIGKILL; so does the end of stdin.
 
-Rules of this file: it renews only while the parent makes progress, so that a parent that is stopped or hangs does not
-keep its tasks. It must not import RocksDB, a session or user code.
+Rules of this file: the process renews only while the parent makes progress, so that a parent that is stopped or hangs
+does not keep its tasks. It must not import RocksDB, a session or user code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RETRY_MS = 200
 
 
 class Orders:
-    """Lines of the standard input. Its end ends the process at once."""
+    """Lines of the standard input, whose end ends the process at once."""
 
     def __init__(self) -> None:
         self._pending = b""
@@ -51,7 +51,7 @@ class Orders:
                 return None
             piece = os.read(0, READ_BYTES)
             if not piece:
-                os._exit(0)  # the parent has ended, or does not want the lease any more; clients need no farewell
+                os._exit(0)  # the parent has ended, or gives the lease up; the log's clients need no goodbye
             self._pending += piece
         line, _, self._pending = self._pending.partition(b"\n")
         order: dict[str, Any] = json.loads(line)
@@ -59,7 +59,7 @@ class Orders:
 
 
 class Renewer:
-    """Renews, or says once why it cannot."""
+    """Renews the lease, or reports once why it cannot."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._address: str = order["log"]
@@ -72,15 +72,16 @@ class Renewer:
         self._said = ""
 
     def connect(self) -> bool:
-        """Open the log ahead of the first renewal; False if it cannot be reached yet."""
+        """Open the log ahead of the first renewal; False while the log does not answer."""
         try:
+            # Not created: an empty log in place of one that was moved away would keep it from being put back.
             self._log = self._log or open_log(self._address, create=False)
         except (Unavailable, Corruption) as error:
             self._say(str(error))
         return self._log is not None
 
     def renew(self, group: str, member: str) -> None:
-        """Renew once, unless the parent stands still."""
+        """Renew once, unless the parent makes no progress."""
         words = self._progress.words
         still = self._watch.look(self._progress.counts(), words[ALLOWED], self._clock.monotonic_ms())
         if still and not words[STALLED]:
@@ -96,8 +97,8 @@ class Renewer:
             self._group.heartbeat(member)
         except Fenced:
             words[LOST] += 1
-            self._renewed_ms = -1  # the gap of a lease that was lost is counted as lost
-        except (Unavailable, Corruption) as error:  # a log that is damaged, or gone, may be put back
+            self._renewed_ms = -1  # LOST counts this gap, so GAP must not
+        except (Unavailable, Corruption) as error:  # also damage: an operator may put the log back
             self._say(str(error))
         else:
             now_ms = self._clock.monotonic_ms()
@@ -106,7 +107,7 @@ class Renewer:
             self._renewed_ms = now_ms
             self._said = ""
             words[RENEWED] += 1
-        words[TRIES] += 1
+        words[TRIES] += 1  # after the attempt: one that hangs must look silent to the parent
 
     def _say(self, text: str) -> None:
         if text != self._said:
@@ -115,7 +116,7 @@ class Renewer:
 
 
 def say(text: str) -> None:
-    """One line for the parent's log; without a parent that reads, the process ends."""
+    """Write one line for the parent's log; if no parent reads, the process ends."""
     try:
         os.write(1, " ".join(text.split()).encode(errors="replace") + b"\n")
     except BrokenPipeError:
@@ -143,12 +144,13 @@ def main() -> int:
     next_ms = clock.monotonic_ms()
     while True:
         renewer.renew(target["group"], target["member"])
+        # After a delay, such as a log that hung, one renewal now is enough: missed ones are not made up.
         next_ms = max(next_ms + interval_ms, clock.monotonic_ms())
-        orders.next(max(next_ms - clock.monotonic_ms(), 1))
+        orders.next(max(next_ms - clock.monotonic_ms(), 1))  # a pause that the end of stdin cuts short
 
 
 def run() -> int:
-    """`main`, with the error that ends it said to the parent."""
+    """Run `main` and report an error that ends it to the parent."""
     try:
         return main()
     except StandfastError as error:

@@ -1,1 +1,1 @@
-"""Shells that move records from a log to the stores of tasks."""
+"""Shells that move records from a log to the stores of tasks: fetch thread, pipeline, applier, tailer."""

@@ -1,11 +1,11 @@
-"""Applies changelog records to the stores of one task, together with their positions.
+"""Applies changelog records to a task's stores, together with their positions (as Kafka Streams' state updater).
 
     Fetched ──> stores.restore (rows) + cut with the new position ──> one WriteBatch
 
-Rules of this file: used by restore and standby alike; it decides nothing (how far, when, whether: see
+Rules of this file: restore and standby both use it; it decides nothing (how far, when, whether: see
 `standfast.restore.plan` and `standfast.replication.standby`). A position never moves without its rows. Records without
-a key are left out and counted; so are those that the store cannot hold, where a source topic serves as the changelog
-(`limited`).
+a key are skipped and counted; so are records of a source topic that serves as the changelog (`limited`) if the store
+cannot hold them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from standfast.store.task.cut import Cut, Position, StoreTimes
 from standfast.store.task.task_stores import TaskStores
 
 # Rows of a task that make a batch. Measured: 10,000 restore a tenth faster than 5,000 (they are sorted), 50,000 slower
-# than both; a batch holds the interpreter and the session's lock for about 25 ms. Tasks that share what is read wait
-# for a batch of their own: batches of what 16 of them had together, 600 rows of each, took twice as long.
+# than both; a batch holds the interpreter and the session's lock for about 25 ms. Tasks that share a reader wait until
+# each has a batch of its own: batches over all of them, 600 rows each of 16 tasks, took twice as long.
 BATCH_ROWS = 10_000
-STAGED_BYTES_MAX = 16 << 20  # keys and values of all that waits in a restore, and with standbys
+STAGED_BYTES_MAX = 16 << 20  # keys and values of all staged rows, of restores and of standbys each
 
 
 def note_lost(lost: dict[TaskId, StandfastError], task: TaskId, changelog: TopicPartition, error: StateLost) -> None:
-    """Note that a changelog's state is lost; those that diverged count, since no position shows them."""
+    """Note that a changelog's state is lost; diverged changelogs take precedence, since no position shows them."""
     error.sources = (changelog,)
     before = lost.get(task)
     if isinstance(before, StateLost) and before.reason == "diverged":
@@ -42,7 +42,7 @@ def note_lost(lost: dict[TaskId, StandfastError], task: TaskId, changelog: Topic
 
 
 class ChangelogApplier:
-    """The changelogs of one task: which partition feeds which store, and where each stands."""
+    """The changelogs of one task: maps partitions to stores, and moves their positions."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ChangelogApplier:
         clock: Clock,
         epochs: LogReader | None = None,
     ) -> None:
-        """`epochs` is asked for the tags of positions only, from whatever thread moves them; None: they get none."""
+        """`epochs` gives the tags of positions, to the thread that moves them; None: positions get no tags."""
         self.task = task
         self._epochs = epochs
         self.stores = stores
@@ -61,24 +61,25 @@ class ChangelogApplier:
         self.partition_counts = {TopicPartition(info.name, task.partition): info.partitions for info in topics.values()}
         self.changelogs = {name: TopicPartition(info.name, task.partition) for name, info in topics.items()}
         self.store_of = {partition: name for name, partition in self.changelogs.items()}
-        # Source topics: they hold records that are not processed yet, so that no more than what the group committed
-        # may be applied.
+        # Source topics hold records that are not processed yet: only those below the group's committed offset may be
+        # applied.
         self.limited = frozenset(at for name, at in self.changelogs.items() if stores.specs[name].from_source)
         self._warned: set[TopicPartition] = set()
-        self._staged: dict[str, int] = {}  # next offset by store, of rows that wait to be written
+        self._staged: dict[str, int] = {}  # next offset by store, of staged rows
 
     def position(self, changelog: TopicPartition) -> Position | None:
-        """The stored position of a changelog, or None if nothing was ever applied."""
+        """The stored position of a changelog, or None if no record was ever applied."""
         return self.stores.cut.positions.get(self._store(changelog))
 
     def topic_id(self, changelog: TopicPartition) -> str:
-        """Identity of the topic that the stored positions count in."""
+        """Identity of the topic to which the stored positions belong."""
         return self._topic_ids[self._store(changelog)]
 
     def lost_reason(
         self, log: Log, reader: LogReader, changelog: TopicPartition, position: int, cause: StandfastError
     ) -> str | None:
-        """Why a position no longer fits the log, or None if it does; `cause` is what the reader reported."""
+        """Why a position does not fit the log any more, or None if it fits; `cause` is the reader's error."""
+        # The topic first: in a recreated one the offsets below mean other records.
         info = log.admin.describe_topic(changelog.topic)
         if info is None or info.topic_id != self.topic_id(changelog):
             return "topic-recreated"
@@ -90,10 +91,10 @@ class ChangelogApplier:
         return "position-ahead" if position > end else None
 
     def stage(self, changelog: TopicPartition, records: Sequence[Record], next_offset: int) -> int:
-        """Make rows of records (in offset order), which the next `write` writes; returns how many wait.
+        """Turn records (in offset order) into rows, which the next `write` writes; returns the number of staged rows.
 
-        Raises Corruption for damage; its `sources` name the changelog if it is a record that is at fault. Then nothing
-        waits any more.
+        Raises Corruption for damage; its `sources` name the changelog if a record is at fault. Then no row is staged
+        any more.
         """
         name = self._store(changelog)
         if changelog in self.limited:
@@ -103,7 +104,7 @@ class ChangelogApplier:
         try:
             rows = self.stores.stage(name, records) if records else self.stores.staged_rows
         except BaseException as error:
-            self._staged = {}  # the stores have let go of it all
+            self._staged = {}  # the stores have dropped all staged rows
             if isinstance(error, Corruption):
                 raise self._blame(changelog, name, records, error) from error
             raise
@@ -113,12 +114,12 @@ class ChangelogApplier:
         return rows
 
     def unstage(self) -> None:
-        """Let go of what waits."""
+        """Drop the staged rows."""
         self._staged = {}
         self.stores.unstage()
 
     def write(self) -> int:
-        """Write the rows that wait and move the positions of their changelogs, in one batch; returns the rows."""
+        """Write the staged rows and move their changelogs' positions, in one batch; returns the number of rows."""
         staged, self._staged = self._staged, {}
         return self.stores.apply({}, self._cut_at(staged))
 
@@ -135,9 +136,9 @@ class ChangelogApplier:
         times: StoreTimes,
         skipped: int = 0,
     ) -> None:
-        """Take sorted files (family, path) in and move the position to `next_offset`; see `TaskStores.ingest`.
+        """Ingest sorted files (family, path) and move the position to `next_offset`; see `TaskStores.ingest`.
 
-        `skipped`: how many of their records have no key.
+        `skipped` is the number of their records without a key.
         """
         name = self._store(changelog)
         self.stores.ingest(name, files, times, self._cut_at({name: next_offset}))
@@ -152,7 +153,7 @@ class ChangelogApplier:
     def diverged(
         self, positions: Mapping[TopicPartition, int], tags: Mapping[TopicPartition, str]
     ) -> set[TopicPartition]:
-        """Partitions whose log has other records before these positions than those that were read."""
+        """Partitions whose log now has other records before these positions than it had at their reading."""
         known = {at: tag for at, tag in tags.items() if at in positions}
         ends = {} if self._epochs is None or not known else self._epochs.epoch_ends(known)
         return {at for at, end in ends.items() if positions[at] > end}
@@ -165,11 +166,11 @@ class ChangelogApplier:
         *,
         marked: bool,
     ) -> dict[str, Position]:
-        """Positions by store after the task's own writes were acknowledged up to these next offsets.
+        """Positions by store after the log acknowledged the task's own writes up to these next offsets.
 
-        The task is the only writer, so the others stand at their ends as well and are known to be good now; and the
-        offset after what it wrote holds a marker, if the log writes any (`marked`). Not so a
-        source topic, which others write: its position is the source offset in `committed`, and stays without one.
+        The task is the only writer, so its other changelogs stand at their ends, too, and are valid now; the offset
+        after its own records holds a marker, if the log writes any (`marked`). Other programs write a source topic: its
+        position is the source offset in `committed`, and stays without one.
         """
         now_ms = self._clock.wall_ms()
         positions = dict(self.stores.cut.positions)
@@ -180,11 +181,12 @@ class ChangelogApplier:
                 tag = tags.get(changelog, "")
                 positions[name] = Position(moved, -1, self._topic_ids[name], now_ms, own and marked, tag)
             elif own and name in positions:
+                # The age of a position counts against the tombstones' retention, so a quiet store must not look old.
                 positions[name] = positions[name]._replace(at_ms=now_ms)
         return positions
 
     def _cut_at(self, moved: Mapping[str, int]) -> Cut:
-        """The cut with the positions of these stores moved."""
+        """The cut with these stores' positions moved."""
         now_ms = self._clock.wall_ms()
         tags = self.epoch_tags({self.changelogs[name]: offset for name, offset in moved.items()})
         positions = {
@@ -203,7 +205,7 @@ class ChangelogApplier:
         return kept
 
     def _warn(self, changelog: TopicPartition, count: int, next_offset: int, why: str) -> None:
-        """Say that records were left out; a topic may be full of them: one line each time it is opened."""
+        """Log that records were skipped, once for each opening, since a topic may have any number of them."""
         if changelog not in self._warned:
             self._warned.add(changelog)
             logger.warning(
@@ -216,7 +218,7 @@ class ChangelogApplier:
             )
 
     def _blame(self, changelog: TopicPartition, name: str, records: Sequence[Record], error: Corruption) -> Corruption:
-        """The error; of the record that caused it, if one did: then the log is at fault, and the rows here are not."""
+        """The error, or one that blames a record if that caused it: then the log is at fault, not the rows here."""
         found = self.stores.unreadable(name, records)
         if found is None:
             return error

@@ -1,16 +1,16 @@
-"""One applier's share of the fetch pipeline: it looks like a reader of its own, and waits for nobody else's work.
+"""A lane: one applier's share of the fetch pipeline, which acts as its own reader and waits for no other applier.
 
     FetchPipeline ──Sent(batch)──> inbox of each partition ──fair shares──> fetch()      restore, standby, source
-                  <──credits back, with the next fetch: what it gave before is applied then──
+                  <──credits back, with the next fetch: earlier batches are applied then──
 
 A lane is a `LogReader`, with these differences, all of which come from fetching ahead:
-  * `fetch` gives what has arrived; with no timeout it may be empty although the log has more.
-  * An error of one partition is raised once, after what was fetched of it before; the others go on meanwhile. If the
-    partition is still assigned at the next fetch, it is read again from its position.
-  * `pause` and `resume` cost nothing: what arrives waits in the inbox, and the credits stop the reader in the end.
-  * A partition that another lane has is read once that one has given it up.
+  * `fetch` gives records that have arrived; with no timeout it may be empty although the log has more.
+  * An error of one partition is raised once, after the records fetched before it; the others go on meanwhile. If the
+    partition is still assigned at the next fetch, the lane reads it again from its position.
+  * `pause` and `resume` cost nothing: arriving batches wait in the inbox, and the credits stop the reader in the end.
+  * A lane reads a partition of another lane once that lane has given it up.
 
-Rules of this file: used by one thread at a time; its state is guarded by the pipeline's condition, since other threads
+Rules of this file: one thread at a time uses a lane; the pipeline's condition guards its state, since other threads
 fill the inboxes. It decides nothing about credits.
 """
 
@@ -32,8 +32,8 @@ from standfast.store.errors import Closed, InvalidRequest
 class Slot:
     """An assigned partition of a lane.
 
-    `position` is what `fetch` has given so far, `since` the request from which on batches count, `owned` whether no
-    other lane has the partition, `reading` whether the reader has it.
+    `position` is the next offset after the records that `fetch` gave, `since` the request from which on batches count,
+    `owned` whether no other lane has the partition, `reading` whether the reader has it.
     """
 
     __slots__ = ("cut", "error", "inbox", "owned", "paused", "position", "reading", "since", "told")
@@ -44,11 +44,11 @@ class Slot:
         self.begin(0)
 
     def begin(self, since: int) -> None:
-        """Nothing is here, and nothing is wrong."""
+        """Reset the slot: empty inbox, no error."""
         self.since = since
         self.reading = since > 0
         self.inbox: deque[Sent[Fetched]] = deque()
-        self.cut = 0  # records of the first batch that were given already
+        self.cut = 0  # records of the first batch that `fetch` has given already
         self.error: Exception | None = None
         self.told = False
 
@@ -58,7 +58,7 @@ class Slot:
         return sum(len(sent.batch.records) for sent in self.inbox) - self.cut
 
     def take(self, source: TopicPartition, count: int, done: list[Sent[Fetched]]) -> Fetched | None:
-        """Up to `count` records as one batch; None if there is nothing to tell. Used-up batches go to `done`."""
+        """Up to `count` records as one batch; None without news. Used-up batches go to `done`."""
         parts: list[Sequence[Record]] = []
         at_end, before = False, len(done)
         while self.inbox:
@@ -69,7 +69,7 @@ class Slot:
                     parts.append(records[self.cut : self.cut + count])
                     self.cut += count
                     self.position = parts[-1][-1].offset + 1
-                    at_end = False
+                    at_end = False  # the rest of this batch comes first
                 break
             if left:
                 parts.append(records[self.cut :] if self.cut else records)
@@ -77,13 +77,14 @@ class Slot:
             self.cut = 0
             self.position, at_end = next_offset, ends
             done.append(self.inbox.popleft())
+        # A used-up batch without records is news, too: it moves the position, or has reached the end.
         if not parts and len(done) == before:
             return None
         return Fetched(source, _joined(parts), self.position, at_end)
 
 
 class Pipeline(Protocol):
-    """What a lane asks of `FetchPipeline`, holding its condition."""
+    """The part of `FetchPipeline` that a lane calls, holding its condition."""
 
     changed: threading.Condition
     ended: Exception | None
@@ -99,7 +100,7 @@ class Pipeline(Protocol):
 
 
 class Lane:
-    """A LogReader over the shared fetch thread. Made by `FetchPipeline.lane`."""
+    """A LogReader over the shared fetch thread; `FetchPipeline.lane` makes it."""
 
     def __init__(
         self, pipeline: Pipeline, name: str, asker: LogReader, arrived: Callable[[], None], look_ms: int
@@ -109,16 +110,16 @@ class Lane:
         self._looked_ms = 0
         self.arrived = arrived
         self.slots: dict[TopicPartition, Slot] = {}
-        self.trouble: Exception | None = None  # of the log as a whole
+        self.trouble: Exception | None = None  # an error of the log as a whole
         self._pipeline = pipeline
-        self._asker = asker  # for bounds, which must not wait for a fetch
+        self._asker = asker  # a second reader for bounds, which must not wait for a fetch
         self._clock = SystemClock()
         self._given: list[Sent[Fetched]] = []
         self._turn = 0
         self._end_told = self._closed = False
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Replace the assignment. Raises UnknownStore, and then nothing changes."""
+        """Replace the assignment. After UnknownStore it is unchanged."""
         slots = self._made(positions)
         with self._pipeline.changed:
             self._pipeline.leave(self, list(self.slots))
@@ -130,7 +131,7 @@ class Lane:
             return {source: slot.position for source, slot in self.slots.items()}
 
     def add(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Assign further partitions. One that is assigned already is InvalidRequest: use seek."""
+        """Assign further partitions. Raises InvalidRequest for an assigned one: use seek."""
         twice = [str(TopicPartition(*source)) for source in positions if source in self.slots]
         if twice:
             raise InvalidRequest(f"{', '.join(twice)} already assigned to this reader: move it with seek")
@@ -139,12 +140,12 @@ class Lane:
             self._pipeline.enter(self, slots)
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        """Unassign; absent ones are fine."""
+        """Unassign; absent partitions are no error."""
         with self._pipeline.changed:
             self._pipeline.leave(self, [source for source in dict.fromkeys(partitions) if source in self.slots])
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Move the position of an assigned partition: nothing comes that was fetched before."""
+        """Move the position of an assigned partition: batches fetched before are dropped."""
         with self._pipeline.changed:
             slot = self._slot(partition)
             slot.position = _checked(partition, offset)
@@ -163,7 +164,7 @@ class Lane:
                 slot.paused = False
 
     def fetch(self, max_records: int, timeout_ms: int = 0) -> list[Fetched]:
-        """See LogReader, and above. What the fetch before gave counts as applied now.
+        """See LogReader, and above. The batches of the last fetch count as applied now.
 
         Raises the error that ended the fetch thread, then Closed.
         """
@@ -181,6 +182,7 @@ class Lane:
                 if found:
                     return found
                 now_ms = self._clock.monotonic_ms()
+                # An applier with other work, which cannot wait, must not look into the log at each of its turns.
                 left_ms = deadline_ms - now_ms
                 if left_ms > 0 or now_ms - self._looked_ms >= self._look_ms:
                     self._looked_ms = now_ms
@@ -227,7 +229,7 @@ class Lane:
     def _made(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Slot]:
         self._check_open()
         wanted = {TopicPartition(*source): _checked(source, position) for source, position in positions.items()}
-        self._asker.bounds(wanted)  # whether they are there: the fetch thread could only tell later
+        self._asker.bounds(wanted)  # for its UnknownStore: the fetch thread could report it only later
         return {source: Slot(position) for source, position in wanted.items()}
 
     def _slot(self, source: TopicPartition) -> Slot:
@@ -238,7 +240,7 @@ class Lane:
         return slot
 
     def _look(self, records: int) -> list[Fetched]:
-        """What the reader has at hand; if it has nothing for this lane, the fetch thread waits for it."""
+        """Records that the reader has at hand; without any for this lane, ask the fetch thread for them."""
         if all(slot.paused for slot in self.slots.values()):
             return []
         found = self._found(records) if self._pipeline.fetch_here(records) else []
@@ -247,7 +249,7 @@ class Lane:
         return found
 
     def _read_again(self) -> None:
-        """Whoever was told of an error and keeps the partition wants it read again."""
+        """Read partitions again whose error was raised and which the caller has kept."""
         for source, slot in self.slots.items():
             if slot.told:
                 self._pipeline.move(source, slot)
@@ -255,8 +257,9 @@ class Lane:
     def _raise_of_partition(self) -> None:
         for slot in self.slots.values():
             error = slot.error
+            # After the inbox: records fetched before the error are good.
             if error is not None and not (slot.told or slot.paused or slot.inbox):
-                for other in self.slots.values():  # an error of a topic is one of all its partitions
+                for other in self.slots.values():  # partitions of a topic share its error: one raise is enough
                     other.told = other.told or other.error is error
                 raise error
 
@@ -275,18 +278,20 @@ class Lane:
             raise Closed(f"reader {self.name!r} was closed with its fetch thread: open a new one")
 
     def _found(self, max_records: int) -> list[Fetched]:
-        """What is here, or the error that comes after it."""
+        """Records from the inboxes, or the error that follows them."""
         self._raise_of_partition()
         found = self._serve(max_records)
+        # Last, since an error of the log says nothing against records that have arrived.
         if not found:
             self._raise_of_log()
         return found
 
     def _serve(self, max_records: int) -> list[Fetched]:
-        """A fair share of every inbox."""
+        """Records of every inbox, in fair shares."""
         turn = [source for source, slot in self.slots.items() if slot.inbox and not slot.paused]
         if not turn:
             return []
+        # Another partition begins each time, or a small `max_records` would starve the last ones.
         first = self._turn % len(turn)
         turn = turn[first:] + turn[:first]
         self._turn += 1

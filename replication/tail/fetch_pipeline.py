@@ -1,28 +1,27 @@
 """The fetch pipeline of a process: one fetch thread over all restoring, standby and source partitions.
 
-    log ──> FetchThread ──Handover──> whoever fetches next sorts ──> Credits ──> inboxes of the lanes ──> appliers
+    log ──> FetchThread ──Handover──> the next fetching lane sorts ──> Credits ──> inboxes of the lanes ──> appliers
             (one reader)  (one batch)   (one at a time)            (a queue and    restore │ standby │ source
                  ^                                                  credits for each partition)
                  └── add, remove, seek; pause and resume as the credits decide
 
-What holds:
-  * One lane waits for no other: what is fetched for a lane that is slow, paused or shut lies in its own queues, and
-    only its partitions are paused once these are full. Memory is bounded by the credits' limits and the batch in the
-    hand-over.
-  * Nothing is fetched until a lane has run dry: fetching ahead only fights with the appliers for the interpreter's
-    lock, and librdkafka fetches ahead without it. A lane first fetches what is at hand on its own thread
-    (`fetch_here`), for whichever lane it is, and asks the fetch thread (`want`) for what must be waited for.
+Invariants:
+  * One lane waits for no other: batches for a slow, paused or shut lane lie in its own queues, and only its partitions
+    are paused once these are full. The credits' limits and the batch in the hand-over bound the memory.
+  * No fetch begins until a lane has run dry: fetching ahead only competes with the appliers for the interpreter's lock,
+    and librdkafka fetches ahead without it. A lane first fetches records at hand on its own thread (`fetch_here`), for
+    any lane, and asks the fetch thread (`want`) only for records that it would have to wait for.
   * An error goes to the lanes whose partitions it names (`StandfastError.sources`), and those partitions are not read
-    until their lane has seen to it; the others are read on. One that names none, as when the log does not answer, goes
-    to every lane once.
+    until their lane has handled it; reading of the others goes on. An error that names none, as when the log does not
+    answer, goes to every lane once.
   * A partition is read for one lane at a time; a second one waits until the first gives it up.
-  * close() ends every wait, joins the fetch thread within its deadline, and the reader is closed.
+  * close() ends every wait, joins the fetch thread within its deadline, and closes the reader.
 
-Nobody waits for a request to be carried out: each has a number, and a batch fetched before the number of its
-partition's last move is left out.
+No lane waits for its requests: each has a number, and a batch fetched before the number of its partition's last move
+is dropped.
 
-Rules of this file: one condition guards all of it; no thread of its own besides the FetchThread. It is never held while
-waiting for the hand-over, nor by the fetch thread.
+Rules of this file: one condition guards all of it; no thread of its own besides the FetchThread. No thread holds the
+condition while it waits for the hand-over, and the fetch thread never holds it.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from standfast.replication.tail.fetch_lane import Lane, Slot
 from standfast.replication.tail.fetch_thread import CLOSE_TIMEOUT_S, Batch, Failure, FetchThread, FetchThreadStatistics
 from standfast.store.errors import Closed, Unavailable
 
-RECORD_OVERHEAD_BYTES = 250  # of Python objects, beside key and value
+RECORD_OVERHEAD_BYTES = 250  # Python objects beside key and value
 KEY_SAMPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatistics:
-    """Counters of the fetch thread and of the credits, and how many partitions wait for another lane."""
+    """Counters of the fetch thread and of the credits, and the number of partitions that wait for another lane."""
 
     thread: FetchThreadStatistics
     credits: CreditStatistics
@@ -58,7 +57,7 @@ class PipelineStatistics:
 class FetchPipeline:
     """Runs from its construction to close().
 
-    `wake` is called (by any thread) when something may be there for a lane while nobody waits for it.
+    `wake` is called (by any thread) when records may be there for a lane while no lane waits for the hand-over.
     """
 
     def __init__(
@@ -82,10 +81,10 @@ class FetchPipeline:
         self._lanes: list[Lane] = []
         self._owners: dict[TopicPartition, Lane] = {}
         self._waiting: dict[TopicPartition, deque[Lane]] = {}
-        self._moves: dict[int, tuple[TopicPartition, ...]] = {}  # requests that could fail, until carried out
+        self._moves: dict[int, tuple[TopicPartition, ...]] = {}  # requests that may still fail, by number
         self._pumping = False
         reader = log.reader()
-        reader.assign({})  # its client connects while there is nothing to read yet
+        reader.assign({})  # so that its client connects before the first partition comes
         self._thread = FetchThread(
             reader,
             name=name,
@@ -96,7 +95,7 @@ class FetchPipeline:
         )
 
     def lane(self, name: str, arrived: Callable[[], None] | None = None, look_ms: int = 0) -> Lane:
-        """A reader for one applier; `arrived` is called when another applier's fetch has brought it something.
+        """A reader for one applier; `arrived` is called when another applier's fetch has brought it records.
 
         A fetch that does not wait, by an applier with other work at hand, makes the fetch thread look into the log at
         most every `look_ms`.
@@ -136,7 +135,7 @@ class FetchPipeline:
     # -- for the lanes, which hold the condition -----------------------------------------------------------------------
 
     def enter(self, lane: Lane, slots: Mapping[TopicPartition, Slot]) -> None:
-        """These partitions are the lane's now, as soon as no other lane has them."""
+        """Give these partitions to the lane, as soon as no other lane has them."""
         lane.slots.update(slots)
         mine = {}
         for source, slot in slots.items():
@@ -149,7 +148,7 @@ class FetchPipeline:
         self._read(mine)
 
     def leave(self, lane: Lane, sources: Iterable[TopicPartition]) -> None:
-        """The lane gives these up; whoever waits for one has it then."""
+        """Take these partitions from the lane; a lane that waits for one gets it."""
         gone = []
         for source in sources:
             slot = lane.slots.pop(source)
@@ -167,11 +166,11 @@ class FetchPipeline:
                 self.enter(following, {source: following.slots[source]})
 
     def move(self, source: TopicPartition, slot: Slot) -> None:
-        """Read from the slot's position, whatever was fetched or went wrong before."""
+        """Read from the slot's position, and forget earlier batches and errors."""
         if not slot.owned:
             return
         was_reading, position = slot.reading, slot.position
-        paused = self._credits.paused(source)
+        paused = self._credits.paused(source)  # before `_empty`, which makes the credits forget the partition
         self._empty(source, slot)
         if not was_reading:
             self._read({source: slot})
@@ -182,12 +181,12 @@ class FetchPipeline:
             self._ask(lambda: self._thread.resume([source]))
 
     def give_back(self, sent: list[Sent[Fetched]]) -> None:
-        """These batches are applied, or given up."""
+        """Return the credits of batches that are applied, or given up."""
         if sent:
             self._follow(self._credits.applied(*sent))
 
     def pump(self, timeout_s: float) -> None:
-        """Take one item off the hand-over, or wait until somebody else has; without the condition meanwhile."""
+        """Take one item off the hand-over, or wait until another lane has; releases the condition meanwhile."""
         if self._pumping:
             if timeout_s > 0 and self.ended is None:
                 self.changed.wait(timeout_s)
@@ -202,7 +201,7 @@ class FetchPipeline:
             self._take_in(item)
 
     def fetch_here(self, records: int) -> bool:
-        """Fetch what is at hand on this thread, without the condition meanwhile; whether anything came for any lane."""
+        """Fetch records at hand on this thread, with the condition released; True if any lane got something."""
         if self._pumping or self.ended is not None:
             return False
         item = self._apart(lambda: self._thread.fetch_here(min(records, self._fetch_records_max)))
@@ -210,18 +209,18 @@ class FetchPipeline:
         return item is not None
 
     def want(self, records: int) -> None:
-        """A lane has nothing left and asks for so many."""
+        """Ask the fetch thread for up to `records`, for a lane that has none left."""
         self._thread.want(min(max(records, LIMITS.fetch_records), self._fetch_records_max))
 
     def forget(self, lane: Lane) -> None:
-        """The lane was closed."""
+        """Forget a closed lane."""
         if lane in self._lanes:
             self._lanes.remove(lane)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _apart(self, get: Callable[[], Batch | Failure | None]) -> Batch | Failure | None:
-        """Get an item without the condition; nobody else does meanwhile, so that they come in order."""
+        """Get an item with the condition released; no other lane gets one meanwhile, so that they keep their order."""
         self._pumping = True
         self.changed.release()
         try:
@@ -238,7 +237,7 @@ class FetchPipeline:
             self._tell(item)
 
     def _ready(self) -> None:
-        """On the fetch thread: somebody should come for what was handed over, unless somebody waits there."""
+        """Called on the fetch thread: wake a lane unless one is already draining the hand-over."""
         if not self._pumping and self._wake is not None:
             self._wake()
 
@@ -254,7 +253,7 @@ class FetchPipeline:
             slot.begin(number)
 
     def _empty(self, source: TopicPartition, slot: Slot) -> None:
-        """Let go what is here of a partition."""
+        """Drop all batches of a partition."""
         decision = self._credits.remove(source)
         inbox = list(slot.inbox)
         slot.begin(0)
@@ -270,10 +269,10 @@ class FetchPipeline:
         try:
             return request()
         except Closed:
-            return 0  # the end is told by fetch
+            return 0  # `fetch` raises the end
 
     def _follow(self, decision: Decision[Fetched]) -> None:
-        """Hand out what was sent; the reader learns what to leave alone."""
+        """Carry a decision out: put batches into the inboxes, pause and resume partitions at the reader."""
         lanes = dict.fromkeys(self._owners[sent.partition] for sent in decision.send)
         for sent in decision.send:
             self._owners[sent.partition].slots[sent.partition].inbox.append(sent)
@@ -293,7 +292,7 @@ class FetchPipeline:
         return None if lane is None else lane.slots[source]
 
     def _sort(self, batch: Batch) -> None:
-        """What one fetch gave goes to the queues of its partitions; what a move made out of date goes nowhere."""
+        """Put the batches of one fetch into their partitions' queues, and drop those that a move made out of date."""
         self._carried(batch.carried)
         arrived = []
         for one in batch.fetched:
@@ -307,7 +306,7 @@ class FetchPipeline:
             self._follow(self._credits.fetched(arrived))
 
     def _tell(self, failure: Failure) -> None:
-        """An error goes to the lanes of the partitions that it is about; these are not read until they saw to it."""
+        """Give an error to the lanes of its partitions, which are not read until the lanes have handled it."""
         error = failure.error
         if failure.of_fetch:
             self._carried(failure.carried)
@@ -315,25 +314,25 @@ class FetchPipeline:
         else:
             named = self._moves.pop(failure.carried, ())
             if not named:
-                return  # a pause or resume of a partition whose own trouble is on its way
+                return  # a pause or resume failed; the partition's own error is on its way
         hit = {at: slot for at in named if (slot := self._slot(at)) is not None and slot.reading}
         hit = {at: slot for at, slot in hit.items() if slot.since <= failure.carried}
         if isinstance(error, Unavailable) or not named:
             self._tell_all([self._owners[at] for at in hit] if named else self._lanes, error)
             if not failure.of_fetch:
                 for slot in hit.values():
-                    slot.reading, slot.told = False, True  # read again with the lane's next fetch
+                    slot.reading, slot.told = False, True  # the lane's next fetch reads it again
                 self._ask(lambda: self._thread.remove(hit))
             elif not isinstance(error, Unavailable):
-                self._ask(lambda: self._thread.resume(()))  # it waits for a request before it fetches on
+                self._ask(lambda: self._thread.resume(()))  # the thread waits for a request before it fetches on
             return
-        # A request for several partitions fails for one of them: ask for each by itself.
+        # A request for several partitions fails because of one of them: repeat it for each alone.
         single = failure.of_fetch or len(hit) == 1
         for at, slot in hit.items():
             slot.reading = False
             slot.error = error if single else None
             self._owners[at].arrived()
-        self._ask(lambda: self._thread.remove(hit))  # also to let fetching go on
+        self._ask(lambda: self._thread.remove(hit))  # any request also lets fetching go on
         if not single:
             for at, slot in hit.items():
                 self.move(at, slot)
@@ -354,7 +353,7 @@ class FetchPipeline:
 
 
 def held_bytes(records: Sequence[Record]) -> int:
-    """About what records hold in memory. It is paid for each record, so of objects only some keys are looked at."""
+    """Approximate memory of records, in bytes. Every record pays for this, so it samples keys instead of adding all."""
     if isinstance(records, RecordColumns):
         return records.payload_bytes + RECORD_OVERHEAD_BYTES * len(records)
     values = sum(map(len, filter(None, map(itemgetter(3), records))))

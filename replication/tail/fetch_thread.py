@@ -1,4 +1,4 @@
-"""The thread around a log's reader: it fetches ahead by one batch, hands over, and does what is asked in between.
+"""The thread around a log's reader: it fetches ahead by one batch, hands over, and carries requests out in between.
 
     applying thread                              fetch thread, to which the reader belongs
     assign, add, remove, seek, pause, resume ──> requests ──┐ wakes a hand-over that waits
@@ -6,30 +6,30 @@
                                                             v
                          ┌──────────> carry out requests, in order <──── WakeUp: the batch is kept, and offered again
                          │                   v                                                     │
-                         │            fetch, unless something is not handed over yet               │
+                         │            fetch, unless a batch is not handed over yet                 │
                          │                   v                                                     │
     poll_next() <── Handover <────────── produce ──────────────────────────────────────────────────┘
 
-An applier that has run dry may borrow the reader, while the fetch thread has nothing to do, and fetch what is at hand
-on its own thread (`fetch_here`). Measured on Kafka: records that go from one thread to another cost a restore a tenth
-of its time, as the processors take them from each other's caches, and the threads the interpreter.
+An applier that has run dry may borrow the reader, while the fetch thread is idle, and fetch records at hand on its own
+thread (`fetch_here`). Measured on Kafka: records that go from one thread to another cost a restore a tenth of its time,
+as the processors take them from each other's caches, and the threads the interpreter.
 
-`poll_next` is for one applier. Where several share the fetch thread, `standfast.replication.tail.fetch_pipeline` drains
-it with `take` and sorts by partition; requests give numbers, by which it knows what is out of date without waiting.
+`poll_next` is for one applier. If several share the fetch thread, `standfast.replication.tail.fetch_pipeline` drains it
+with `take` and sorts by partition; requests give numbers, by which it recognises outdated batches without waiting.
 
-What holds:
+Invariants:
   * A batch is fetched once and comes out of poll_next once, in order per partition.
-  * Once assign, add, remove or seek was asked for, nothing comes out that was fetched before it was carried out. A
-    request that fails changes nothing, and what was fetched stays good. After pause, what is under way still comes.
-  * Errors travel once. A fetch that fails with StateLost, InvalidRequest or Corruption of the log (damage in one
-    partition must not end the reading of the others) is raised by one poll_next, and fetching waits until a request
-    (other than `call`) was carried out, say a remove of the partition it names; Unavailable is raised likewise, and
-    fetching goes on. A request that fails is raised by one poll_next, the failure of `call` by
-    call. Any other error ends the thread: raised by one poll_next after all that was fetched, from then on Closed.
-  * close() ends every wait of both sides, joins the thread, and the reader is closed.
+  * After a call of assign, add, remove or seek, no batch comes out that was fetched before the request was carried out.
+    A failed request changes nothing, and fetched batches stay valid. After pause, batches under way still come.
+  * Each error is raised once. StateLost, InvalidRequest or Corruption of the log from a fetch (damage in one partition
+    must not end the reading of the others) is raised by one poll_next, and fetching waits until a request (other than
+    `call`) was carried out, such as a remove of the named partition; Unavailable is raised likewise, and fetching goes
+    on. One poll_next raises the error of a request, `call` raises its own. Any other error ends the thread: one
+    poll_next raises it after all fetched batches, and later ones raise Closed.
+  * close() ends every wait of both sides, joins the thread, and closes the reader.
 
-Rules of this file: a shell around any LogReader; it decides nothing about offsets and has no clock. A fetch cannot be
-woken, so requests and close() wait for at most one fetch, `fetch_timeout_ms` where there is nothing to read.
+Rules of this file: a shell around any LogReader; it decides nothing about offsets and has no clock. A running fetch
+cannot be woken, so requests and close() wait for at most one fetch, `fetch_timeout_ms` without records.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ CLOSE_TIMEOUT_S = 10.0
 
 R = TypeVar("R")
 
-EVERY_PARTITION = None  # what an assign moves
+EVERY_PARTITION = None  # the partitions that an assign moves
 NO_PARTITION: frozenset[TopicPartition] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one fetch gave; `carried` is the number of the last request carried out before it."""
+    """The records of one fetch; `carried` is the number of the last request carried out before it."""
 
     fetched: list[Fetched]
     carried: int
@@ -67,9 +67,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error on its way to poll_next. One of a fetch is out of date once a later request was carried out.
+    """An error on its way to poll_next. An error of a fetch is outdated once a later request was carried out.
 
-    `carried` is the last request before a fetch, or the request itself that failed.
+    `carried` is the number of the last request before the fetch, or of the failed request itself.
     """
 
     error: Exception
@@ -79,7 +79,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Something to do on the fetch thread. `moves`: partitions whose position it sets; `answer`: for `call` only."""
+    """Work for the fetch thread. `moves`: partitions whose position it sets; `answer`: for `call` only."""
 
     number: int
     action: Callable[[LogReader], Any]
@@ -89,7 +89,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class FetchThreadStatistics:
-    """Counters since the thread was started. `fetches` are all, `borrowed` those on the thread of an applier."""
+    """Counters since the thread's start. `fetches` counts all, `borrowed` those on an applier's thread."""
 
     fetches: int
     borrowed: int
@@ -101,9 +101,9 @@ class FetchThreadStatistics:
 
 
 class FetchThread(Closing):
-    """Runs from its construction to close(). It takes the reader over and closes it in the end.
+    """Runs from its construction to close(). It owns the reader and closes it in the end.
 
-    One thread may call poll_next; the other methods may be called by any thread but the fetch thread itself.
+    One thread may call poll_next; any thread but the fetch thread itself may call the other methods.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class FetchThread(Closing):
         ready: Callable[[], None] | None = None,
         on_demand: bool = False,
     ) -> None:
-        """`ready` is called on the fetch thread whenever something was handed over; it must return at once.
+        """`ready` is called on the fetch thread after each hand-over; it must return at once.
 
-        With `on_demand` it fetches nothing ahead: it begins when `want` was called, and goes on until it has
-        something to hand over.
+        With `on_demand` the thread fetches nothing ahead: it begins after a call of `want`, and goes on until it has a
+        batch to hand over.
         """
         if fetch_records_max < 1 or fetch_timeout_ms < 0:
             raise InvalidRequest(
@@ -131,31 +131,32 @@ class FetchThread(Closing):
         self._fetch_timeout_ms = fetch_timeout_ms
         self._ready = ready
         self._handover: Handover[Batch | Failure] = Handover()
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes that follow
         self._requests: deque[_Request] = deque()
         self._asked = self._carried = self._last_effect = 0
         self._moved: dict[TopicPartition, int] = {}
         self._moved_all = 0
         self._parked = False
-        self._idle = False  # the thread waits for something to do, and has nothing to hand over
-        self._borrowed = False  # somebody else uses the reader
-        self._broken: Exception | None = None  # what went wrong then, and ends the thread
+        self._idle = False  # the thread waits for work, and has no batch to hand over
+        self._borrowed = False  # an applier uses the reader on its own thread
+        self._broken: Exception | None = None  # an error of a borrowed fetch that ends the thread
         self._wanted = not on_demand
         self._on_demand = on_demand
         self._closing = self._ended = False
         self._fatal: BaseException | None = None
         self._told = False
         self._fetches = self._lent = self._outdated = 0
-        # Used by the fetch thread only.
+        # Only the fetch thread uses the following.
         self._unsent: deque[Batch | Failure] = deque()
         self._assigned = bool(reader.assignment())
+        # A daemon: a call into the log that never returns must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     # -- the applying thread; requests give their numbers --------------------------------------------------------------
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> int:
-        """Replace the assignment, see LogReader. What was fetched for the old one does not come any more."""
+        """Replace the assignment, see LogReader. Batches fetched for the old one are dropped."""
         wanted = dict(positions)
         return self._ask(lambda reader: reader.assign(wanted), EVERY_PARTITION)
 
@@ -165,7 +166,7 @@ class FetchThread(Closing):
         return self._ask(lambda reader: reader.add(wanted), frozenset(wanted))
 
     def remove(self, partitions: Iterable[TopicPartition]) -> int:
-        """Unassign; absent ones are fine."""
+        """Unassign; absent partitions are no error."""
         wanted = frozenset(partitions)
         return self._ask(lambda reader: reader.remove(wanted), wanted)
 
@@ -174,29 +175,30 @@ class FetchThread(Closing):
         return self._ask(lambda reader: reader.seek(partition, offset), frozenset({partition}))
 
     def pause(self, partitions: Iterable[TopicPartition]) -> int:
-        """Fetch no more of these until resumed. What was fetched before still comes: at most two batches."""
+        """Fetch no more of these until resumed. Batches fetched before still come: at most two."""
         wanted = tuple(partitions)
         return self._ask(lambda reader: reader.pause(wanted))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> int:
-        """Fetch them again. With none it only lets fetching go on after an error of a fetch."""
+        """Fetch them again. Without partitions it only lets fetching go on after an error of a fetch."""
         wanted = tuple(partitions)
         return self._ask(lambda reader: reader.resume(wanted))
 
     def want(self, records: int) -> None:
-        """Somebody has nothing left to apply: fetch the next batch, of up to so many records."""
+        """Fetch the next batch, of up to `records`, for an applier that has none left."""
         with self._changed:
             self._records = max(self._records, records) if self._wanted else records
             self._wanted = True
             self._changed.notify_all()
 
     def fetch_here(self, records: int) -> Batch | Failure | None:
-        """Fetch what is at hand on the calling thread, as the fetch thread would have; it takes no part meanwhile.
+        """Fetch records at hand on the calling thread, in place of the fetch thread, which waits meanwhile.
 
-        None if that thread is at work or has something to do or to hand over, and if nothing is at hand. What comes
-        follows all that was handed over before.
+        None if that thread is at work, has a request or a batch to hand over, or if no record is at hand. The batch
+        follows all batches that were handed over before.
         """
         with self._changed:
+            # A batch in the hand-over is older: records fetched here would overtake it.
             able = self._idle and not (self._borrowed or self._parked or self._has_work(False))
             if not able or not self._assigned or self._handover.statistics().full:
                 return None
@@ -207,7 +209,7 @@ class FetchThread(Closing):
         parked = False
         try:
             fetched = self._reader.fetch_ready(records)
-        except Exception as error:  # noqa: BLE001 - travels, or ends the thread, which says so
+        except Exception as error:  # noqa: BLE001 - returned as a Failure, or raised by the thread that it ends
             if _travels(error):
                 parked = not isinstance(error, Unavailable)
                 return Failure(error, carried, of_fetch=True)
@@ -223,16 +225,17 @@ class FetchThread(Closing):
     def call(self, action: Callable[[LogReader], R], timeout_s: float = CALL_TIMEOUT_S) -> R:
         """Run `action` on the fetch thread after all requests so far, and wait for its answer.
 
-        For questions (bounds, assignment); it must not move positions. Its error is raised here; Unavailable if it
-        is not done within `timeout_s` seconds (not begun: it never will be), Closed if the thread has ended.
+        For questions (bounds, assignment); it must not move positions. Raises the action's error, Unavailable if it
+        takes longer than `timeout_s` seconds (an action not begun by then never runs), Closed if the thread has ended.
         """
         answer: Future[R] = Future()
         self._ask(action, answer=answer)
         try:
             return answer.result(timeout_s)
         except TimeoutError:
+            # Of the wait, or raised by the action itself: only the answer shows which.
             if answer.done():
-                return answer.result()  # it came just now, or the time-out is the action's own error
+                return answer.result()  # the answer came just now, or the time-out is the action's own error
             begun = not answer.cancel()
             raise Unavailable(
                 f"fetch thread {self._thread.name!r}: a call was not {'finished' if begun else 'begun'} within "
@@ -240,10 +243,10 @@ class FetchThread(Closing):
             ) from None
 
     def poll_next(self, timeout_s: float | None = None) -> list[Fetched]:
-        """What one fetch gave, without what requests made out of date meanwhile.
+        """The records of one fetch, without those that requests have outdated meanwhile.
 
-        Waits without end if `timeout_s` (seconds) is None; else it may be empty, also early. Raises as the header
-        says.
+        Waits without bound if `timeout_s` (seconds) is None; otherwise the list may be empty, also early. Raises as the
+        header says.
         """
         while True:
             item = self.take(timeout_s)
@@ -259,15 +262,15 @@ class FetchThread(Closing):
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Stop and join within `timeout_s` seconds; twice is fine.
 
-        Raises Unavailable if the log holds the thread for longer (it ends by itself once the log lets it go), and,
-        once all is released, an error that ended the thread and that no poll_next has raised.
+        Raises Unavailable if the log holds the thread for longer (the thread ends by itself when the log returns), and,
+        after releasing all, an error that ended the thread and that no poll_next has raised.
         """
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread:  # it would wait for its own end
             raise InvalidRequest(f"fetch thread {self._thread.name!r}: close() was called on the thread itself")
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._handover.close()
+        self._handover.close()  # before the join: the thread may wait for a free slot
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise Unavailable(
@@ -305,13 +308,13 @@ class FetchThread(Closing):
             number = self._asked
             self._requests.append(_Request(number, action, moves, answer))
             self._changed.notify_all()
-        self._handover.wake_up_producer()
+        self._handover.wake_up_producer()  # a thread that waits for a free slot does not see `_changed`
         return number
 
     def take(self, timeout_s: float | None) -> Batch | Failure | None:
-        """The next batch or failure as it comes, also where a request has made it out of date; None after the time.
+        """The next batch or failure unchecked, even if a request has outdated it; None after `timeout_s` seconds.
 
-        Raises what ended the thread, then Closed. One thread at a time, and not beside `poll_next`.
+        Raises the error that ended the thread, then Closed. One thread at a time, and not beside `poll_next`.
         """
         if self._told:
             raise Closed(f"fetch thread {self._thread.name!r} has ended with an error") from self._fatal
@@ -322,7 +325,7 @@ class FetchThread(Closing):
             raise
 
     def _fresh(self, item: Batch) -> list[Fetched]:
-        """What of a batch no request has made out of date; one that could and is still to be done is waited for."""
+        """The part of a batch that no request has outdated; waits for pending requests that could outdate it."""
         sources = frozenset(one.source for one in item.fetched)
         with self._changed:
             self._changed.wait_for(lambda: self._ended or not self._moving(sources))
@@ -340,7 +343,7 @@ class FetchThread(Closing):
             if not item.of_fetch:
                 return True
             self._changed.wait_for(lambda: self._ended or all(one.answer is not None for one in self._requests))
-            # What was asked for since may have mended it; if not, the next fetch fails again.
+            # A request since then may have removed the cause; if not, the next fetch fails again.
             return self._last_effect <= item.carried
 
     # -- the fetch thread ---------------------------------------------------------------------------------------------
@@ -352,14 +355,14 @@ class FetchThread(Closing):
             finally:
                 self._reader.close()
         except BaseException as error:  # noqa: BLE001 - raised by poll_next, or by close()
-            # Whoever closes us may have closed the log before; that is the end that was asked for.
+            # The caller of close() may have closed the log before; that end is the wanted one.
             self._fatal = None if self._closing and isinstance(error, Closed) else error
         with self._changed:
             self._ended = True
             left = [one.answer for one in self._requests if one.answer is not None]
             self._requests.clear()
             self._changed.notify_all()
-        for answer in left:
+        for answer in left:  # else their callers would wait for the whole time-out
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(Closed(f"fetch thread {self._thread.name!r} has ended"))
         if self._fatal is not None:
@@ -376,7 +379,7 @@ class FetchThread(Closing):
                 return
 
     def _carry_out(self) -> None:
-        """Do what was asked for, in order. A request stays in the queue until it is done: poll_next looks there."""
+        """Carry requests out, in order. A request stays in the queue until it is done: poll_next looks there."""
         while not self._closing:
             with self._changed:
                 if not self._requests:
@@ -434,11 +437,11 @@ class FetchThread(Closing):
             self._wanted = not self._on_demand
 
     def _has_work(self, able: bool) -> bool:
-        """Whether there is anything to see to; `able`: a fetch would have partitions to read."""
+        """Whether the thread has work; `able`: a fetch would have partitions to read."""
         return bool(self._requests) or self._closing or self._broken is not None or (able and self._wanted)
 
     def _offer(self) -> bool:
-        """Hand over the oldest; if woken it stays the oldest. False if the hand-over was closed."""
+        """Hand over the oldest item; after a wake-up it stays the oldest. False if the hand-over was closed."""
         try:
             self._handover.produce(self._unsent[0])
         except WakeUp:
@@ -452,7 +455,7 @@ class FetchThread(Closing):
 
 
 def _travels(error: Exception) -> bool:
-    """Whether an error is raised by one poll_next, and leaves the thread going."""
+    """Whether one poll_next raises the error and the thread goes on."""
     if isinstance(error, Corruption):
         return bool(error.sources) or error.of_log
     return isinstance(error, InvalidRequest | StateLost | Unavailable)

@@ -3,8 +3,8 @@
     sqlite:///relative/path?synchronous=normal      sqlite:////absolute/path
     kafka://host:9092,other:9092?security.protocol=SSL      see replication/kafka/address.py
 
-Rules of this file: the only place that maps a scheme to an implementation. It must not import one that was not asked
-for.
+Rules of this file: the only place that maps a scheme to an implementation. It must import only the implementation of
+the given address.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ def parse_address(address: str) -> SqliteAddress | KafkaAddress:
         raise BadConfig([f"log address {address!r}: unknown scheme {scheme!r}{_nearest(scheme, _SCHEMES)}: {_EXAMPLE}"])
     location, _, query = rest.partition("?")
     problems: list[str] = []
-    path = unquote(location[1:])
+    path = unquote(location[1:])  # the third slash separates, a fourth one begins an absolute path
     if not location.startswith("/"):
         problems.append(f"log address {address!r} needs three slashes, or four for an absolute path: {_EXAMPLE}")
     elif not path or path == ":memory:" or "\0" in path:
         problems.append(f"log address {address!r} names no file, and processes share the log by its file: {_EXAMPLE}")
     options: dict[str, str] = {}
+    # Blank values are kept, so that an option without a value is an error and not ignored.
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in _OPTIONS:
             problems.append(f"log address {address!r}: unknown option {name!r}{_nearest(name, tuple(_OPTIONS))}")
@@ -69,18 +70,19 @@ def parse_address(address: str) -> SqliteAddress | KafkaAddress:
 
 
 def log_folder(address: str) -> Path | None:
-    """The folder that an embedded log fills; None for one that is elsewhere. Raises BadConfig."""
+    """The folder of an embedded log; None for a log on other machines. Raises BadConfig."""
     where = parse_address(address)
     return None if isinstance(where, KafkaAddress) else Path(where.path).absolute().parent
 
 
 def open_log(address: str, *, clock: Clock | None = None, patient: bool = True, create: bool = True) -> Log:
-    """Open the log at this address; an embedded one is created if absent. `patient`, `create`: see EmbeddedLog.
+    """Open the log at this address and create an absent embedded log. `patient`, `create`: see EmbeddedLog.
 
     Raises BadConfig for a bad address, Unavailable if no broker answers.
     """
     where = parse_address(address)
     if isinstance(where, KafkaAddress):
+        # Imported here: an application on the embedded log must not load librdkafka, nor one on Kafka SQLite.
         from standfast.replication.kafka.log import KafkaLog
 
         return KafkaLog(where, clock=clock)
@@ -90,9 +92,9 @@ def open_log(address: str, *, clock: Clock | None = None, patient: bool = True, 
 
 
 def narrow_address(address: str) -> str:
-    """The address for one of several readers of a machine: it fetches less ahead, unless the address says how much.
+    """The address for one of several readers of a machine: it fetches less ahead, unless the address sets the amount.
 
-    Measured: the client holds 400 bytes with a record of 116, so that the default would take 250 MB in each reader.
+    Measured: the client holds 400 bytes for a record of 116, so the default would take 250 MB in each reader.
     """
     where = parse_address(address)
     if not isinstance(where, KafkaAddress) or QUEUE_SETTING in where.options:

@@ -1,13 +1,13 @@
-"""Drives standbys: fetches their changelogs and applies what each standby's state machine allows.
+"""Drives standbys: fetches their changelogs and applies the records that each standby's state machine allows.
 
     LogReader ──> Standby.update ──> ChangelogApplier.stage ──> write      pause, resume and seek back to the reader
 
-A standby at its end or limit has what it was given written at once. One that is far behind collects a batch first: many
-of them share what is fetched, and a few hundred rows of each cost twice as much a row.
+The tailer writes the rows of a standby at its end or limit at once. A standby far behind collects a batch first: many
+of them share each fetch, and a few hundred rows of each cost twice as much per row.
 
-Rules of this file: a shell; every decision is in `standfast.replication.standby`. One tailer serves all standby
-tasks of a process and is driven by one thread through `poll_once`. Standbys added before `allow()` (while an active
-task of the instance is still restoring) are not given a single record.
+Rules of this file: a shell; every decision is in `standfast.replication.standby`. One tailer serves all standby tasks
+of a process, and one thread drives it through `poll_once`. Standbys added before `allow()` (while an active task of
+the instance is still restoring) get no record.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from standfast.store.errors import Corruption, InternalError, StandfastError, St
 from standfast.store.failpoint import reach
 
 FETCH_RECORDS_MAX = LIMITS.standby_fetch_records
-STAGED_MS_MAX = 1_000  # how long rows wait while more of their task keeps coming
-CONFIRM_AFTER_MS = 3_600_000  # how old the time of a position at its end may get
+STAGED_MS_MAX = 1_000  # longest wait of staged rows while more of their task keep coming
+CONFIRM_AFTER_MS = 3_600_000  # greatest age of a position at its end: a stale one looks as if deletes were missed
 
 
 @dataclass(slots=True)
 class TailedChangelog:
-    """One changelog of one standby task, as the collector reads it."""
+    """One changelog of one standby task; the metrics collector reads it."""
 
     task: TaskId
     store: str
@@ -48,19 +48,19 @@ class TailedChangelog:
 
     @property
     def lag(self) -> int:
-        """Records between position and what may be applied; an upper bound where the log has gaps."""
+        """Records between the position and `reachable`; an upper bound if the log has gaps."""
         return max(self.reachable - self.machine.position, 0)
 
     @property
     def reachable(self) -> int:
-        """Where the standby may be by now: the end, or the limit below it."""
+        """The offset up to which the standby may apply: the end, or the limit below it."""
         limit = self.machine.limit
         return self.end if limit is None else min(self.end, limit)
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """What waits of one task to be written; `due` whether at once, records and their last timestamp by changelog."""
+    """Staged rows of one task; `due`: to be written at once; records and their last timestamp by changelog."""
 
     since_ms: int
     rows: int = 0
@@ -72,7 +72,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class TailResult:
-    """What one round did: records read for standbys, tasks whose state no longer fits the log, tasks that failed."""
+    """Result of one round: records read for standbys, and failed tasks, also those whose state does not fit the log."""
 
     applied: int = 0
     failed: dict[TaskId, StandfastError] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Tailer:
     """All standbys of one process."""
 
     def __init__(self, log: Log, group: Group, listener: Listener, reader: LogReader | None = None) -> None:
-        """`reader` is a lane of the fetch pipeline; without one it reads by itself."""
+        """`reader` is a lane of the fetch pipeline; without one the tailer opens its own reader."""
         self._reader: LogReader = reader if reader is not None else log.reader()
         self._log = log
         self._group = group
@@ -103,6 +103,7 @@ class Tailer:
         for changelog, store in applier.store_of.items():
             stored = applier.position(changelog)
             start = bounds[changelog].begin if stored is None else stored.offset
+            # No committed offset is limit 0, never None: nothing of the source is processed yet.
             machine = Standby(start, limits.get(changelog, 0) if changelog in limited else None)
             self.changelogs[changelog] = TailedChangelog(
                 applier.task, store, machine, applier, end=bounds[changelog].end, replayed_from=start
@@ -111,7 +112,7 @@ class Tailer:
                 self._start(changelog)
 
     def remove(self, task: TaskId, reason: str) -> None:
-        """Stop tailing a task; what it kept beyond a limit, or was to write, is forgotten: the log still has it."""
+        """Stop tailing a task; forget its kept records and staged rows, which the log still has."""
         self._waiting.pop(task, None)
         gone = [changelog for changelog, tailed in self.changelogs.items() if tailed.task == task]
         for changelog in gone:
@@ -123,11 +124,11 @@ class Tailer:
             self._listener.on_standby_suspended(task, reason)
 
     def allow(self, allowed: bool) -> None:
-        """Standbys run only while every active task of the instance is restored."""
+        """Run standbys, or stop them: they run only while every active task of the instance is restored."""
         if allowed == self._allowed:
             return
         if allowed:
-            begun = self._reader.assignment()  # by an attempt in which the log ceased to answer
+            begun = self._reader.assignment()  # an earlier attempt may have assigned some before the log failed
             for changelog in self.changelogs:
                 if changelog not in begun:
                     self._start(changelog)
@@ -136,7 +137,7 @@ class Tailer:
         self._allowed = allowed
 
     def commit_tick(self, now_ms: int) -> None:
-        """Read the limits again, and try again what waits beyond them."""
+        """Read the limits again, and apply kept records that they allow now."""
         if not self._allowed:
             return
         limited = {at: tailed for at, tailed in self.changelogs.items() if tailed.machine.limit is not None}
@@ -146,13 +147,13 @@ class Tailer:
             self.write(tailed.task)
 
     def write(self, task: TaskId) -> None:
-        """Write what waits of a task, in one batch with its positions. After an error the task takes no more writes."""
+        """Write a task's staged rows, in one batch with its positions. After an error the task takes no more writes."""
         waiting = self._waiting.pop(task, None)
         if waiting is None:
             return
         tailing = [(at, tailed) for at, tailed in self.changelogs.items() if tailed.task == task]
         reach("standby.apply")
-        tailing[0][1].applier.write()
+        tailing[0][1].applier.write()  # the task's changelogs share one applier, which writes all of them
         for changelog, tailed in tailing:
             records = waiting.records[changelog]
             if records:
@@ -163,7 +164,7 @@ class Tailer:
                 self._listener.on_standby_batch(task, tailed.store, changelog, position, records, tailed.end)
 
     def is_whole(self, task: TaskId) -> bool:
-        """Whether everything that a standby may hold is written to its stores."""
+        """Whether the stores of a standby have all rows that it may hold."""
         for changelog, tailed in self.changelogs.items():
             stored = tailed.applier.position(changelog) if tailed.task == task else None
             if tailed.task == task and (stored is None or stored.offset < tailed.reachable):
@@ -171,7 +172,7 @@ class Tailer:
         return True
 
     def poll_once(self, now_ms: int, timeout_ms: int = 0) -> TailResult:
-        """Fetch once, write what is due. A task that fails does not take the others with it: it is in the result."""
+        """Fetch once and write due rows. A failed task does not fail the others: the result names it."""
         failed: dict[TaskId, StandfastError] = {}
         if not self._allowed or not self.changelogs:
             self._write_all(list(self._waiting), failed)
@@ -198,20 +199,20 @@ class Tailer:
                 taken += self._update(batch, tailed, now_ms)
             except StandfastError as error:
                 failed[tailed.task] = error
-                self._waiting.pop(tailed.task, None)
+                self._waiting.pop(tailed.task, None)  # the applier has dropped the staged rows with the error
         self._write_all(self._due(growing, now_ms), failed)
         return TailResult(taken, failed)
 
     def _due(self, growing: Collection[TaskId], now_ms: int) -> list[TaskId]:
-        """Who is written now: who is at its end, gets no more or waited long; and one batch, or as much as is too much.
-
-        No more than that, since each write holds the session's lock.
+        """Tasks to write now: those at their end, without new records, or with rows staged for long; and of the others
+        one full batch, or as many as exceed the bound of staged bytes. Each write holds the session's lock.
         """
         due = [
             task
             for task, waiting in self._waiting.items()
             if waiting.due or task not in growing or now_ms - waiting.since_ms >= STAGED_MS_MAX
         ]
+        # The fullest first: a row costs least in a large batch.
         left = sorted(self._waiting.keys() - due, key=lambda task: self._waiting[task].rows, reverse=True)
         size = sum(self._waiting[task].payload_bytes for task in left)
         for task in left:
@@ -230,13 +231,13 @@ class Tailer:
                 failed[task] = error
 
     def refresh_ends(self, now_ms: int) -> None:
-        """Read the end offsets again, for lag; a position that stands at its end is known to be good now."""
+        """Read the end offsets again, for the lag; a position at its end is confirmed with the present time."""
         for changelog, bounds in self._bounds().items():
             tailed = self.changelogs[changelog]
             tailed.end = bounds.end
             stored = tailed.applier.position(changelog)
             if stored is not None and stored.offset == bounds.end and now_ms - stored.at_ms > CONFIRM_AFTER_MS:
-                tailed.applier.apply(changelog, (), stored.offset)
+                tailed.applier.apply(changelog, (), stored.offset)  # without records: only the position's time moves
 
     def close(self) -> None:
         """Release the reader."""
@@ -246,6 +247,7 @@ class Tailer:
         tailed = self.changelogs[changelog]
         self._reader.add({changelog: tailed.machine.position})
         tailed.paused = tailed.machine.state is State.PAUSED
+        # The reader's assignment is new and not paused, while the machine may have kept its state.
         if tailed.paused:
             self._reader.pause([changelog])
         self._listener.on_standby_start(tailed.task, tailed.store, changelog, tailed.machine.position)
@@ -279,9 +281,11 @@ class Tailer:
         if step.pause:
             self._reader.pause([changelog])
             tailed.paused = True
+        # Before the resume, or the records after the dropped ones would come first.
         if step.seek is not None:
             self._reader.seek(changelog, step.seek)
         if step.resume:
+            # The limit may have moved since the pause; with the old one the next batch would pause again.
             if tailed.machine.limit is not None:
                 self._refresh_limits([changelog])
             self._reader.resume([changelog])
@@ -301,7 +305,7 @@ class Tailer:
         return {at: found.offset for at, found in self._group.committed(limited).items()}
 
     def _find_lost(self, cause: StandfastError) -> dict[TaskId, StandfastError]:
-        # The reader's error speaks of one partition; ask the log which of ours no longer fit.
+        # The reader's error names one partition; other positions may not fit the log any more either.
         lost: dict[TaskId, StandfastError] = {}
         for changelog, tailed in self.changelogs.items():
             reason = tailed.applier.lost_reason(self._log, self._reader, changelog, tailed.machine.position, cause)

@@ -1,1 +1,1 @@
-"""Topics of an application: names, policies, and the checks of what is there."""
+"""Topics of an application: names, policies, and checks of existing topics."""

@@ -1,14 +1,14 @@
-"""Which topics of a log belong to an application, told by their names alone.
+"""Finds the topics of a log that belong to an application, by their names alone.
 
     <app>-<store>-changelog        of a store
     <app>-<name>-repartition       between its tasks, as are -broadcast and -subscription-...-topic (of Kafka Streams)
     <app>-standfast-members        of its group, on Kafka
 
-A name can be read in two ways: `orders-eu-totals-changelog` is store `totals` of `orders-eu`, or `eu-totals` of
-`orders`. It is ours for certain if the store is known; it is another's if that other application is there and its
-name is the longer one; it is doubtful if the other's name is the shorter one.
+A name can have two readings: `orders-eu-totals-changelog` is store `totals` of `orders-eu`, or `eu-totals` of `orders`.
+The topic is certainly ours if the store is known; it is another application's if that one exists and has the longer
+name; it is doubtful if the other one's name is the shorter one.
 
-Rules of this file: pure. A source topic is never internal, whatever it is called.
+Rules of this file: pure. A source topic is never internal, even with such a name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BETWEEN = ("-repartition", "-broadcast", "-subscription-registration-topic", "-s
 
 @dataclass(frozen=True, slots=True)
 class AppTopics:
-    """`changelogs` and `between` belong to the application; `doubtful` may, and `other` name who else may have them."""
+    """`changelogs` and `between` belong to the application; `doubtful` and `others` are (topic, other application)."""
 
     changelogs: tuple[str, ...] = ()
     between: tuple[str, ...] = ()
@@ -40,6 +40,7 @@ def app_topics(
     `groups` are the groups of the log, `known` topics that certainly belong to the application (by its definitions),
     `sources` its source topics.
     """
+    # A reset deletes these topics, so another group's name counts as an application, even if it is only a consumer's.
     prefix = f"{app}-"
     apps = {group for group in groups if group != app}
     longer = sorted((one for one in apps if one.startswith(prefix)), key=len, reverse=True)
@@ -62,12 +63,13 @@ def app_topics(
 
 
 def is_internal(prefix: str, name: str) -> bool:
-    """Whether a topic is named as one that an application makes for itself; `prefix` is its name and a dash."""
+    """Whether a topic has the name of an application's own topics; `prefix` is the application's name and a dash."""
+    # The length test refuses `<app>-changelog`, in which prefix and suffix share a dash.
     return name.startswith(prefix) and any(
         name.endswith(suffix) and len(name) > len(prefix) + len(suffix) - 1 for suffix in (CHANGELOG, *BETWEEN)
     )
 
 
 def store_of(app: str, changelog: str) -> str:
-    """The store that a changelog is named for."""
+    """The store in a changelog's name."""
     return changelog.removeprefix(f"{app}-").removesuffix(CHANGELOG)

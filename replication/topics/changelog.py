@@ -1,16 +1,16 @@
-"""Changelog topics: their names, their policy per store kind, and the check of what is there.
+"""Changelog topics: their names, their policy per store kind, and the check of existing ones.
 
     keyvalue          compact
     window, session   compact,delete   retention.ms = store retention + 24 h
     duplicates        delete           retention.ms = store retention + 24 h
     versioned         compact          min.compaction.lag.ms = history retention + 24 h
 
-    a source topic that serves as changelog is checked only: it is there, has as many partitions as there are tasks,
-    and never deletes by age, because a restore would lack the rows that are older
+    a source topic that serves as changelog is only checked: it must exist, have as many partitions as there are tasks,
+    and never delete by age, because a restore would lack older rows
 
-Rules of this file: pure but for what takes the admin of a log. What is wrong with a topic is said by
-`standfast.replication.topics.rules`, for the start of an application and for the doctor alike. Source of the table:
-Kafka Streams 4.3 (UnwindowedUnversioned-, Windowed- and VersionedChangelogTopicConfig).
+Rules of this file: pure but for functions that take the admin of a log. `standfast.replication.topics.rules` words the
+findings, for the start of an application and for the doctor alike. Source of the table: Kafka Streams 4.3
+(UnwindowedUnversioned-, Windowed- and VersionedChangelogTopicConfig).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from standfast.store.errors import BadConfig
 from standfast.store.specs import StoreSpec
 
 TIME_MAX_MS = 2**63 - 1
-# Which other number of partitions than that of the tasks is no problem: "more", because another instance saw the source
-# grow before us; "fewer", because the changelog is going to follow it.
+# Allowed differences from the number of tasks: "more", because another instance saw the source grow before us; "fewer",
+# because the changelog is going to grow.
 Other = Literal["none", "more", "fewer"]
-REFUSED = frozenset({"replication", "timestamp-type"})  # rules that a start refuses beside those of the policy
+REFUSED = frozenset({"replication", "timestamp-type"})  # rules beside those of the policy whose errors refuse a start
 SLACK_MS = 24 * 3_600_000  # windowstore.changelog.additional.retention.ms of Kafka Streams
 
 
 def changelog_policy(spec: StoreSpec) -> TopicPolicy:
-    """The policy a store's changelog is created with, its own overrides applied."""
+    """The policy of a new changelog for this store, with the store's own overrides."""
     traits = spec.traits
-    # Rows that a sequence number tells apart are never superseded.
+    # Rows with a sequence number are never superseded, so compaction would free nothing.
     policy = TopicPolicy(frozenset({"delete"}) if spec.numbered else traits.cleanup, extra=OWN_TIMESTAMPS)
-    # The store of an unlimited window keeps its rows for ever: its retention is the largest time there is.
+    # The store of an unlimited window keeps its rows for ever, by the largest time as retention: the sum is capped.
     kept_ms = min(spec.kept_ms + SLACK_MS, TIME_MAX_MS)
     if traits.kept_by == RETENTION:
         policy = replace(policy, retention_ms=kept_ms)
@@ -49,7 +49,7 @@ def changelog_policy(spec: StoreSpec) -> TopicPolicy:
 
 
 def changelog_need(app: str, spec: StoreSpec, group: int | None = None) -> Changelog:
-    """What a store needs of its changelog."""
+    """The requirements of a store on its changelog."""
     policy = TopicPolicy() if spec.from_source else changelog_policy(spec)
     return Changelog(spec.changelog_of(app), spec.name, spec.kind, policy, spec.from_source, group)
 
@@ -57,7 +57,7 @@ def changelog_need(app: str, spec: StoreSpec, group: int | None = None) -> Chang
 def policy_problems(
     app: str, spec: StoreSpec, info: TopicInfo, partitions: int, fixes: Fixes, allow: Other = "none"
 ) -> list[str]:
-    """What is wrong with an existing changelog, each with its fix; empty if nothing is."""
+    """Problems of an existing changelog, each with its fix; empty if it has none."""
     need = changelog_need(app, spec)
     problems = []
     if info.partitions != partitions and allow != ("more" if info.partitions > partitions else "fewer"):
@@ -68,12 +68,13 @@ def policy_problems(
 def ensure_changelogs(
     admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int, fixes: Fixes, allow: Other = "none"
 ) -> Mapping[str, TopicInfo]:
-    """Create missing changelogs and check the others; BadConfig lists every problem at once, before any is made.
+    """Create missing changelogs and check the others; BadConfig lists every problem, before any topic is created.
 
-    A source topic that serves as changelog is never made here. The infos are those of the logged stores, by store.
+    It never creates a source topic that serves as changelog. Returns the infos of the logged stores, by store.
     """
     logged = [spec for spec in specs if spec.logging]
     found, problems = _look(admin, app, logged, partitions, fixes, allow)
+    # Before the first is created: a start that is refused must leave the log unchanged.
     if problems:
         raise BadConfig(problems)
     return {
@@ -87,8 +88,8 @@ def changelog_problems(
 ) -> list[str]:
     """Why the application must not start with these changelogs; empty if it may.
 
-    Beside what `ensure_changelogs` refuses: too few replicas to take a write, also of those that are still to be made,
-    and timestamps that are not ours.
+    Beside the problems of `ensure_changelogs`: too few replicas to take a write, also of changelogs that do not exist
+    yet, and timestamps that are not ours.
     """
     logged = [spec for spec in specs if spec.logging]
     found, problems = _look(admin, app, logged, partitions, fixes, allow)
@@ -104,9 +105,9 @@ def changelog_problems(
 
 
 def grow_changelogs(admin: LogAdmin, app: str, specs: Iterable[StoreSpec], partitions: int) -> list[str]:
-    """Let changelogs that exist have as many partitions as there are tasks now; returns those that grew.
+    """Grow existing changelogs to as many partitions as there are tasks now; returns the names of those that grew.
 
-    More partitions than tasks are left as they are, and so is a source topic that serves as changelog.
+    Changelogs with more partitions than tasks stay unchanged, and so does a source topic that serves as changelog.
     """
     grown = []
     for spec in specs:
@@ -152,7 +153,7 @@ def _count_problem(need: Changelog, info: TopicInfo, partitions: int, fixes: Fix
 
 
 def default_problems(need: Changelog, survey: LogSurvey, partitions: int, fixes: Fixes) -> list[str]:
-    """Why a changelog that is still to be made, by the brokers' defaults, could never take a write."""
+    """Why a changelog that the brokers would create with their defaults could never take a write."""
     copies = int(survey.settings.get("default.replication.factor", 1))
     needed = int(survey.settings.get("min.insync.replicas", 1))
     if not survey.brokers or copies >= needed:

@@ -1,13 +1,13 @@
-"""Which kind of store a changelog is of: told by its newest records' keys, and by its policy where it has none.
+"""Recognises the store kind of a changelog by its newest records' keys, and by its policy if it has no records.
 
     window     ... | start, 8 bytes | sequence, 4 bytes          cleanup compact,delete, or delete with duplicates
     session    ... | end, 8 bytes   | start, 8 bytes             cleanup compact,delete
-    plain      anything else: key-value, versioned               cleanup compact, as it is made
+    plain      any other key: key-value, versioned               cleanup compact, as created
 
-The last bytes of a plain key that is text are no time: read as one they lie far in the future. A plain store's
-changelog may have been given cleanup compact,delete, so keys decide there, if it has any.
+The last bytes of a plain text key are no time: read as a time they lie far in the future. A plain store's changelog
+may have been set to cleanup compact,delete, so keys decide there, if it has any.
 
-Rules of this file: pure. Only what is certainly wrong is refused; it must not know who asks.
+Rules of this file: pure. It refuses only a kind that is certainly wrong; it must not know its caller.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from standfast.store.specs import TRAITS
 from standfast.store.traits import KeyTimes
 
 LOOK_RECORDS = 100
-AHEAD_MS = 10 * 366 * 24 * 3_600_000  # no window or session lies further ahead of its record
+AHEAD_MS = 10 * 366 * 24 * 3_600_000  # ten years: no window or session lies further ahead of its record
 _TIMES = {kind: traits.times for kind, traits in TRAITS.items() if traits.times is not None}
 _TIMED = f"a {' or '.join(_TIMES)} store"
 _PLAIN = f"a {' or '.join(kind for kind in TRAITS if kind not in _TIMES)} store"
 
 
 def kind_problem(name: str, kind: str, info: TopicInfo, newest: Iterable[Record]) -> str | None:
-    """Why store `name` cannot be of this kind (`keyvalue`, `window`, ...); None if nothing speaks against it."""
-    records = [record for record in newest if record.key is not None]
+    """Why store `name` cannot be of this kind (`keyvalue`, `window`, ...); None if it may be."""
+    records = [record for record in newest if record.key is not None]  # no store wrote the others
     deletes = "delete" in info.policy.cleanup
     timed = [name for name, times in _TIMES.items() if records and all(_possible(times, one) for one in records)]
     found = f"a {timed[0]} store" if timed else ""
@@ -39,14 +39,14 @@ def kind_problem(name: str, kind: str, info: TopicInfo, newest: Iterable[Record]
         found = found or _PLAIN
     else:
         if not deletes or (records and not timed):
-            return None  # no window or session store has a changelog without delete, whatever the keys look like
+            return None  # every window or session store's changelog has delete, so keys do not matter without it
         found = found or _TIMED
     why = f"its records are those of {found}" if records else f"cleanup.policy={_cleanup(info)} is that of {found}"
     return f"store {name!r} is declared as {kind}, but {info.name} is a changelog of another kind, {why}: declare it so"
 
 
 def _possible(times: KeyTimes, record: Record) -> bool:
-    """Whether the record's key may be one of this layout."""
+    """Whether the record's key may have this layout."""
     key = record.key or b""
     try:
         times.unpack(key)

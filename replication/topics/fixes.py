@@ -1,10 +1,10 @@
-"""The command that puts a topic right, ready to paste: ours wherever it can, Kafka's own tools for the rest.
+"""Commands that correct a topic, ready to paste: ours if it can, otherwise one of Kafka's own tools.
 
     standfast topic alter T --set a=b --log kafka://host:9092
     kafka-reassign-partitions.sh --bootstrap-server host:9092 ...     replicas, and settings of the brokers
 
-Rules of this file: pure; text only. A secret is never in an address, and so never in a command: where the address has
-settings of its own, Kafka's tools get them by `--command-config client.properties`.
+Rules of this file: pure; text only. A secret is never in an address, and so never in a command: if the address has
+security settings, Kafka's tools get them by `--command-config client.properties`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class Fixes:
         return f"{self._tool('configs')} --alter --entity-type brokers --entity-default --add-config {_word(pairs)}"
 
     def grow(self, topic: str, partitions: int) -> str:
-        """Let a topic have that many partitions."""
+        """Grow a topic to that many partitions."""
         return f"standfast topic alter {topic} --partitions {partitions} --log {_word(self.address)}"
 
     def create(self, topic: str, partitions: int | None) -> str:
-        """Create a topic; without a number of partitions that is for the reader to fill in."""
+        """Create a topic; without a number of partitions the command has N, for the reader to fill in."""
         count = "N" if partitions is None else str(partitions)
         return f"standfast topic create {topic} --partitions {count} --log {_word(self.address)}"
 
     def create_replicated(self, topic: str, partitions: int, settings: Mapping[str, str], replicas: int) -> str:
-        """The same with so many replicas, which only the brokers' own tool can say."""
+        """Create a topic with `replicas` copies, which only the brokers' own tool can set."""
         given = " ".join(f"--config {_word(f'{name}={value}')}" for name, value in settings.items())
         return (
             f"{self._tool('topics')} --create --topic {topic} --partitions {partitions} --replication-factor "
@@ -51,7 +51,7 @@ class Fixes:
         ).rstrip()
 
     def replicate(self, topic: str, replicas: Sequence[Sequence[int]], brokers: Sequence[int], wanted: int) -> str:
-        """Give each partition `wanted` replicas, those it has first, the others in turn over the brokers."""
+        """Give each partition `wanted` replicas: its present ones first, then further brokers in turn."""
         plan = [
             {"topic": topic, "partition": number, "replicas": _more(have, brokers, number, wanted)}
             for number, have in enumerate(replicas)
@@ -72,6 +72,7 @@ class Fixes:
 
 
 def _more(have: Sequence[int], brokers: Sequence[int], turn: int, wanted: int) -> list[int]:
+    # Present replicas stay in front, since the first is the preferred leader and keeps its data.
     others = [broker for broker in brokers if broker not in have]
     turned = [others[(turn + at) % len(others)] for at in range(len(others))]
     return [*have, *turned][: max(wanted, len(have))]

@@ -1,6 +1,6 @@
-"""Changelogs of another application, as they are: nothing is made, and their settings are not judged.
+"""Look-up of another application's changelogs: it creates no topics and does not judge their settings.
 
-Rules of this file: asks the admin of a log, and says well what is not there.
+Rules of this file: it asks the admin of a log, and its errors name existing changelogs in place of an absent one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from standfast.store.specs import StoreSpec
 
 
 def foreign_changelog(admin: LogAdmin, app: str, store: str, topic: str) -> TopicInfo:
-    """The changelog of a store. Raises UnknownStore that tells which changelogs the application has."""
+    """The changelog of a store. Raises UnknownStore, which lists the changelogs that the application has."""
     info = admin.describe_topic(topic)
     if info is not None:
         return info
+    # All topics are listed only for the error: on a large cluster that is many.
     prefix, suffix = f"{app}-", "-changelog"
     names = (each.name for each in admin.topics())
     has = [name[len(prefix) : -len(suffix)] for name in names if name.startswith(prefix) and name.endswith(suffix)]

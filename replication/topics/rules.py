@@ -1,10 +1,10 @@
-"""What may be wrong with the topics of an application, rule by rule: described topics in, findings out.
+"""Rules for the topics of an application: described topics in, findings out.
 
     error     records or rows are lost or refused, now or later      the application refuses to start, or should
-    warning   it works, and something makes it slow, fragile or hard to recover
+    warning   it works, but is slow, fragile or hard to recover
 
-Rules of this file: pure; one function a rule, each with its border in the tests. A topic is judged only by what the
-log says of it: a log without brokers has no replicas to count, and a setting that is not there breaks no rule.
+Rules of this file: pure; one function a rule, each with its border in the tests. A rule judges a topic only by the
+log's description: a log without brokers has no replicas to count, and an absent setting breaks no rule.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from standfast.store.specs import TRAITS
 Severity = Literal["error", "warning"]
 
 RECORD_OVERHEAD_BYTES = 1_024  # key and framing beside a value
-TRANSACTION_MS = 10_000  # how long a transaction of a killed writer may stay open: what our writers ask for
+TRANSACTION_MS = 10_000  # our writers' transaction time-out: a killed writer holds readers back for so long
 OFFSETS_RETENTION_MINUTES = 7 * 24 * 60
 TIME_MAX_MS = 2**63 - 1
 TRANSACTIONS, OFFSETS = "__transaction_state", "__consumer_offsets"
@@ -45,7 +45,7 @@ _UNCLEAN = "unclean.leader.election.enable"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. `fix` says what to do, `command` is the line that does it ("" where none can)."""
+    """One problem. `fix` describes the correction, `command` is the line that makes it ("" if none can)."""
 
     rule: str
     severity: Severity
@@ -61,7 +61,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """What a store needs of the topic that it is restored from. `group` None: its tasks are not known."""
+    """Requirements of a store on its changelog topic. `group` None: its tasks are not known."""
 
     topic: str
     store: str
@@ -72,7 +72,7 @@ class Changelog:
 
     @property
     def where(self) -> str:
-        """How a finding names it."""
+        """Its name in findings."""
         if self.from_source:
             return f"source topic {self.topic}, the changelog of store {self.store!r},"
         return f"changelog {self.topic} of store {self.store!r}"
@@ -80,10 +80,10 @@ class Changelog:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What is known of an application: stores, source topics, topics between its tasks, and who reads what.
+    """Known facts of an application: stores, source topics, topics between its tasks, and the readers of each.
 
-    `groups` are the source and repartition topics of each group of tasks, where they are known. `unknown` are topics
-    that bear the name of a changelog of it, of a store that nobody defined here.
+    `groups` are the source and repartition topics of each group of tasks, if known. `unknown` are topics with the name
+    of one of its changelogs, but of a store without a definition here.
     """
 
     name: str
@@ -98,14 +98,14 @@ class Application:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Every topic to be described, once."""
+        """Every topic to describe, once."""
         named = (one.topic for one in self.changelogs)
         all_of_them = (*self.sources, *named, *self.unknown, *self.repartitions, *self.members, *LOGS_OWN)
         return tuple(dict.fromkeys(all_of_them))
 
 
 def findings(app: Application, survey: LogSurvey, fixes: Fixes) -> list[Finding]:
-    """Everything that is wrong, errors first."""
+    """All findings, errors first."""
     found: list[Finding] = []
     own = {one.topic for one in app.changelogs}
     for need in app.changelogs:
@@ -132,7 +132,7 @@ def findings(app: Application, survey: LogSurvey, fixes: Fixes) -> list[Finding]
         topic = survey.topics.get(name)
         if topic is None:
             found += absent_source(app, name, fixes)
-        elif name not in own:
+        elif name not in own:  # a source topic that serves as changelog is judged above
             found += replication(f"source topic {name}", topic, survey.brokers, fixes)
     for name in app.members:
         topic = survey.topics.get(name)
@@ -147,7 +147,7 @@ def findings(app: Application, survey: LogSurvey, fixes: Fixes) -> list[Finding]
 
 
 def policy_findings(need: Changelog, info: TopicInfo, fixes: Fixes) -> Iterator[Finding]:
-    """Cleanup policy, retention and compaction lag against what the kind of the store needs."""
+    """Cleanup policy, retention and compaction lag against the requirements of the store's kind."""
     wanted, found = need.policy, info.policy
     if need.from_source:
         if found.cleanup != {"compact"} and found.retention_ms >= 0:
@@ -164,6 +164,7 @@ def policy_findings(need: Changelog, info: TopicInfo, fixes: Fixes) -> Iterator[
         return
     if found.cleanup != wanted.cleanup:
         settings = {CLEANUP: listed(wanted.cleanup)}
+        # In the same command, or the topic would delete rows by the old retention as soon as it deletes at all.
         if "delete" in wanted.cleanup and _shorter(found.retention_ms, wanted.retention_ms):
             settings[RETENTION] = str(wanted.retention_ms)
         yield Finding(
@@ -200,9 +201,10 @@ def policy_findings(need: Changelog, info: TopicInfo, fixes: Fixes) -> Iterator[
 
 
 def delete_retention(need: Changelog, info: TopicInfo, fixes: Fixes) -> Iterator[Finding]:
-    """A position older than nine tenths of it may have missed deletes, so that the store is rebuilt."""
+    """Retention of tombstones: a position older than nine tenths of it may have missed deletes: a rebuild follows."""
     found_ms = info.policy.delete_retention_ms
     wanted_ms = min(need.policy.delete_retention_ms, DELETE_RETENTION_DEFAULT_MS)
+    # Without compaction no tombstone is ever removed by this setting.
     if "compact" not in info.policy.cleanup or need.from_source or not 0 <= found_ms < wanted_ms:
         return
     yield Finding(
@@ -219,7 +221,7 @@ def delete_retention(need: Changelog, info: TopicInfo, fixes: Fixes) -> Iterator
 def changelog_settings(
     where: str, topic: TopicSurvey, fixes: Fixes, value_max_bytes: int, *, is_source: bool
 ) -> Iterator[Finding]:
-    """Size of records, and timestamps."""
+    """The largest record that the topic takes, and its timestamps."""
     name, settings = topic.info.name, topic.settings
     least_bytes = value_max_bytes + RECORD_OVERHEAD_BYTES
     if _number(settings, _MESSAGE_BYTES, least_bytes) < least_bytes:
@@ -237,7 +239,7 @@ def changelog_settings(
 
 
 def timestamps(where: str, topic: TopicSurvey, fixes: Fixes) -> Iterator[Finding]:
-    """Those of a changelog are part of the rows, those between tasks are event time."""
+    """Settings of timestamps, which are part of the rows in a changelog, and event time between tasks."""
     name, settings = topic.info.name, topic.settings
     if settings.get(TIMESTAMP_TYPE, "CreateTime") != "CreateTime":
         yield Finding(
@@ -274,9 +276,9 @@ def timestamps(where: str, topic: TopicSurvey, fixes: Fixes) -> Iterator[Finding
 
 
 def absent_changelog(app: Application, need: Changelog) -> Iterator[Finding]:
-    """A changelog that is not there: never made, or lost."""
+    """An absent changelog: never created, or lost."""
     if need.from_source:
-        return  # told as a source topic
+        return  # reported as a source topic
     if app.has_run:
         yield Finding(
             "topic-absent",
@@ -299,7 +301,7 @@ def absent_changelog(app: Application, need: Changelog) -> Iterator[Finding]:
 
 
 def absent_source(app: Application, name: str, fixes: Fixes) -> Iterator[Finding]:
-    """A source topic that is not there."""
+    """An absent source topic."""
     yield Finding(
         "topic-absent",
         "error",
@@ -312,7 +314,7 @@ def absent_source(app: Application, name: str, fixes: Fixes) -> Iterator[Finding
 
 
 def unknown_changelog(app: Application, name: str) -> Iterator[Finding]:
-    """A topic that is named as a changelog of the application, of a store that is not known here."""
+    """A topic with the name of a changelog of the application, of a store that is not known here."""
     store = name.removeprefix(f"{app.name}-").removesuffix("-changelog")
     yield Finding(
         "store-unknown",
@@ -325,7 +327,7 @@ def unknown_changelog(app: Application, name: str) -> Iterator[Finding]:
 
 
 def repartition_policy(info: TopicInfo, fixes: Fixes) -> Iterator[Finding]:
-    """Records between tasks must stay until they are processed, all of them."""
+    """The policy of topics between tasks: every record must stay until it is processed."""
     policy, where = info.policy, f"topic {info.name}"
     settings = {CLEANUP: "delete", RETENTION: "-1"}
     if "compact" in policy.cleanup:
@@ -354,12 +356,12 @@ def repartition_policy(info: TopicInfo, fixes: Fixes) -> Iterator[Finding]:
 
 
 def replication(where: str, topic: TopicSurvey, brokers: tuple[int, ...], fixes: Fixes) -> Iterator[Finding]:
-    """Copies of each partition against how many must confirm a write."""
+    """Replicas of each partition against the number that must confirm a write."""
     name, settings = topic.info.name, topic.settings
-    if not topic.replicas:
+    if not topic.replicas:  # the embedded log
         return
     copies, needed = min(map(len, topic.replicas)), _number(settings, _MIN_ISR, 1)
-    wanted = min(REPLICAS_WANTED, len(brokers))
+    wanted = min(REPLICAS_WANTED, len(brokers))  # one broker cannot hold two copies of a partition
     in_sync = min(topic.in_sync, default=copies)
     if copies < needed:
         enough = len(brokers) >= needed
@@ -416,7 +418,7 @@ def replication(where: str, topic: TopicSurvey, brokers: tuple[int, ...], fixes:
 
 
 def partition_counts(app: Application, survey: LogSurvey, fixes: Fixes) -> Iterator[Finding]:
-    """Topics of one group of tasks need equal counts; partition p of each belongs to task p."""
+    """Partition counts: topics of one group of tasks need equal ones; partition p of each belongs to task p."""
     counts = {name: one.info.partitions for name, one in survey.topics.items() if one is not None}
     inputs = {name: counts[name] for name in (*app.sources, *app.repartitions) if name in counts}
     for group, topics in sorted((app.groups or {}).items()):
@@ -432,6 +434,7 @@ def partition_counts(app: Application, survey: LogSurvey, fixes: Fixes) -> Itera
             continue
         own = (app.groups or {}).get(need.group) if need.group is not None else None
         read = inputs if own is None else {name: counts[name] for name in own if name in counts}
+        # One equal input is enough: whether the inputs of a group agree is judged above.
         if not read or counts[need.topic] in read.values():
             continue
         name, most = max(read.items(), key=lambda item: item[1])
@@ -457,7 +460,7 @@ def _count_finding(where: str, topic: str, count: int, most: int, other: str, fi
 
 
 def logs_own(survey: LogSurvey, fixes: Fixes) -> Iterator[Finding]:
-    """Topics and settings that transactions and committed offsets stand on."""
+    """Kafka's own topics and settings for transactions and committed offsets."""
     for name in LOGS_OWN:
         topic = survey.topics.get(name)
         if topic is not None:
@@ -476,10 +479,11 @@ def logs_own(survey: LogSurvey, fixes: Fixes) -> Iterator[Finding]:
 
 
 def transaction_settings(survey: LogSurvey) -> Iterator[Finding]:
-    """Exactly once needs a transaction log that can be made and written."""
+    """The transaction log, which exactly once needs: the brokers must be able to create and write it."""
     settings, brokers = survey.settings, len(survey.brokers)
     copies = _number(settings, "transaction.state.log.replication.factor", 1)
     needed = _number(settings, "transaction.state.log.min.isr", 1)
+    # Only before the topic exists: afterwards `replication` judges the topic itself, by its real replicas.
     if survey.topics.get(TRANSACTIONS) is None and (copies > brokers > 0 or needed > copies):
         yield Finding(
             "transaction-log",
@@ -504,7 +508,7 @@ def transaction_settings(survey: LogSurvey) -> Iterator[Finding]:
 
 
 def errors(found: Iterable[Finding]) -> list[Finding]:
-    """Those that count as an error."""
+    """The findings of severity "error"."""
     return [one for one in found if one.severity == "error"]
 
 
@@ -514,4 +518,5 @@ def _number(settings: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _shorter(found_ms: int, wanted_ms: int) -> bool:
+    # Below 0 is for ever, which is never the shorter one.
     return found_ms >= 0 and (wanted_ms < 0 or found_ms < wanted_ms)

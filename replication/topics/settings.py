@@ -4,7 +4,7 @@
     retention.ms             -1: for ever                              .retention_ms
     delete.retention.ms      how long a tombstone stays                .delete_retention_ms
     min.compaction.lag.ms    how long every version stays              .min_compaction_lag_ms
-    anything else            the log's own business                    .extra
+    any other                the log's own meaning                     .extra
 
 Rules of this file: pure. Names and meaning are Kafka's; the embedded log has the same.
 """
@@ -23,15 +23,15 @@ RETENTION = "retention.ms"
 DELETE_RETENTION = "delete.retention.ms"
 MIN_LAG = "min.compaction.lag.ms"
 TIMESTAMP_TYPE = "message.timestamp.type"
-TIMESTAMP_AHEAD = "message.timestamp.after.max.ms"  # brokers before Kafka 3.6 refuse nothing, and do not know it
+TIMESTAMP_AHEAD = "message.timestamp.after.max.ms"  # brokers before Kafka 3.6 do not know it and refuse nothing
 TIMESTAMP_AHEAD_ANY_MS = 2**63 - 1
-# The timestamps of records are ours, whatever the brokers' default is: event time may lie ahead of their clocks, and a
-# broker that refuses one record, by default from an hour on, refuses the commit that it is in.
+# Records keep our timestamps, regardless of the brokers' defaults: event time may lie ahead of their clocks, and a
+# broker that refuses one record, by default from an hour on, refuses the whole commit.
 OWN_TIMESTAMPS = {TIMESTAMP_TYPE: "CreateTime", TIMESTAMP_AHEAD: str(TIMESTAMP_AHEAD_ANY_MS)}
 
 
 def changed(policy: TopicPolicy, settings: Mapping[str, str]) -> TopicPolicy:
-    """The policy with these settings. Raises BadConfig with every value that means nothing."""
+    """The policy with these settings. Raises BadConfig with every invalid value."""
     extra = dict(settings)
     problems: list[str] = []
 
@@ -65,6 +65,7 @@ def listed(cleanup: frozenset[str]) -> str:
 
 
 def ahead_max_ms(settings: Mapping[str, str]) -> int | None:
-    """How far ahead of the log's clock a record's timestamp may lie; None: as far as it likes."""
+    """The most that a record's timestamp may lie ahead of the log's clock, in ms; None: no bound."""
+    # With LogAppendTime the broker replaces the timestamp and refuses none.
     limit = int(settings.get(TIMESTAMP_AHEAD, TIMESTAMP_AHEAD_ANY_MS))
     return limit if limit < TIMESTAMP_AHEAD_ANY_MS and settings.get(TIMESTAMP_TYPE) != "LogAppendTime" else None

@@ -1,1 +1,1 @@
-"""Child processes: the side of the process that starts one, and the side of the one that is started."""
+"""Child processes: the parent's side, and the child's side."""

@@ -1,19 +1,19 @@
-"""A process that this one starts, that takes orders from it and that ends with it.
+"""A child process that takes orders from this process and ends with it.
 
-    this process ── orders ───> stdin     child      a line each, whole, from any thread; `orders` never waits
+    this process ── orders ───> stdin     child      a line each, whole, from any thread; `order` never waits
     this process <── answers ── stdout    child      a line each; an empty line is a heartbeat
     this process <── last words stderr    child      shared with this process, or a file whose end goes into errors
-    this process ── pidfd ────> lent      child      it polls it, and ends at once when this process has ended
+    this process ── pidfd ────> lent      child      the child polls it, and ends at once when this process has ended
 
     started ──> first word within `start_ms` ──> a word at least every `silent_ms` ──> stop: last order, drained
                                                        └── rubbish, silence, a flood of orders or of one line: killed
 
 The child's side is `standfast.store.process.parent.Parent`. Handles that the child must inherit, such as that of a
-directory's lock, are lent: the lock is held until the last of both processes has ended.
+directory's lock, are lent: the lock lasts until both processes have ended.
 
-Rules of this file: pipes and one process, nothing of what orders and answers mean. It signals only what it started, by
-its id, before it is waited for. Only `poll` with `wait_ms` and `stop` wait. Everything but `order` belongs to one
-thread.
+Rules of this file: pipes and one process; the meaning of orders and answers stays with the caller. It signals only the
+process that it started, by its id, before waiting for it. Only `poll` with `wait_ms` and `stop` wait. All methods but
+`order` belong to one thread.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from standfast.store.process.parent import PARENT_VARIABLE
 Answer = TypeVar("Answer")
 
 READ_BYTES = 1 << 20
-READS_MAX = 64  # of one poll, so that a child that never pauses does not keep this process from anything else
+READS_MAX = 64  # per poll, so that a child that never pauses does not keep this process from other work
 LINE_BYTES_MAX = 32 << 20  # a page of rows has a mebibyte, a status of thousands of tasks a few
-ORDERS_BYTES_MAX = 1 << 20  # not taken by the child
-WORDS_BYTES = 4_000  # of its standard error
+ORDERS_BYTES_MAX = 1 << 20  # bytes that wait for the child; past it the child is killed
+WORDS_BYTES = 4_000  # the end of its standard error
 DRAIN_MS = 5
 RESTART_MS = 200
 WELL_MS = 30_000
@@ -48,7 +48,7 @@ WELL_MS = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """How long a child may say nothing, in milliseconds: until its first word, and from one word to the next."""
+    """A child's longest silence, in milliseconds: until its first word, and from one word to the next."""
 
     start_ms: int
     silent_ms: int
@@ -60,7 +60,7 @@ class Ended:
 
     code: int
     why: str = ""
-    words: str = ""  # the end of its standard error; "" where that is shared
+    words: str = ""  # the end of its standard error; "" if this process shares that
 
     def __str__(self) -> str:
         how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
@@ -69,13 +69,13 @@ class Ended:
 
 @dataclass(slots=True)
 class Restarts:
-    """When to start a child again: after a pause that doubles up to `most_ms`, from the first one if it lived long."""
+    """Pauses before a child's restart: each twice the last, up to `most_ms`; a child that lived long resets them."""
 
     most_ms: int
     _next_ms: int = RESTART_MS
 
     def pause_ms(self, lived_ms: int) -> int:
-        """How long to wait now, after a child that lived so long."""
+        """The pause after a child that lived for `lived_ms`, in milliseconds."""
         pause_ms = RESTART_MS if lived_ms >= WELL_MS else self._next_ms
         self._next_ms = min(pause_ms * 2, self.most_ms)
         return pause_ms
@@ -87,7 +87,7 @@ def json_line(document: Mapping[str, Any]) -> bytes:
 
 
 def json_object(line: bytes) -> dict[str, Any]:
-    """Inverse of json_line. Raises InternalError for anything else."""
+    """Inverse of json_line. Raises InternalError for any other bytes."""
     try:
         found = json.loads(line)
     except ValueError as error:
@@ -98,10 +98,10 @@ def json_object(line: bytes) -> dict[str, Any]:
 
 
 class ChildProcess(Generic[Answer]):
-    """One process, from its start to its end. Raises OSError if it cannot be started.
+    """One process, from its start to its end. Raises OSError if it does not start.
 
     `module` runs as a program with `arguments`; `parse` reads an answer and raises StandfastError for rubbish.
-    `stderr` is an open file for its standard error, closed with the child; None: it shares that of this process.
+    `stderr` is an open file for its standard error, closed with the child; with None it shares that of this process.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ChildProcess(Generic[Answer]):
         with contextlib.suppress(OSError):  # an old kernel, or a container that forbids it: the end of orders remains
             lent.append(os.pidfd_open(os.getpid()))
         try:
-            # -P: a file of the working directory must not stand in for a module.
+            # -P: a file of the working directory must not replace a module.
             # A process group of its own: Ctrl-C is for this process, which ends its children itself, in order.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments],
@@ -157,14 +157,14 @@ class ChildProcess(Generic[Answer]):
         return self._process.pid
 
     def order(self, line: bytes) -> None:
-        """Hand a line over, whole, from any thread, without waiting: what the pipe does not take goes with a `poll`."""
+        """Send a whole line, from any thread, without waiting: a later `poll` sends the bytes that the pipe refuses."""
         with self._ordering:
             self._orders += line
             self._write_orders()
             self._flooded = len(self._orders) > ORDERS_BYTES_MAX
 
     def poll(self, wait_ms: int = 0) -> list[Answer]:
-        """Answers since the last call, after at most `wait_ms` for the first; sets `ended` once there are no more."""
+        """Answers since the last call, after at most `wait_ms` for the first; sets `ended` when no more can come."""
         if self.ended is not None:
             return []
         with self._ordering:
@@ -185,7 +185,7 @@ class ChildProcess(Generic[Answer]):
     def stop(self, last: bytes, within_ms: int) -> list[Answer]:
         """Give the last order and wait for the end; a child that takes longer is killed, and `ended` says so.
 
-        Answers are read to their end, so that it never waits for a full pipe, and returned.
+        Returns all answers to the last; reading them also keeps the child from waiting for a full pipe.
         """
         self.order(last)
         deadline_ms = self._clock.monotonic_ms() + within_ms
@@ -199,7 +199,7 @@ class ChildProcess(Generic[Answer]):
         return answers
 
     def kill(self) -> list[Answer]:
-        """SIGKILL; the answers that it had still given, once it is gone. Nothing if it has ended."""
+        """Send SIGKILL and wait for the end; returns the child's last answers, and none if it had ended before."""
         if self.ended is not None:
             return []
         self._process.kill()
@@ -209,7 +209,7 @@ class ChildProcess(Generic[Answer]):
         return answers
 
     def wait(self, within_ms: int) -> list[Answer]:
-        """Answers until it has ended by itself. A child that takes longer is killed, and `ended` says so."""
+        """Answers until the child ends by itself. A child that takes longer is killed, and `ended` says so."""
         return self.stop(b"", within_ms)
 
     def __enter__(self) -> Self:
@@ -226,13 +226,13 @@ class ChildProcess(Generic[Answer]):
                 written = os.write(self._stdin.fileno(), self._orders)
             except BlockingIOError:
                 return
-            except (OSError, ValueError):  # it died, or its end was seen: its silence says so
+            except (OSError, ValueError):  # the child is dead or its pipe closed; `poll` finds that out by its silence
                 written = len(self._orders)
             del self._orders[:written]
 
     def _read(self) -> tuple[list[Answer], bool]:
-        """Answers that are there, and whether there will be no more."""
-        exited = self._process.poll() is not None  # before reading: what comes after it has no writer
+        """Answers that have arrived, and whether no more can come."""
+        exited = self._process.poll() is not None  # before reading: asked after it, answers in between would be lost
         answers: list[Answer] = []
         for _ in range(READS_MAX):
             try:
@@ -241,6 +241,7 @@ class ChildProcess(Generic[Answer]):
                 return answers, exited
             if not piece:
                 return answers, True
+            # Any bytes count as a sign of life, so an empty line serves as heartbeat.
             self._spoke, self.heard_ms = True, self._clock.monotonic_ms()
             *lines, rest = piece.split(b"\n")
             if lines:
@@ -278,7 +279,8 @@ class ChildProcess(Generic[Answer]):
 
 
 def last_words(file: BinaryIO) -> str:
-    """The last lines of a file that another process writes, WORDS_BYTES of them at most."""
+    """The last lines of a file that another process writes, at most WORDS_BYTES bytes."""
+    # pread, since the child shares the file's position and seeking would move its next write.
     begin = max(os.fstat(file.fileno()).st_size - WORDS_BYTES, 0)
     lines = os.pread(file.fileno(), WORDS_BYTES, begin).decode(errors="replace").splitlines()
     return "\n".join(lines[1:] if begin else lines)

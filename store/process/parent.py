@@ -1,6 +1,6 @@
-"""The process that started this one: bound to it, and, for a `ChildProcess`, in talk with it.
+"""The child's side of a parent process: this process ends with it, and a `ChildProcess` exchanges lines with it.
 
-Rules of this file: Linux, plain system calls; it imports nothing of ours, so that small processes start quickly.
+Rules of this file: Linux, plain system calls; it imports no other file of ours, so that small processes start quickly.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ READ_BYTES = 1 << 16
 
 
 def bind_to_parent(parent: int) -> bool:
-    """Have the kernel kill this process as soon as the thread that started it ends, however that ends.
+    """Have the kernel kill this process as soon as the thread that started it ends, however that thread ends.
 
-    False if the process `parent` had ended before the kernel knew: the caller must end by itself.
+    False if the process `parent` had ended before the call: the caller must then end by itself.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # A parent that ended before the prctl sends no signal; this process then has another parent already.
     return os.getppid() == parent
 
 
 class Parent:
     """The child's side of a `ChildProcess`: orders in, answers out, and this process ends when the parent has ended.
 
-    That end is at once, without anything closed: what is not durable is the log's, and threads that hang must not hold
-    the parent's locks. From here on standard output is standard error, so that nothing else comes between the answers.
-    `beat_ms`: how often the parent hears that this process lives, however long its work takes; None for never.
+    It ends at once and closes nothing: the log has all rows that are not durable here, and hung threads must not hold
+    the parent's locks. Standard output becomes standard error, so that no other text comes between the answers.
+    `beat_ms` is the interval of heartbeats to the parent, however long this process works; None for no heartbeats.
     """
 
     def __init__(self, beat_ms: int | None = None) -> None:
@@ -44,9 +45,9 @@ class Parent:
             threading.Thread(target=self._beat, args=(beat_ms,), name="standfast-beat", daemon=True).start()
 
     def orders(self, wait_ms: int | None) -> list[bytes]:
-        """Orders that have come, after at most `wait_ms` for the first; None: however long that takes.
+        """Orders that have arrived, after at most `wait_ms` for the first; None waits without bound.
 
-        Their end ends this process.
+        The end of standard input ends this process.
         """
         ready = select.poll()
         ready.register(0, select.POLLIN)
@@ -59,7 +60,7 @@ class Parent:
         return lines
 
     def tell(self, line: bytes) -> None:
-        """Give an answer, whole, from any thread; a parent that has ended ends this process."""
+        """Send a whole answer, from any thread; a parent that has ended ends this process."""
         with self._telling:
             while line:
                 try:
@@ -75,14 +76,14 @@ class Parent:
 
 
 def _ended() -> select.poll:
-    """Ready once the parent has ended: its pidfd, or where there is none, the hang-up of the orders' pipe."""
+    """A poll that is ready once the parent has ended: on its pidfd, or without one on the orders' pipe's hang-up."""
     ended = select.poll()
-    lent = os.environ.pop(PARENT_VARIABLE, "")  # not for children of this process: this one is their parent
+    lent = os.environ.pop(PARENT_VARIABLE, "")  # children of this process must not inherit it: their parent is this one
     if lent:
         os.set_inheritable(int(lent), False)
         ended.register(int(lent), select.POLLIN)
     else:
-        ended.register(0, 0)
+        ended.register(0, 0)  # no events: POLLHUP comes unasked, and orders must not wake this thread
     return ended
 
 

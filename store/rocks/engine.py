@@ -3,16 +3,16 @@
     RocksShared(memory_bytes)            one per process: block cache + write-buffer manager charged to it
       RocksEngine(path, shared=...)      one per task: rows, positions and the task's record in one database
 
-Rules of this file: one of the three that import rocksdict; raw mode always (any other mode unpickles what it
-reads); every error of the binding leaves as one of ours; no file of the directory is moved or removed here.
-It must not know store types, logs or positions.
+Rules of this file: one of the three that import rocksdict; raw mode always (any other mode unpickles the bytes
+that it reads); every error of the binding leaves as one of ours; this file moves and removes no file of the
+directory. It must not know store types, logs or positions.
 
-What the binding taught us, each point held by a test:
+Facts about the binding, each held by a test:
 - One live reference to a family keeps the directory's LOCK: `close()` ends scans and drops them all.
 - `close()` of a handle fails as "Already borrowed" while another thread is inside a call on it, and flushes
   unless background work was cancelled first.
-- A family that is reopened without its options has neither cache nor filter: every open names them all.
-- The rest stands where it matters: scans in scan.py, files in files.py, errors in errors.py.
+- A family that is reopened without its options has neither cache nor filter: every open names all families.
+- More facts stand where they matter: scans in scan.py, files in files.py, errors in errors.py.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from standfast.store.tracebacks import is_foreign, let_go
 MEMORY_BYTES_MIN = 1 << 20
 WAL_BYTES_MAX = 32 << 20  # a reopen after a kill replays at most this: 180 MB took 4.5 s, 5 MB 58 ms
 WRITE_BUFFER_BYTES = 8 << 20  # inserts stay near the processor: 16 MiB wrote 8 % slower, 4 MiB flushed too often
-WRITE_BUFFERS_MAX = 3
+WRITE_BUFFERS_MAX = 3  # one to write to while two are flushed
 ARENA_BLOCK_BYTES = 128 << 10  # a task may have a hundred small segment families, each with a memtable
 OPEN_FILES_MAX = 512
-# Files of level 0 at which compaction begins, writes slow down, and writes stop: while restoring, and otherwise (as is
-# RocksDB's default). Measured: 1,000,000 rows of 124 bytes take 1.4 s of processor time instead of 2.0.
+# Files of level 0 at which compaction begins, writes slow down, and writes stop: while restoring, and otherwise
+# (RocksDB's defaults). Measured: 1,000,000 rows of 124 bytes take 1.4 s of processor time instead of 2.0.
 LEVEL0_FILES = {True: (16, 28, 44), False: (4, 20, 36)}
-# With more families they stay as they are: each setting is written with those of all families (200: 13 s to set them).
+# With more families the defaults stay: RocksDB writes each setting with those of all families (200: 13 s to set them).
 LEVEL0_FAMILIES_MAX = 32
 SORT_ROWS_MIN = 2_000  # a batch of this many rows of one family is sorted first
 CLOSE_WAIT_S = 30.0
 CLOSE_POLL_S = 0.001
 READ_ONLY_ATTEMPTS = 5
 _TABLE_FILE = re.compile(r"^ (\d+):(\d+)\[", re.MULTILINE)
-READS = frozenset({"reading", "scanning"})  # what such a call meets lies in the family that it names
+READS = frozenset({"reading", "scanning"})  # damage that such a call meets lies in the family that it names
 _FAMILY_PROPERTIES = {
     "sst_bytes": "rocksdb.total-sst-files-size",
     "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
@@ -88,6 +88,7 @@ class RocksShared:
             raise InvalidRequest(f"memory of {memory_bytes} bytes is too small: give at least {MEMORY_BYTES_MIN}")
         self.memory_bytes = memory_bytes
         self._cache = rocksdict.Cache(memory_bytes)
+        # False: buffers over their half must not stall the writes of all tasks.
         self._buffers = rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(
             memory_bytes // 2, False, self._cache
         )
@@ -103,6 +104,7 @@ class RocksShared:
         """
         table = table_options()
         table.set_block_cache(self._cache)
+        # Else indexes and filters are beside the cache, and `memory_bytes` bounds nothing once files are many.
         table.set_cache_index_and_filter_blocks(True)
         table.set_pin_l0_filter_and_index_blocks_in_cache(True)
         options = rocksdict.Options(raw_mode=True)
@@ -127,6 +129,7 @@ class RocksShared:
         # A reader keeps all files open: then the owner may delete them without disturbing it.
         options.set_max_open_files(-1 if read_only else OPEN_FILES_MAX)
         options.set_keep_log_file_num(2)
+        # Both only write to LOG or memory for people; the figures are read as properties.
         options.set_stats_dump_period_sec(0)
         options.set_stats_persist_period_sec(0)
         return options
@@ -142,22 +145,22 @@ class _Family:
         self.column = column
 
 
-_closing: weakref.WeakSet[RocksEngine] = weakref.WeakSet()  # their close was begun and has not come to its end
+_closing: weakref.WeakSet[RocksEngine] = weakref.WeakSet()  # engines whose close began and has not ended
 
 
 class RocksEngine:
     """One task's RocksDB; implements `standfast.store.engine.Engine`.
 
-    `path` is created if absent, unless `read_only`. A read-only engine sees the database as it was when it was
-    opened, takes no lock, leaves the directory untouched and works beside a live owner.
+    `path` is created if absent, unless `read_only`. A read-only engine reads the database as of its opening, takes no
+    lock, leaves the directory untouched and works beside a live owner.
 
-    `families` that are absent are created with the opening: each `create_family` writes the settings of all families
-    anew, so that many of them one by one cost the square of their number (400: 24 s of processor instead of 0.3).
+    The opening creates absent `families`: each `create_family` rewrites the settings of all families, so creating many
+    of them one by one costs the square of their number (400: 24 s of processor instead of 0.3).
     `whole_wal`: a damaged byte in the write-ahead log is Corruption; otherwise the database opens as it was before that
     byte. A log that ends within its last record (a loss of power) is no damage either way.
-    `careful`: a damaged database is opened, so that its sound families can be read and the others dropped. Files that
-    are missing or short are an error of who reads them, nothing is compacted, and damage in the write-ahead log is
-    passed over, so look at that first (`standfast.store.rocks.wal`).
+    `careful` opens a damaged database, so that its sound families can be read and the others dropped. A missing or
+    short file is an error of the read that needs it, compaction is off, and RocksDB passes over damage in the
+    write-ahead log, so check that first (`standfast.store.rocks.wal`).
     Raises Held (another process or engine has it), Corruption, InvalidRequest (not ours) or Unavailable.
     """
 
@@ -181,9 +184,10 @@ class RocksEngine:
         self._scratch: Path | None = None
         self._restoring = False
         self._closed = False
-        self._to_close: list[Callable[[], None]] = []  # what a close that was begun has to do still
+        self._to_close: list[Callable[[], None]] = []  # the steps that a close in progress still has to run
         self._sealer: Sealer | None = None
         self._unflushed = True  # whether the write-ahead log may hold rows that no table file has
+        # Both checks before the open: RocksDB then removes files that a cut MANIFEST does not know.
         refuse_foreign(self._path)
         if not careful:
             check_seal(self._path)
@@ -213,7 +217,7 @@ class RocksEngine:
         return frozenset(self._families)
 
     def create_family(self, family: str) -> None:
-        """Create an empty family; one that exists already is left as it is."""
+        """Create an empty family; an existing one stays as it is."""
         self._check_writable()
         with self._lock:
             if family in self._families or self._closed:
@@ -228,7 +232,7 @@ class RocksEngine:
                 raise translate(error, f"creating family {family!r} in {self._path}") from error
 
     def drop_family(self, family: str) -> None:
-        """Remove a family; its files go at once, or with the last scan that is open on it."""
+        """Remove a family; RocksDB deletes its files at once, or with the last open scan on it."""
         self._check_writable()
         if family == DEFAULT_FAMILY:
             raise InvalidRequest(f"family {DEFAULT_FAMILY!r} of {self._path} holds the task's record: it cannot go")
@@ -252,6 +256,7 @@ class RocksEngine:
     def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """Values in the order of `keys`."""
         try:
+            # The binding takes several keys only as a list.
             return self._getters[family](list(keys))  # type: ignore[return-value]
         except Exception as error:
             raise self._error(error, family, "reading") from error
@@ -271,6 +276,7 @@ class RocksEngine:
                 raise self._error(error, family, "scanning") from error
             scan = RocksScan(iterator, options, where, start=start, end=end, reverse=reverse)
         with self._lock:
+            # A close since the first line has not seen this scan, which would keep the directory's LOCK.
             if self._closed:
                 scan.close()
                 self._check_open()
@@ -296,7 +302,7 @@ class RocksEngine:
             for family, changes in rows.items():
                 _fill(batch, changes, families[family].column)
             if len(batch):
-                self._unflushed = True
+                self._unflushed = True  # before the write, which may fail with its rows in the log
                 self._db.write(batch)
                 if self._sealer is not None:
                     self._sealer.refresh()
@@ -304,27 +310,27 @@ class RocksEngine:
         except Exception as error:
             raise self._error(error, family, "writing") from error
         finally:
-            del families  # see _error: this frame, too, stays with a traceback
+            del families  # see _error: a kept traceback keeps this frame, too
 
     def approximate_rows(self, family: str) -> int:
         """RocksDB's estimate: overwritten and deleted keys may count until they are compacted."""
         return self._property(family, self._held(family, "measuring"), "rocksdb.estimate-num-keys")
 
     def restoring(self, on: bool) -> None:
-        """Whether rows only come in and nobody reads: then compaction begins later. It ends with the engine, too."""
+        """Say whether a restore runs, which reads no rows: compaction then begins later. Ends with the engine, too."""
         self._check_writable()
         if on == self._restoring or (on and len(self._families) > LEVEL0_FAMILIES_MAX):
             return
         self._restoring = on
         family = DEFAULT_FAMILY
         try:
-            for family in self._families.keys() - {DEFAULT_FAMILY}:  # which has a few rows only
+            for family in self._families.keys() - {DEFAULT_FAMILY}:  # the default family has only a few rows
                 _set_level0(self._held(family, "setting options of"), on)
         except Exception as error:
             raise self._error(error, family, "setting options of") from error
 
     def ingest(self, family: str, files: Sequence[Path]) -> None:
-        """Take sorted files in as they are, over what is there; a later file wins over an earlier one."""
+        """Ingest sorted files unchanged, over the rows that exist; a later file wins over an earlier one."""
         self._check_writable()
         held = self._held(family, "ingesting into")
         try:
@@ -333,7 +339,7 @@ class RocksEngine:
             raise self._error(error, family, "ingesting into") from error
 
     def flush(self, family: str | None = None) -> None:
-        """Move memtables to files, so that a reopen has no log to replay and what they held is durable."""
+        """Move memtables to files, so that a reopen has no log to replay and their rows are durable."""
         self._check_writable()
         name = family or DEFAULT_FAMILY
         try:
@@ -350,7 +356,7 @@ class RocksEngine:
         held = self._held(family, "compacting")
         try:
             held.compact_range(None, None)
-            held.flush()  # the binding passes over what a compaction says; a flush after it does not
+            held.flush()  # the binding drops errors of a compaction; a flush after it raises them
         except Exception as error:
             raise self._error(error, family, "compacting") from error
 
@@ -364,12 +370,13 @@ class RocksEngine:
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
             rocksdict.Checkpoint(self._db).create_checkpoint(str(directory))
+            # Not RocksDB's file, so the checkpoint lacks it.
             shutil.copyfile(self._path / CONFIG_FILE, directory / CONFIG_FILE)
         except Exception as error:
             raise self._error(error, DEFAULT_FAMILY, f"writing a checkpoint to {directory}") from error
 
     def statistics(self, family: str | None = None) -> EngineStatistics:
-        """Sizes of one family, or of all; `properties` has what RocksDB says of files, cache and stalls."""
+        """Sizes of one family, or of all; `properties` has RocksDB's figures of files, cache and stalls."""
         self._check_open()
         names = sorted(self._families) if family is None else [family]
         totals = dict.fromkeys(_FAMILY_PROPERTIES, 0)
@@ -386,7 +393,7 @@ class RocksEngine:
         return EngineStatistics(**totals, families=len(names), properties=properties)
 
     def stalled_ms(self) -> int:
-        """How long writes were held back because flushes or compaction were behind, since this was opened."""
+        """Milliseconds for which RocksDB held writes back since the opening; flushes or compaction were behind."""
         rows = self._held(DEFAULT_FAMILY, "measuring")
         try:
             return stalled_ms(rows.property_value(STALLS_PROPERTY) or "")
@@ -396,7 +403,7 @@ class RocksEngine:
     def close(self) -> None:
         """End scans, stop background work and release the directory. Unflushed rows stay in its WAL.
 
-        Whatever breaks it off, such as a signal handler, the next call goes on from there.
+        After an interruption, such as by a signal handler, the next call goes on from there.
         """
         with self._lock:
             if self._closed and not self._to_close:
@@ -405,6 +412,7 @@ class RocksEngine:
                 _closing.add(self)
                 self._to_close = [held.rows.close for held in self._families.values()] + [self._db.close]
                 if not self._read_only:
+                    # First, or closing a handle flushes its memtable, whose rows the WAL has anyway.
                     self._to_close.insert(0, lambda: self._db.cancel_all_background(True))
                 self._closed = True
             self._set_families({})
@@ -414,10 +422,10 @@ class RocksEngine:
             scan.end(Closed(f"the engine of {self._path} was closed during the scan"))
         failure = None
         try:
-            for step in list(self._to_close):  # each, whatever the one before said: one open handle keeps the LOCK
+            for step in list(self._to_close):  # each step, even after a failed one: one open handle keeps the LOCK
                 try:
                     _tolerate_shutdown(step)
-                except Exception as error:  # noqa: BLE001 - raised below, once all is closed
+                except Exception as error:  # noqa: BLE001 - raised below, after all steps
                     failure = failure or translate(error, f"closing {self._path}")
             self._to_close = []
             _closing.discard(self)
@@ -427,7 +435,7 @@ class RocksEngine:
         if self._sealer is not None:
             self._sealer.write(log=self._unflushed)
         if isinstance(failure, Corruption):
-            # Not raised: a compaction or flush met it, writes say so since then, and the directory is closed.
+            # Not raised: a compaction or flush met it, writes have raised it since then, and the directory is closed.
             logger.warning("%s", failure)
         elif failure is not None:
             raise failure
@@ -463,7 +471,7 @@ class RocksEngine:
 
     def _error(self, error: Exception, family: str, action: str) -> StandfastError:
         """Our error for one of the binding's; works out afterwards whether the engine or the family was at fault."""
-        # Whoever keeps the error keeps its traceback, whose frames would keep handles, and so the directory's LOCK.
+        # A caller that keeps the error keeps its traceback, whose frames would keep handles, and so the LOCK.
         let_go(error)
         if is_foreign(error):
             raise error
@@ -478,14 +486,14 @@ class RocksEngine:
         return found
 
     def _blamed(self, text: str, read: str | None) -> frozenset[str]:
-        """The family that a damaged file belongs to: a write fails for what a compaction met in any other family."""
+        """The families of the damaged file; a write also fails for damage that a compaction met in another family."""
         if read is not None:
             return frozenset((read,))
         file = damaged_file(text)
         return frozenset() if file is None else self.families_of(file)
 
     def table_files(self, family: str) -> dict[str, int]:
-        """Names and bytes of a family's table files, as the MANIFEST has them; they need not be there."""
+        """Names and bytes of a family's table files, as the MANIFEST lists them; the files may be absent."""
         try:
             listed = self._held(family, "listing").property_value("rocksdb.sstables") or ""
         except Exception as error:
@@ -505,7 +513,7 @@ class RocksEngine:
 def _place(
     rows: rocksdict.Rdict, start: bytes | None, end: bytes | None, reverse: bool
 ) -> tuple[rocksdict.RdictIter, rocksdict.ReadOptions]:
-    """An iterator at the first row of the range, and the options that it lives on."""
+    """An iterator at the first row of the range, and its read options, which must live as long."""
     options = rocksdict.ReadOptions()
     if end is not None and not reverse:
         options.set_iterate_upper_bound(end)
@@ -540,9 +548,9 @@ def _set_level0(rows: rocksdict.Rdict, on: bool) -> None:
 
 
 def repair(path: Path, shared: RocksShared) -> None:
-    """Write a new MANIFEST from the table files and logs that there are; what cannot be read goes to `lost/`.
+    """Write a new MANIFEST from the existing table files and logs; unreadable files go to `lost/`.
 
-    Files of a family that was dropped, or that a compaction replaced, count again if they are still there.
+    Files of a dropped family, and files that a compaction replaced, count again if they still exist.
     """
     try:
         for name in ("CURRENT", *(found.name for found in path.glob("MANIFEST-*"))):
@@ -563,16 +571,16 @@ def _open(
     where: str,
     added: Collection[str] = (),
 ) -> rocksdict.Rdict:
-    """Open with full options for every family that exists, and those to be `added`.
+    """Open with full options for every existing family, and for those to be `added`.
 
-    A family left out would lose cache and filter.
+    A family left out of the open would lose cache and filter.
     """
     try:
         return _opened(path, options, access, where, added)
     except Held as held:
         if not held.by_us:
             raise
-    # A signal handler broke a close off, or an opening, which leaves its handle to whoever frees reference cycles.
+    # A signal handler interrupted a close, or an opening, whose handle then waits for the cycle collector.
     for engine in list(_closing):
         if engine._path == path:
             engine.close()
@@ -592,7 +600,7 @@ def _opened(
 
 
 def _open_read_only(path: Path, options: rocksdict.Options) -> tuple[Path, rocksdict.Rdict]:
-    """Open through a scratch directory of links, since an open writes into the directory that it is given."""
+    """Open through a scratch directory of links, since every open writes into its directory."""
     if not (path / "CURRENT").exists():
         raise InvalidRequest(f"{path} holds no database: name a task's directory or a checkpoint")
     where = f"opening {path} read-only"
@@ -604,14 +612,14 @@ def _open_read_only(path: Path, options: rocksdict.Options) -> tuple[Path, rocks
             return scratch, _open(scratch, options, rocksdict.AccessType.read_only(False), where)
         except (StandfastError, OSError) as error:
             shutil.rmtree(scratch, ignore_errors=True)
-            # A live owner may remove a file between listing and opening; then the next look finds its successor.
+            # A live owner may remove a file between listing and opening; the next attempt finds its successor.
             if attempt >= READ_ONLY_ATTEMPTS or "No such file" not in str(error):
                 raise translate(error, where) from error
             attempt += 1
 
 
 def _tolerate_shutdown(action: Callable[[], None]) -> None:
-    """Run a step of closing: background work that was cancelled says so, and calls of other threads may end first."""
+    """Run a step of closing: ignore errors of cancelled background work, and let calls of other threads end first."""
     waited = threading.Event()
     for _ in range(int(CLOSE_WAIT_S / CLOSE_POLL_S)):
         try:

@@ -1,10 +1,10 @@
-"""What the texts of RocksDB and of the binding mean: errors to a caller, and how long writes were held back.
+"""Parsers of the texts of RocksDB and the binding: errors for a caller, and the time for which writes were held back.
 
-Stalls are read from the property `rocksdb.dbstats`, which counts them without the database's statistics being switched
-on: these cost a get a tenth of its time and more.
+Stalls come from the property `rocksdb.dbstats`, which counts them without the database's statistics switched on: these
+cost a get a tenth of its time and more.
 
-Rules of this file: imports nothing of rocksdict. The binding has one class of error, so the kinds are told apart by
-their texts, here and nowhere else; an error whose text is unknown is an InternalError, never passed over.
+Rules of this file: imports nothing of rocksdict. The binding has one class of error, so only the text shows the kind;
+this file alone reads it. An error of unknown text is an InternalError and is never ignored.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ _TOTAL = re.compile(r"^Cumulative stall: (\d+):(\d+):(\d+)\.(\d{3}) H:M:S", re.M
 
 
 def damaged_file(text: str) -> str | None:
-    """The number of the table file that an error of the binding speaks of, without zeros in front; None if of none."""
+    """The number of the table file that an error of the binding names, without leading zeros; None if it names none."""
     found = _TABLE_FILE.search(text)
     return None if found is None else str(int(found[1]))
 
 
 def translate(error: Exception, where: str, lock: Path | None = None) -> StandfastError:
-    """Our error for the binding's, which has one class and tells the kinds apart by their texts only."""
+    """Our error for the binding's, which has one class for all kinds, so that the text decides."""
     if isinstance(error, StandfastError):
         return error
     if is_foreign(error):
-        raise error  # of a signal handler, in the middle of ours: its caller waits for that, and not for one of ours
+        raise error  # a signal handler raised it during our call: the program expects its own exception
     text = str(error).strip()
+    # By its name: this file imports nothing of rocksdict.
     if type(error).__name__ == "DbClosedError" or "mutably borrowed" in text or text.startswith("Shutdown in"):
         return Closed(f"{where}: it was closed meanwhile: open a new one")
-    if NO_DESCRIPTORS_TEXT in text:  # before damage: a file that cannot be opened for that is whole
+    if NO_DESCRIPTORS_TEXT in text:  # before the test for damage: a file that fails to open for this reason is whole
         return no_descriptors(where)
     if "raw mode only support bytes" in text or isinstance(error, TypeError):
         return InvalidRequest(f"{where}: keys and values must be bytes ({text})")
@@ -45,6 +46,7 @@ def translate(error: Exception, where: str, lock: Path | None = None) -> Standfa
         held = Held(f"{where}: {holder} holds it: stop that one first, or open read-only")
         held.by_us = "lock hold by current process" in text
         return held
+    # RocksDB reports a removed file as an IO error, but only a restore brings its rows back.
     lost_file = "No such file" in text and any(mark in text for mark in (".sst", "MANIFEST"))
     if "Corruption" in text or "checksum mismatch" in text or lost_file:
         return Corruption(f"{where}: stored bytes are damaged ({text}): restore this task from its log")
@@ -58,7 +60,7 @@ def translate(error: Exception, where: str, lock: Path | None = None) -> Standfa
 
 
 def lock_holder(lock: Path) -> str:
-    """Who holds RocksDB's LOCK file, as far as Linux tells."""
+    """The process that holds RocksDB's LOCK file, as far as /proc/locks shows it."""
     try:
         inode = str(lock.stat().st_ino)
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
@@ -71,7 +73,7 @@ def lock_holder(lock: Path) -> str:
 
 
 def stalled_ms(text: str) -> int:
-    """Milliseconds since the database was opened; 0 if the text does not tell."""
+    """Milliseconds of stalls since the database was opened; 0 if the text has no such figure."""
     found = _TOTAL.search(text)
     if found is None:
         return 0

@@ -1,12 +1,12 @@
-"""The files of a RocksDB directory: what to check before an open, the scratch of a read-only one, and bounds of LOG.
+"""The files of a RocksDB directory: checks before an open, the scratch of a read-only one, and the bound of LOG.
 
 RocksDB can roll its LOG by itself (`max_log_file_size`), but then it keeps the description of every family it ever made
 in memory, to begin each new file with it: 55 KB a family, and a window store makes a family for each segment of time.
-RocksDB goes on writing where it was, so what we remove becomes a hole.
+RocksDB goes on writing at its old offset, so the removed part becomes a hole.
 
-Rules of this file: imports nothing of rocksdict; changes nothing but LOG in the directory that it is shown. Every open
-of the binding, read-only too, rewrites `rocksdict-config.json` and starts a new log for people in the directory it is
-given, so a read-only open is given a scratch directory of links.
+Rules of this file: imports nothing of rocksdict; changes only LOG in the directory that it is given. Every open of the
+binding, read-only too, rewrites `rocksdict-config.json` and starts a new LOG in its directory, so a read-only open
+gets a scratch directory of links.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ CONFIG_FILE = "rocksdict-config.json"
 COPIED = ("STANDFAST", "STORES", "SEAL", "CURRENT", CONFIG_FILE, "MANIFEST-*", "OPTIONS-*", "IDENTITY")
 _LINKED = ("MANIFEST-*", "OPTIONS-*", "IDENTITY", "*.sst", "*.log", "*.blob")
 INFO_LOG_BYTES = 4 << 20
-_BLOCK_BYTES = 512  # of st_blocks, whatever the file system's own
+_BLOCK_BYTES = 512  # the unit of st_blocks, on every file system
 
 
 def link(path: Path, scratch: Path) -> None:
-    """Fill `scratch`. CURRENT is copied first, because the owner replaces it; logs for people stay behind."""
+    """Fill `scratch`. CURRENT is copied first, because the owner replaces it; LOG files stay behind."""
     for name in ("CURRENT", CONFIG_FILE):
         if (path / name).exists():
             shutil.copyfile(path / name, scratch / name)
@@ -35,10 +35,11 @@ def link(path: Path, scratch: Path) -> None:
 
 
 def copy_closed(path: Path, target: Path) -> None:
-    """A copy of a closed database: files that RocksDB never changes are links where the disk allows, the others copies.
+    """Copy a closed database: files that RocksDB never changes as links where the disk allows, the others as copies.
 
     Raises Unavailable if the disk refuses.
     """
+    # A MANIFEST grows in place, so a link to it would change with the original.
     try:
         target.mkdir(mode=0o700, parents=True)
         for pattern in ("*.sst", "*.blob", "*.log"):
@@ -56,7 +57,7 @@ def copy_closed(path: Path, target: Path) -> None:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Refuse a directory that the binding wrote in its pickling mode: one open in the wrong mode spoils it."""
+    """Raise InvalidRequest for a directory in the binding's pickling mode: one open in raw mode spoils it."""
     try:
         content = (path / CONFIG_FILE).read_bytes()
     except FileNotFoundError:
@@ -71,6 +72,7 @@ def bound_info_log(path: Path) -> None:
     """Empty the LOG of the database at `path` if it takes more than INFO_LOG_BYTES of the disk."""
     log = path / "LOG"
     try:
+        # Blocks, not the size: a truncated LOG keeps its size, since RocksDB goes on writing behind the hole.
         if log.stat().st_blocks * _BLOCK_BYTES > INFO_LOG_BYTES:
             os.truncate(log, 0)
     except FileNotFoundError:

@@ -1,11 +1,11 @@
 """A consistent scan over one live RocksDB iterator.
 
-Rules of this file: it is given an iterator that has been placed, and imports nothing of rocksdict: only
+Rules of this file: it gets an iterator that has been placed, and imports nothing of rocksdict: only
 `standfast.store.rocks.engine` does. Three facts of the binding shape it, each held by the contract suite:
-- `items()` ends silently at a damaged block; so the iterator is stepped here and asked for its `status()` at the end.
+- `items()` ends silently at a damaged block; so this file steps the iterator and checks its `status()` at the end.
 - The iterator points into the bytes of its upper bound, which only its read options keep alive; without them it
-  stops at random. They are kept.
-- Backwards, the iterator ignores its lower bound; so each key is compared.
+  stops at random. So the scan keeps them.
+- Backwards, the iterator ignores its lower bound; so the scan compares each key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCAN_ROWS_MAX = 256
 
 
 class Cursor(Protocol):
-    """What a scan needs of the binding's iterator. `key()` is None where there is no row."""
+    """The part of the binding's iterator that a scan needs. `key()` is None past the last row."""
 
     def key(self) -> bytes | None: ...
 
@@ -41,7 +41,7 @@ class Cursor(Protocol):
 class RocksScan(Closing):
     """A consistent scan over one live iterator; see `standfast.store.engine.RowScan`.
 
-    Rows are drained in chunks. `close()` and `end()` empty the chunk, so nothing is served after them.
+    It reads rows in chunks. `close()` and `end()` empty the chunk, so that no row is served after them.
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class RocksScan(Closing):
         end: bytes | None = None,
         reverse: bool = False,
     ) -> None:
-        """`iterator` stands at the first row; None is an empty range. `options` is what it was made with."""
+        """`iterator` stands at the first row; None is an empty range. `options` are its ReadOptions."""
         self._iterator = iterator
         self._options = options
         self._where = where
@@ -97,7 +97,7 @@ class RocksScan(Closing):
 
     def _release(self) -> None:
         self._chunk.clear()
-        self._iterator = None  # before its options, which keep its bound
+        self._iterator = None  # before its options, which keep the bytes of its bound
         self._options = None
 
     def _refill(self) -> bool:
@@ -116,12 +116,12 @@ class RocksScan(Closing):
                 if not more:
                     self._iterator.status()
             except Exception as error:
-                traceback.clear_frames(error.__traceback__)  # they hold the iterator, and it the directory
+                traceback.clear_frames(error.__traceback__)  # the frames hold the iterator, and it holds the directory
                 self._failure = translate(error, self._where)
                 self._release()
                 if not chunk:
                     raise self._failure from error
-                more = True  # the rows before the damage are good; who asks for the next one is told
+                more = True  # the rows before the damage are good; the call for the next row raises
             if not more:
                 self._release()
             self._chunk, self._ahead = chunk, iter(chunk)

@@ -1,13 +1,13 @@
-"""What a database's own files must still be: RocksDB takes a MANIFEST that lost its end for an older one.
+"""The seal of a database: a checksum that finds a MANIFEST that lost its end, which RocksDB takes for an older one.
 
     SEAL   {"manifest": "MANIFEST-000005", "bytes": 225, "crc": ..., "log": true}      kept up to date by the owner
 
-A MANIFEST only grows, so what it held when the seal was written must be its beginning. With a part of it missing,
-RocksDB opens the database as it was at some other time, or empty, and removes the files that it does not know any more.
+A MANIFEST only grows, so its content when the seal was written must still be its beginning. With a part of it missing,
+RocksDB opens the database as of some other time, or empty, and removes the files that it does not know any more.
 `log` says whether the write-ahead log holds rows that no other file has.
 
-Rules of this file: imports nothing of rocksdict. A seal that is not there, not readable, or speaks of a MANIFEST older
-than the one in use (another version of standfast, or a tool, opened the database meanwhile) says nothing.
+Rules of this file: imports nothing of rocksdict. A seal proves nothing if it is absent, unreadable, or names a
+MANIFEST older than the one in use (another version of standfast, or a tool, opened the database meanwhile).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIRST_MANIFEST = "MANIFEST-000001"
 
 
 class Seal(NamedTuple):
-    """What was written down: a MANIFEST, how long it was at least, the checksum of so much, whether the log counts."""
+    """A seal: the MANIFEST's name, its least size in bytes, the checksum of those bytes, whether the log counts."""
 
     manifest: str
     size: int
@@ -34,7 +34,7 @@ class Seal(NamedTuple):
 
 
 class Sealer:
-    """Keeps the seal of one open database; used by its owner alone."""
+    """Keeps the seal of one open database; only the owner uses it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -44,16 +44,16 @@ class Sealer:
         self.write(log=True)
 
     def refresh(self) -> None:
-        """Take in what was appended to the MANIFEST since; where nothing was, this is one look at its size."""
+        """Include bytes appended to the MANIFEST since the last write; without any, this costs one look at its size."""
         try:
             grown = self._manifest.stat().st_size != self._size
         except OSError:
-            grown = True  # RocksDB began another one
+            grown = True  # RocksDB began another MANIFEST
         if grown:
             self.write(log=True)
 
     def write(self, *, log: bool) -> None:
-        """Say what the files are now; `log` as in the seal. A disk that refuses leaves the seal out."""
+        """Write the seal of the present files; `log` as in the seal. If the disk refuses, the seal is removed."""
         try:
             manifest = self._directory / _in_use(self._directory)
             if manifest != self._manifest:
@@ -63,15 +63,17 @@ class Sealer:
                 added = file.read()
             self._size, self._crc = self._size + len(added), zlib.crc32(added, self._crc)
             fields = {"manifest": manifest.name, "bytes": self._size, "crc": self._crc, "log": log}
+            # Not synced: after a loss of power an older seal still fits a grown MANIFEST, a broken one says nothing.
             temporary = self._directory / f"{SEAL}.tmp"
             temporary.write_text(json.dumps(fields), encoding="ascii")
             temporary.replace(self._directory / SEAL)
         except OSError:
+            # The old seal may name a MANIFEST that RocksDB has replaced, or say that the log does not count.
             (self._directory / SEAL).unlink(missing_ok=True)
 
 
 def check_seal(directory: Path) -> None:
-    """Raise Corruption, naming the file, if MANIFEST, CURRENT or write-ahead log are not what they were."""
+    """Raise Corruption, naming the file, if MANIFEST, CURRENT or write-ahead log do not fit the seal."""
     where, fix = f"opening {directory}", "restore this task from its log"
     if _is_unborn(directory):
         return
@@ -90,7 +92,7 @@ def check_seal(directory: Path) -> None:
 
 
 def manifest_fault(directory: Path) -> str | None:
-    """Why the MANIFEST in use is not what it was; None if nothing speaks against it."""
+    """Why the MANIFEST in use does not fit the seal; None if it does, or if no seal speaks of it."""
     sealed = _sealed(directory)
     if sealed is None or _in_use(directory) != sealed.manifest:
         return None
@@ -104,9 +106,9 @@ def manifest_fault(directory: Path) -> str | None:
 
 
 def _is_unborn(directory: Path) -> bool:
-    """Whether a kill met RocksDB as it made the database, so that it never held a row.
+    """Whether a kill met RocksDB while it created the database, which therefore never held a row.
 
-    It begins with this MANIFEST, before there are a CURRENT and a write-ahead log, and replaces it in the same opening.
+    RocksDB begins with this MANIFEST, before CURRENT and a write-ahead log exist, and replaces it in the same opening.
     """
     manifests = [path.name for path in directory.glob("MANIFEST-*")]
     return manifests == [FIRST_MANIFEST] and not any(directory.glob("*.sst")) and not wal_files(directory)
@@ -118,7 +120,7 @@ def _sealed(directory: Path) -> Seal | None:
         sealed = Seal(str(fields["manifest"]), int(fields["bytes"]), int(fields["crc"]), bool(fields["log"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return None if "/" in sealed.manifest else sealed
+    return None if "/" in sealed.manifest else sealed  # a damaged seal must not lead out of the directory
 
 
 def _in_use(directory: Path) -> str:

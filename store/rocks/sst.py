@@ -1,13 +1,13 @@
-"""Sorted files: written by whoever has the rows, taken in by the engine as they are.
+"""Sorted files: a writer makes them of its rows, and the engine ingests them unchanged.
 
     rows sorted by key ── SstWriter ──> 0-0.sst ── ingest ──> a family (moved, not copied)
 
-What the binding taught us, each point held by a test: keys must ascend strictly; an empty file is an error, so that
-none is made; what is written only becomes a file at `finish`, so that it is written under another name first; an
-ingest checks no block checksum; of overlapping files in one call the later wins.
+Facts about the binding, each held by a test: keys must ascend strictly; an empty file is an error, so none is made;
+a file is complete only after `finish`, so it is written under another name first; an ingest checks no block checksum;
+of overlapping files in one call the later wins.
 
-Rules of this file: one of the three that import rocksdict; it knows rows and files, no store type and no log. It is
-imported by worker processes too, so it opens no database.
+Rules of this file: one of the three that import rocksdict; it knows rows and files, no store type and no log. Worker
+processes import it too, so it opens no database.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SortedFile(NamedTuple):
 
 
 def table_options() -> rocksdict.BlockBasedOptions:
-    """How rows are laid out in blocks, in files of the database and in those that it takes in."""
+    """The layout of rows in blocks, for files of the database and for files that it ingests."""
     table = rocksdict.BlockBasedOptions()
     table.set_block_size(BLOCK_BYTES)
     table.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
@@ -76,17 +76,17 @@ def write_sorted(path: Path, rows: Mapping[bytes, bytes | None]) -> SortedFile:
 
 
 def ingest(family: rocksdict.Rdict, paths: Sequence[Path]) -> None:
-    """Take these files into a family, in this order: where two have the same key, the later one wins.
+    """Ingest these files into a family, in this order: where two have the same key, the later one wins.
 
-    They are moved. A file that overlaps rows in the memtable makes it be flushed first.
+    The files are moved. If a file overlaps rows of the memtable, RocksDB flushes that first.
     """
     options = rocksdict.IngestExternalFileOptions()
-    options.set_move_files(True)
+    options.set_move_files(True)  # by links: a copy would write every row once more
     family.ingest_external_file([str(path) for path in paths], options)
 
 
 def file_options() -> rocksdict.Options:
-    """Options of a file that is written outside of a database."""
+    """Options of a file that no database writes."""
     options = rocksdict.Options(raw_mode=True)
     options.set_block_based_table_factory(table_options())
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
@@ -94,10 +94,10 @@ def file_options() -> rocksdict.Options:
 
 
 def _fill(writer: rocksdict.SstFileWriter, keys: list[bytes], rows: Mapping[bytes, bytes | None]) -> int:
-    """Write the rows; returns how many are deletes.
+    """Write the rows; returns the number of deletes.
 
-    In key order each row lies somewhere else in memory. Looked up and touched a thousand at a time, in loops that do
-    nothing else, they come into the processor's cache together: measured, a third less time.
+    In key order each row lies somewhere else in memory. Loops that only look up and touch a thousand rows at a time
+    bring them into the processor's cache together: measured, a third less time.
     """
     deletes = 0
     put, delete, row_of = writer.__setitem__, writer.__delitem__, rows.__getitem__

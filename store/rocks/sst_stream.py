@@ -1,4 +1,4 @@
-"""Sorted files written as their rows come, where there are too many to hold: see `standfast.store.rocks.sst`.
+"""A writer of sorted files for rows that do not fit in memory: see `standfast.store.rocks.sst`.
 
 Rules of this file: one of the three that import rocksdict. Rows come in strictly ascending key order; layout and
 options are those of `sst.py`.
@@ -19,7 +19,7 @@ from standfast.store.rocks.sst import file_options
 
 
 class SstWriter:
-    """One file. `entries`, `first_key` and `last_key` tell what it holds so far."""
+    """One file. `entries`, `first_key` and `last_key` describe its content so far."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,11 +35,11 @@ class SstWriter:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes written so far, about."""
+        """Approximate bytes written so far."""
         return self._writer.file_size()
 
     def add(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
-        """Rows after all that came before. Raises InvalidRequest if they are out of order."""
+        """Add rows whose keys lie above all earlier ones. Raises InvalidRequest if they are out of order."""
         if self._finished:
             raise Closed(f"{self.path} is finished: write another file")
         if not keys:
@@ -56,7 +56,7 @@ class SstWriter:
         self.entries += len(keys)
 
     def finish(self) -> None:
-        """Complete the file; at least one row is needed."""
+        """Complete the file, which must have at least one row."""
         self._finished = True
         try:
             self._writer.finish()
@@ -65,5 +65,5 @@ class SstWriter:
 
 
 def rocksdict_version() -> str:
-    """Version of the binding, for what is kept beside the files."""
+    """Version of the binding, for the manifest beside the files."""
     return version("rocksdict")

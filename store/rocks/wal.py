@@ -1,14 +1,15 @@
-"""Whether the write-ahead log of a RocksDB is whole, as far as RocksDB's own reader does not say it.
+"""Checks of RocksDB's write-ahead log for damage that RocksDB's own reader does not report.
 
     block of 32 KiB   record, record, ... , up to 6 zero bytes
     record            crc32c (masked, of type and payload), length, type: 7 bytes; then the payload
 
 RocksDB takes a record that reaches beyond the end of the file for one whose write was cut short, and ends there. With a
-flipped byte in its length any record of the last block looks so, and those behind it would be gone without a word: here
-they are told apart by what follows. With `every_byte` each checksum is checked, too, for readers that pass over it.
+flipped byte in its length any record of the last block looks so, and RocksDB would drop the records behind it silently:
+this file distinguishes the two by the bytes that follow. With `every_byte` it also checks each checksum, for readers
+that ignore them.
 
-Rules of this file: `damaged_at` is pure, bytes in, offset out; the others read files of RocksDB, and only `cut_off`
-writes, in a copy.
+Rules of this file: `damaged_at` is pure, bytes in, offset out; the other functions read files of RocksDB, and only
+`cut_off` writes, in a copy.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def refuse_damaged_wal(directory: Path, *, every_byte: bool) -> None:
 
 
 def cut_off(directory: Path, path: Path, at: int) -> None:
-    """End the log of a copy before a record: the file is written anew, since it may be a link; later ones go."""
+    """Cut a copy's log off before the record at `at`, and delete later logs; recreate the file, which may be a link."""
     content = path.read_bytes()[:at]
     for later in wal_files(directory):
         if int(later.stem) >= int(path.stem):
@@ -65,11 +66,11 @@ def damaged_at(raw: bytes, *, every_byte: bool) -> int | None:
     for at, length in records(raw):
         if at + HEADER_BYTES > len(raw):
             return None
-        if at + HEADER_BYTES + length > _block_end(at):  # a writer begins a new record there
+        if at + HEADER_BYTES + length > _block_end(at):  # a writer never crosses a block: it splits the record there
             return at
         if at + HEADER_BYTES + length > len(raw):
             return at if _is_whole(raw, at, len(raw) - at - HEADER_BYTES) or _goes_on(raw, at) else None
-        if raw[at + 6] == 0:  # room that was reserved and not written
+        if raw[at + 6] == 0:  # type 0 is space that was allocated in advance and not written
             return at if raw[at:].strip(b"\0") else None
         if every_byte and not _is_whole(raw, at, length):
             return at
@@ -77,10 +78,10 @@ def damaged_at(raw: bytes, *, every_byte: bool) -> int | None:
 
 
 def records(raw: bytes) -> Iterator[tuple[int, int]]:
-    """(offset of the header, bytes of the payload as the header has it) of each record."""
+    """(offset of the header, payload bytes by the header's length field) of each record."""
     at = 0
     while at < len(raw):
-        if _block_end(at) - at < HEADER_BYTES:
+        if _block_end(at) - at < HEADER_BYTES:  # no header fits, so the writer has filled the block with zeros
             at = _block_end(at)
             continue
         length = int.from_bytes(raw[at + 4 : at + 6], "little")
@@ -93,7 +94,8 @@ def _block_end(at: int) -> int:
 
 
 def _goes_on(raw: bytes, at: int) -> bool:
-    """Whether a whole record follows somewhere: then nothing was cut short."""
+    """Whether a whole record follows anywhere: then no write was cut short here."""
+    # Byte by byte, since the damaged length does not say where the next record begins.
     for other in range(at + HEADER_BYTES, len(raw) - HEADER_BYTES + 1):
         length = int.from_bytes(raw[other + 4 : other + 6], "little")
         fits = raw[other + 6] in TYPES and length and other + HEADER_BYTES + length <= len(raw)
@@ -109,7 +111,7 @@ def _is_whole(raw: bytes, at: int, length: int) -> bool:
 
 
 def unmasked(raw: bytes, at: int) -> int:
-    """The checksum that a record's header has."""
+    """The checksum of the record's header, without RocksDB's mask."""
     rotated = (int.from_bytes(raw[at : at + 4], "little") - _MASK_DELTA) & 0xFFFFFFFF
     return ((rotated >> 17) | (rotated << 15)) & 0xFFFFFFFF
 
@@ -126,6 +128,7 @@ def _table() -> list[int]:
 TABLE = _table()
 
 
+# In Python: the standard library has CRC-32 only, whose polynomial is another.
 def _crc32c(data: bytes) -> int:
     crc, table = 0xFFFFFFFF, TABLE
     for byte in data:

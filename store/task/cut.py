@@ -1,14 +1,14 @@
-"""The task's record: everything that must move together with the rows, in one row of the default family.
+"""The task's record (commit record): the facts that must move together with the rows, in the default family.
 
     "cut"     01 | JSON   positions, source offsets, stream times, observed times, epoch
     "stores"  01 | JSON   definition of every store, to recognise a changed one; copied to a file (definitions_file)
-    "ingesting" 01 | JSON   {store: {}} while files are taken into it; if it is here on opening, a crash came between
-                          files and position, and nobody knows which of them are in: that store begins anew
+    "ingesting" 01 | JSON   {store: {}} while the store ingests files; if an opening finds it, a crash came between
+                          files and position, and it is unknown which files are in: the store is restored again
                           {store: {"from": FOLDER}} while readable rows of a damaged store, which no log has, are copied
-                          from a folder that was set aside: they are copied again
+                          from a folder that was set aside: the copy runs again
 
-Rules of this file: written in the very batch that writes the rows it speaks of, so it can be neither ahead of them
-nor behind. The first byte is the format; never renumber, add fields instead.
+Rules of this file: the record is written in the same batch as its rows, so it can be neither ahead of them nor behind.
+The first byte is the format; never renumber, add fields instead.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FORMAT = 1
 
 
 class Position(NamedTuple):
-    """How far a changelog has been applied: next offset, leader epoch (-1: none), topic id, and when it was written.
+    """A changelog's position: next offset, leader epoch (-1: none), topic id, and the time of writing in ms.
 
-    `marker`: that next offset holds no record, but the marker of the transaction that was written last. `tag`: of the
-    epoch of the log in which the record before the offset was written ("": unknown, or the log has none).
+    `marker`: the next offset holds no record, but the marker of the last written transaction. `tag`: that of the log's
+    epoch in which the record before the offset was written ("": unknown, or the log has none).
     """
 
     offset: int
@@ -52,8 +52,8 @@ class StoreTimes(NamedTuple):
 class Cut:
     """One consistent point of a task. Sources, their tags and stream times are keyed `topic/partition`, else by store.
 
-    `source_tags` are those of the epochs of the records before the source offsets, where the log has any.
-    `task` is whose it is, in the bytes only: it finds out files of another task; "" from versions that wrote none.
+    `source_tags` are the epoch tags of the records before the source offsets, where the log has epochs.
+    `task` names the owner task, in the bytes only: it exposes files of another task; "" from versions that wrote none.
     """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
@@ -66,9 +66,10 @@ class Cut:
     task: str = ""
 
     def encode(self) -> bytes:
-        """The bytes of the "cut" row; what a log without epochs does not need is left out, as before there were any."""
+        """The bytes of the "cut" row, without the fields for epochs if there are none, as earlier versions wrote it."""
         return _encode(
             {
+                # Without a tag the bytes are those of earlier versions, which know no tags and can go on reading them.
                 "positions": {store: value if value.tag else value[:-1] for store, value in self.positions.items()},
                 "sources": self.sources,
                 "stream_times": self.stream_times,
@@ -92,7 +93,7 @@ class Cut:
                 stores={store: StoreTimes(*value) for store, value in fields["stores"].items()},
                 progress=fields["progress"],
                 epoch=fields["epoch"],
-                source_tags=fields.get("source_tags", {}),
+                source_tags=fields.get("source_tags", {}),  # this field and the next are absent in older records
                 task=fields.get("task", ""),
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -100,7 +101,7 @@ class Cut:
 
 
 def source_key(topic: str, partition: int) -> str:
-    """How a source partition is written in a cut; a topic name cannot hold a slash."""
+    """A source partition as a key of a cut; a topic name cannot hold a slash."""
     return f"{topic}/{partition}"
 
 
@@ -116,7 +117,7 @@ def encode_definitions(definitions: Mapping[str, Mapping[str, Any]]) -> bytes:
 
 
 def encode_ingesting(store: str) -> bytes:
-    """The bytes of the "ingesting" row while files go into this store."""
+    """The bytes of the "ingesting" row while this store ingests files."""
     return _encode({store: {}})
 
 
@@ -126,15 +127,16 @@ def encode_copying(stores: Mapping[str, str]) -> bytes:
 
 
 def decode_ingesting(raw: bytes | None, where: str) -> dict[str, str]:
-    """The stores that files or rows were being taken into, and the folder that rows come from ("" for files)."""
+    """The marked stores, each with the folder that its rows come from ("" for an ingest of files)."""
     if raw is None:
         return {}
     return {store: str(mark.get("from", "")) for store, mark in decode_record(raw, where).items()}
 
 
 def decode_record(raw: bytes, where: str) -> dict[str, Any]:
-    """JSON of a record row, after its format byte was checked."""
+    """JSON of a record row, after a check of its format byte."""
     if not raw or raw[0] != FORMAT:
+        # A newer format is the newer version's good data; any other byte is damage.
         written = raw[0] if raw else None
         if written is not None and written > FORMAT:
             raise InvalidRequest(

@@ -1,13 +1,13 @@
-"""A task's definitions of stores beside its database, for readers that must not copy a task to know what is in it.
+"""A task's definitions of stores beside its database, for readers that must know its stores without copying the task.
 
     <task>/STORES   {"schema": "standfast.stores/1", "crc": 1234, "stores": {name: definition}}
 
-The database has the same in its record, and that one decides. The file is removed before the record changes and written
-after it, so that a crash leaves none rather than an old one; the next opening writes it again. It never says how far a
-store is: that moves with every commit, and a copy beside the database would be behind.
+The database has the same in its record, and the record decides. The file is removed before the record changes and
+written after it, so that a crash leaves no file rather than an old one; the next opening writes it again. It holds no
+positions: these move with every commit, and a copy beside the database would be behind.
 
 Rules of this file: one small file, written by the process that has the task open. A version of standfast that does not
-know the file leaves it as it is, so whoever reads it checks it against the database as soon as that is open.
+know the file leaves it unchanged, so a reader checks it against the database as soon as that is open.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCHEMA = "standfast.stores/1"
 
 
 class FileStores(NamedTuple):
-    """What such a file says: definitions by name, or None and why it does not count."""
+    """The content of such a file: definitions by name, or None and the reason why the file does not count."""
 
     stores: dict[str, Any] | None
     fault: str = ""
@@ -40,7 +40,7 @@ def dump(stores: Mapping[str, Any]) -> str:
 
 
 def parse(raw: bytes | None) -> FileStores:
-    """The file's content; anything but what `dump` gives is a fault, and never half an answer."""
+    """The file's content; any text that `dump` does not write is a fault, and never a partial answer."""
     if raw is None:
         return FileStores(None, f"there is no file {STORES_FILE} (an earlier version wrote the task)")
     try:
@@ -57,7 +57,7 @@ def parse(raw: bytes | None) -> FileStores:
 
 
 def forget_other(directory: Path, stores: Mapping[str, Any]) -> None:
-    """Remove the file if it says anything else: the record is about to be changed to this."""
+    """Remove the file if its definitions differ from `stores`: the record is about to change to these."""
     path = directory / STORES_FILE
     try:
         if path.exists() and parse(path.read_bytes()).stores != stores:
@@ -67,16 +67,18 @@ def forget_other(directory: Path, stores: Mapping[str, Any]) -> None:
 
 
 def keep(directory: Path, stores: Mapping[str, Any]) -> None:
-    """Write the file if it does not say this; a disk that refuses leaves it out."""
+    """Write the file unless it has these definitions already; if the disk refuses, it is left out."""
     path = directory / STORES_FILE
     try:
         if not path.is_file() or parse(path.read_bytes()).stores != stores:
             write_atomically(path, dump(stores))
     except OSError as error:
+        # The file is a convenience of readers; a commit or an opening must not fail for it.
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         logger.warning("%s is left out (%s): readers of copies open the database instead", path, error)
 
 
 def _checksum(stores: Mapping[str, Any]) -> int:
+    # Sorted, so that a reader that parsed the JSON computes the same bytes.
     return zlib.crc32(json.dumps(stores, sort_keys=True, separators=(",", ":")).encode())

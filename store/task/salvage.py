@@ -1,10 +1,10 @@
-"""What can still be read of a damaged database, copied row by row.
+"""Salvage: copies the readable rows of a damaged database, row by row.
 
     open_remains   copy by links ──> mend CURRENT, cut a damaged log off, put files together ──> open carefully
     copy_rows      every family of a store: forwards up to the damage, then backwards down to it ──> another database
 
-What is copied was read whole: a block with a wrong checksum gives no row, and neither does anything between two such
-blocks of a family. Every part that could not be read, or may be missing, is told as a line for people.
+Every copied row was read whole: a block with a wrong checksum gives no row, and neither do the blocks between two such
+blocks of a family. Each part that is unreadable, or may be missing, becomes a line for people.
 
 Rules of this file: it changes nothing in the directory that it reads. It does not decide whether a loss is acceptable.
 """
@@ -35,13 +35,13 @@ BATCH_ROWS = 5_000
 
 @dataclass(slots=True)
 class Remains:
-    """A damaged database, open as far as that goes; `gaps` say what is missing, or may be. Close it."""
+    """A damaged database, open as far as it can be; `gaps` name parts that are or may be missing. Close it."""
 
     engine: RocksEngine
     gaps: list[str] = field(default_factory=list)
 
     def has_rows(self, name: str) -> bool:
-        """Whether a store had rows; damage counts as some."""
+        """Whether a store had rows; damage counts as rows."""
         for family in _families(self.engine, name):
             try:
                 with self.engine.scan(family) as scan:
@@ -52,18 +52,18 @@ class Remains:
         return bool(self.gaps)
 
     def undeclared(self, names: Collection[str], where: str) -> list[str]:
-        """Stores with rows that have no changelog, or may have none, and are not among these names."""
+        """Stores with rows that have no changelog, or may have none, and are not in `names`."""
         stores = {store_of_family(one) for one in self.engine.families() if one != DEFAULT_FAMILY} - set(names)
         try:
             raw = self.engine.get(DEFAULT_FAMILY, STORES_KEY)
             kept = {} if raw is None else decode_record(raw, where)
         except Corruption:
-            kept = {}
+            kept = {}  # without definitions every store counts as one whose rows no log has
         logged = {name for name, definition in kept.items() if definition.get("logging", True)}
         return sorted(name for name in stores - logged if self.has_rows(name))
 
     def cut(self, where: str) -> Cut | None:
-        """The task's record; None if it cannot be read."""
+        """The task's record; None if it is unreadable."""
         try:
             raw = self.engine.get(DEFAULT_FAMILY, CUT_KEY)
             return None if raw is None else Cut.decode(raw, where)
@@ -76,11 +76,12 @@ class Remains:
 
 
 def open_remains(directory: Path, scratch: Path, shared: RocksShared, task: str) -> Remains | None:
-    """Open what is left of a task's database, in a copy at `scratch`; None if nothing can be. Raises Unavailable."""
+    """Open the rest of a task's database, in a copy at `scratch`; None if no part of it opens. Raises Unavailable."""
     remains = _open_copy(directory, scratch, shared)
     if remains is None or _is_of(remains, task):
         return remains
     remains.close()
+    # The log alone may be that of another task; without it the table files may be the task's own.
     remains = _open_copy(directory, scratch, shared, log=False)
     if remains is None or _is_of(remains, task):
         return remains
@@ -95,6 +96,7 @@ def _is_of(remains: Remains, task: str) -> bool:
 
 def _open_copy(directory: Path, scratch: Path, shared: RocksShared, *, log: bool = True) -> Remains | None:
     shutil.rmtree(scratch, ignore_errors=True)
+    # A copy, because RocksDB removes files that its MANIFEST does not know, which may be all that is left.
     copy_closed(directory, scratch)
     if not log:
         for path in wal_files(scratch):
@@ -102,7 +104,7 @@ def _open_copy(directory: Path, scratch: Path, shared: RocksShared, *, log: bool
     gaps = _log_gaps(scratch) if log else ["its write-ahead log is that of another task: rows written last are missing"]
     manifests = sorted(scratch.glob("MANIFEST-*"))
     if manifests:
-        # CURRENT is one line that names the newest; written again it is right, whatever was in it.
+        # CURRENT is one line that names the newest MANIFEST, so it can be written again after any damage.
         (scratch / "CURRENT").write_text(f"{manifests[-1].name}\n", encoding="ascii")
     try:
         if not manifests or manifest_fault(scratch) is not None:
@@ -113,7 +115,7 @@ def _open_copy(directory: Path, scratch: Path, shared: RocksShared, *, log: bool
 
 
 def copy_rows(source: RocksEngine, target: Engine, spec: StoreSpec) -> tuple[list[str], StoreTimes]:
-    """Copy every readable row of a store; returns what could not be read, and the times that the rows tell of."""
+    """Copy every readable row of a store; returns the unreadable parts, and the store's times as the rows show them."""
     gaps: list[str] = []
     sequence, observed_ms = 0, -1
     for family in _families(source, spec.name):
@@ -132,7 +134,7 @@ def copy_rows(source: RocksEngine, target: Engine, spec: StoreSpec) -> tuple[lis
 
 
 def _time_of(spec: StoreSpec, key: bytes, row: bytes) -> int:
-    """What a row brings to the largest time of its store (-1: nothing)."""
+    """The row's part in the largest time of its store (-1: none)."""
     if spec.traits.times is not None:
         return spec.traits.times.time_of(key)
     if spec.traits.versions:
@@ -141,7 +143,7 @@ def _time_of(spec: StoreSpec, key: bytes, row: bytes) -> int:
 
 
 def copy_stores(remains: Remains, target: TaskStores, names: Collection[str]) -> list[str]:
-    """Copy the readable rows of these stores, and what the task's record says of them; returns what is missing."""
+    """Copy the readable rows of these stores, and their part of the task's record; returns the missing parts."""
     gaps = list(remains.gaps)
     cut = remains.cut(str(target.directory))
     times: dict[str, StoreTimes] = {}
@@ -149,17 +151,17 @@ def copy_stores(remains: Remains, target: TaskStores, names: Collection[str]) ->
         lost, told = copy_rows(remains.engine, target.engine, target.specs[name])
         gaps += lost
         known = StoreTimes() if cut is None else cut.stores.get(name, StoreTimes())
-        # Without the record a store would take its rows past retention for rows of now, and show them again.
+        # Without the record a store would take its rows past retention for present ones, and show them again.
         times[name] = StoreTimes(max(known.observed_ms, told.observed_ms), max(known.sequence, told.sequence))
     target.carry(Unwritten({}, times))
     if cut is not None:
-        # Positions are of rows that are not here: the stores with a log are read from it again.
+        # Positions belong to rows that the copy does not have: stores with a log are restored from it.
         target.apply({}, replace(cut, positions={}, stores={}, task=""))
     return gaps
 
 
 def _log_gaps(scratch: Path) -> list[str]:
-    """Cut a damaged write-ahead log off before its first damaged record, so that what is read is one moment."""
+    """Cut a damaged write-ahead log off before its first damaged record, so that the rows are of one moment."""
     found = wal_damage(scratch, every_byte=True)
     if found is None:
         return [] if wal_files(scratch) else ["its write-ahead log is gone, with the rows that were written last"]
@@ -169,7 +171,7 @@ def _log_gaps(scratch: Path) -> list[str]:
 
 
 def _put_together(directory: Path, scratch: Path, shared: RocksShared, gaps: list[str]) -> Remains | None:
-    """Without a usable MANIFEST: from the table files that there are, and the log."""
+    """Open a copy without a usable MANIFEST, rebuilt from its table files and its log."""
     unfinished = any(path.stat().st_size for path in wal_files(scratch))
     found = [*gaps, *(["rows of its write-ahead log may be missing"] if unfinished else [])]
     try:
@@ -196,6 +198,7 @@ def _readable(engine: RocksEngine, family: str, gaps: list[str]) -> Iterator[Row
         what = str(damage)
     first: bytes | None = None
     try:
+        # Backwards as well, since a scan ends at the first damaged block and rows lie on both sides of it.
         with closing(engine.scan(family, reverse=True)) as scan:
             for key, row in scan:
                 if last is not None and key <= last:

@@ -1,14 +1,14 @@
-"""The state directory of one application on one machine.
+"""The state directory of one application on one machine (Kafka Streams: StateDirectory).
 
     <state_dir>/<app>/LOCK           flock of the process that owns it, with its pid inside; its workers share the lock
                       INSTANCE       stable instance id, kept over restarts
-                      0_3/           one task: its RocksDB, STANDFAST, the format marker, and STORES, what it holds
+                      0_3/           one task: its RocksDB, STANDFAST (format marker) and STORES (definitions)
                       .aside/        directories set aside, until the task that replaces them is whole
-                      .bulk/         files of a bulk restore that are not taken in yet; of no use to another process
-                      .mending/      what is put together of a damaged task, until it takes its place
+                      .bulk/         files of a bulk restore, not ingested yet; of no use to another process
+                      .mending/      parts of a damaged task's replacement, until it takes the task's place
 
-Rules of this file: directories and markers only; it never opens a database. Nothing is deleted that was not set
-aside by this library, and only once the caller says that its replacement is whole.
+Rules of this file: directories and markers only; it never opens a database. It deletes only directories that this
+library set aside, and only after the caller says that their replacement is whole.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MARKER_FORMAT = 1
 BULK_FOLDER = ".bulk"
 ASIDE_FOLDER = ".aside"
 MENDING_FOLDER = ".mending"
-WIPED = "wiped"  # set aside by an operator's word, who wants none of it back
+WIPED = "wiped"  # set aside by an operator's command, so it must never come back by itself
 INSTANCE_BYTES_MAX = 128
 INSTANCE = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # s3://bucket; with one slash, too: pathlib takes one of two away
@@ -57,7 +57,7 @@ class StateDir:
             self._lock = self._acquire()
             try:
                 for folder in (BULK_FOLDER, MENDING_FOLDER):
-                    shutil.rmtree(self.path / folder, ignore_errors=True)  # of a process that was killed
+                    shutil.rmtree(self.path / folder, ignore_errors=True)  # left by a process that was killed
                 write_marker(self.path, app, task=None)
                 self.instance_id = self._instance_id()
             except BaseException:
@@ -66,11 +66,11 @@ class StateDir:
 
     @classmethod
     def lent(cls, root: str | Path, app: str, lock: int, member: str) -> StateDir:
-        """A directory whose lock another owner took and shares: `lock` is a handle on it that this one closes.
+        """A directory whose lock another owner took and shares: `lock` is a handle on it that this object closes.
 
-        The directory stays locked until every handle is closed, in whichever process: nobody opens a task that a
-        worker of a dead owner still has open. `member` is this one's instance id. Which task is whose is for the
-        owner to say. Raises InvalidRequest if the handle is not the lock of this directory.
+        The directory stays locked until every handle is closed, in every process: no new owner opens a task that a
+        worker of a dead owner still has open. `member` is the instance id of this object. The owner decides which
+        session has which task. Raises InvalidRequest if the handle is not the lock of this directory.
         """
         made = cls.__new__(cls)
         made.app = check_name("application", app)
@@ -88,7 +88,7 @@ class StateDir:
 
     @property
     def lock(self) -> int:
-        """The handle of the lock, for a worker to inherit."""
+        """The lock's file handle, for a worker to inherit."""
         return self._lock
 
     def task_path(self, task: str) -> Path:
@@ -96,7 +96,7 @@ class StateDir:
         return self.path / task
 
     def tasks(self) -> list[str]:
-        """Tasks that have a directory here."""
+        """Tasks that have a directory in this state directory."""
         return sorted(path.name for path in self.path.iterdir() if (path / MARKER).is_file())
 
     def set_aside(self, task: str, reason: str) -> Path | None:
@@ -106,17 +106,18 @@ class StateDir:
             return None
         target = self._aside_path(task, reason)
         target.parent.mkdir(mode=0o700, exist_ok=True)
+        # Within the state directory, so on the same file system: a rename is whole or has not happened.
         source.rename(target)
         return target
 
     def copy_aside(self, task: str, reason: str) -> Path:
-        """Copy the directory of a task that is closed, by links; whoever made the copy may remove it again."""
+        """Copy the directory of a closed task, by links; the caller may remove the copy again."""
         target = self._aside_path(task, reason)
         copy_closed(self.task_path(task), target)
         return target
 
     def aside_path(self, folder: str) -> Path:
-        """A directory that was set aside, by its name."""
+        """Path of a directory in `.aside`, by its name."""
         return self.path / ASIDE_FOLDER / folder
 
     def _aside_path(self, task: str, reason: str) -> Path:
@@ -128,21 +129,21 @@ class StateDir:
         return sorted(found, key=lambda path: (path.stat().st_ctime_ns, path.name))
 
     def left_behind(self, task: str) -> Path | None:
-        """The directory that was set aside last, of a task that has none: a crash came before its replacement."""
+        """The directory last set aside of a task without one: a crash came before its replacement. Else None."""
         if self.task_path(task).exists():
             return None
         kept = [path for path in self.aside(task) if path.name.split(".")[1] != WIPED]
         return kept[-1] if kept else None
 
     def mending_path(self, task: str, part: str) -> Path:
-        """An empty place to put a part of a damaged task together; its folder is not made."""
+        """A free path for a part of a damaged task's replacement; the caller makes the folder."""
         path = self.path / MENDING_FOLDER / f"{task}.{part}"
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         return path
 
     def drop_aside(self, task: str) -> list[Path]:
-        """Delete what was set aside for a task: its replacement is whole now."""
+        """Delete the directories set aside for a task, whose replacement is whole now; returns their paths."""
         dropped = self.aside(task)
         for path in dropped:
             shutil.rmtree(path)
@@ -152,7 +153,7 @@ class StateDir:
         """Release the lock. Closing twice is fine."""
         if self._lock >= 0:
             if not self._lent:
-                os.ftruncate(self._lock, 0)  # so that nobody takes this process, should it live on, for the owner
+                os.ftruncate(self._lock, 0)  # so that no reader takes this process, should it live on, for the owner
             os.close(self._lock)
             self._lock = -1
 
@@ -160,6 +161,7 @@ class StateDir:
         path = self.path / "LOCK"
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
+            # flock, not fcntl's record locks: it belongs to the handle, so workers inherit it with the handle.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "an unknown process"
@@ -183,7 +185,7 @@ class StateDir:
 
 
 def kept_instance(state_path: Path) -> str:
-    """The instance id that `<state_dir>/<app>` keeps, "" before its first start. InvalidRequest if it is none."""
+    """The instance id kept in `<state_dir>/<app>`, "" before its first start. InvalidRequest for an invalid id."""
     path = state_path / "INSTANCE"
     if not path.exists():
         return ""
@@ -197,9 +199,9 @@ def kept_instance(state_path: Path) -> str:
 
 
 def check_marker(directory: Path, app: str, task: str | None) -> bool:
-    """Whether `directory` bears our marker; InvalidRequest if it is another's, of a newer format, or unmarked data.
+    """Whether `directory` has our marker; InvalidRequest for another task's, a newer format, or unmarked data.
 
-    A task's directory that is a symbolic link is refused, too: rows would be written to wherever it leads.
+    A task's directory that is a symbolic link is refused, too: rows would be written to the link's target.
     """
     if task is not None:
         refuse_link(directory)
@@ -238,14 +240,14 @@ def refuse_link(path: Path) -> None:
 
 
 def write_marker(directory: Path, app: str, task: str | None) -> None:
-    """Put the format marker, before the first byte of data."""
+    """Write the format marker, before the first byte of data."""
     if not (directory / MARKER).exists():
         fields = {"format": MARKER_FORMAT, "app": app, "task": task}
         write_atomically(directory / MARKER, json.dumps(fields) + "\n")
 
 
 def written_name(name: str) -> str:
-    """The name that `write_atomically` meant for a file that a kill left under its temporary one; else `name`."""
+    """The final name of a file that a kill of `write_atomically` left under its temporary name; else `name`."""
     found = _TEMPORARY.fullmatch(name)
     return name if found is None else found[1]
 
@@ -253,9 +255,9 @@ def written_name(name: str) -> str:
 def write_atomically(path: Path, text: str, *, mode: int = 0o666, group: str | None = None) -> None:
     """Replace a small file so that a crash leaves the old one or the new one, never half of it.
 
-    `mode`: of the new file, under the umask; `group`: whose it is, from before it can be found.
+    `mode` is that of the new file, under the umask; `group` owns it, from before the file has its name.
     """
-    # A name that nobody can know before, and O_EXCL, which follows no link: else a planted one would be written to.
+    # An unpredictable name, and O_EXCL, which follows no link: else a planted link would lead the write elsewhere.
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode if group is None else 0o600)
     try:
@@ -264,12 +266,13 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666, group: str | N
             file.flush()
             if group is not None:
                 shutil.chown(temporary, group=group)
-                os.fchmod(handle, mode)  # the umask says nothing about a group that is named
+                os.fchmod(handle, mode)  # by the caller's choice of a group, the umask does not apply
             os.fsync(handle)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    # Without this sync a loss of power may undo the rename.
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

@@ -2,11 +2,11 @@
 
     commit        buffered rows + cut  ── one WriteBatch ──>  RocksDB         (memory stores beside it)
     apply         restored rows + cut  ── one WriteBatch ──>  RocksDB
-    ingest        mark ──> sorted files, family by family ──> cut without mark      found marked: the store begins anew
+    ingest        mark ──> sorted files, family by family ──> cut without mark      found marked: restored again
     forget        opened carefully: record without the store ──> its families dropped      its neighbours stay
 
-Rules of this file: every write carries the cut that belongs to it. It knows nothing of logs: positions and offsets
-are numbers that the caller gives. A failed write poisons the task until it is opened again.
+Rules of this file: every write carries its own cut. It knows nothing of logs: positions and offsets are the caller's
+numbers. A failed write poisons the task until it is opened again.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ AnyStore = TypedStore[Any, Any, Any]
 
 
 WRITE_STOPPED = "is-write-stopped"  # RocksDB waits for compaction before it takes more
-# As many new families cost less made together in another opening than one by one (measured: 6 ms each, 30 ms for it).
+# So many new families cost less by another opening that creates all (measured: 30 ms) than one by one (6 ms each).
 OPENED_AGAIN_FOR = 8
 
 
 class Unwritten(NamedTuple):
-    """Rows of stores without a log that a commit could not write, and what these stores had observed with them."""
+    """Rows of stores without a log that a commit could not write, and these stores' times after them."""
 
     rows: FamilyRows
     times: dict[str, StoreTimes]
 
 
 class TaskStores:
-    """Stores of one task. Owned by one thread at a time; committed rows may be read from others."""
+    """Stores of one task. One thread at a time owns them; other threads may read committed rows."""
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class TaskStores:
         whole_wal: bool | None = None,
         detached: bool = False,
     ) -> None:
-        """`careful`: to look at a damaged database and to `forget` stores, as for RocksEngine; nothing else is changed.
+        """`careful` is for looking at a damaged database and for `forget`, as for RocksEngine; it changes nothing else.
 
-        `whole_wal` as for RocksEngine; None: where a store has no log that the end could be read from again.
-        `detached`: empty stores in memory, for a directory that cannot be opened; its files are not looked at.
+        `whole_wal` as for RocksEngine; None means: if a store has no log from which its last rows could be read again.
+        `detached`: empty stores in memory, for a directory that cannot be opened; its files are not read.
         """
         if detached:
             specs = tuple(replace(spec, engine="memory") for spec in specs)
@@ -101,13 +101,13 @@ class TaskStores:
         self.unwritten: Unwritten | None = None
         self._careful = careful
         self._whole_wal = bool(self.unlogged) if whole_wal is None else whole_wal
-        self.copying: dict[str, str] = {}  # stores whose rows were being copied when a crash came, and from where
+        self.copying: dict[str, str] = {}  # stores whose copy a crash interrupted, with the source folder
         self._stored: Mapping[str, Any] = {}
-        self.decode_ns = 0  # spent on turning records into rows
-        self._staged: FamilyRows = {}  # rows of changelog records that wait to be written
-        self._staged_before: dict[str, StoreTimes] | None = None  # what the stores had observed before
-        self._views: WeakSet[StoreRows] = WeakSet()  # of committed rows, in the hands of readers
-        self._times_before: list[list[tuple[StoreRows, int, int]]] = []  # of each open savepoint
+        self.decode_ns = 0  # time spent on turning records into rows
+        self._staged: FamilyRows = {}  # rows of changelog records, not written yet
+        self._staged_before: dict[str, StoreTimes] | None = None  # the stores' times before the staged rows
+        self._views: WeakSet[StoreRows] = WeakSet()  # views of committed rows that readers have
+        self._times_before: list[list[tuple[StoreRows, int, int]]] = []  # one list for each open savepoint
         self._now_ms = now_ms
         self.limits = limits or RowLimits()
         self.memory = MemoryEngine()
@@ -129,7 +129,7 @@ class TaskStores:
         """A store by its name or its definition; InvalidRequest for a definition that differs from the declared one."""
         if isinstance(asked, StoreSpec):
             found = self.store(asked.name)
-            if asked is not found.spec:  # such as one that only lacks its source topic
+            if asked is not found.spec:  # an equal definition is fine, also one that only lacks its source topic
                 given, declared = asked.definition(), found.spec.definition()
                 changes = definition_changes(given, {setting: declared.get(setting) for setting in given})
                 if changes:
@@ -140,13 +140,13 @@ class TaskStores:
             return found
         try:
             return self.stores[asked]
-        except (KeyError, TypeError):  # of another type than text, it may have no hash
+        except (KeyError, TypeError):  # an argument of another type than text may have no hash
             raise UnknownStore(
                 f"task {self.task} has no store {asked!r:.100}: it declares {', '.join(sorted(self.stores)) or 'none'}"
             ) from None
 
     def bind_clock(self, now_ms: Callable[[], int]) -> None:
-        """Take default timestamps from here on from `now_ms` (the record in hand)."""
+        """Take default timestamps from `now_ms` (the record in hand) from now on."""
         self._now_ms = now_ms
         for store in self.stores.values():
             store.rows.now_ms = now_ms
@@ -159,18 +159,19 @@ class TaskStores:
         return view
 
     def commit(self, cut: Cut) -> None:
-        """Write buffered rows together with `cut`, then forget the buffer and drop what expired."""
+        """Write buffered rows together with `cut`, then clear the buffer and drop expired segments."""
         self._check_usable()
+        # Before the write, so that rows of a segment that is about to go make no family for it.
         expired = self._expired()
         for families in expired.values():
             for family in families:
                 self.buffer.drop_family(family)
         self._write(self.buffer.rows, cut)
         self.buffer.clear()
-        self._drop(expired)
+        self._drop(expired)  # after the cut, whose stream time makes them dead
 
     def carry(self, unwritten: Unwritten) -> None:
-        """Write rows that an earlier opening could not write, although the log had their commit."""
+        """Write rows that an earlier opening could not write although the log had their commit."""
         families = {family: dict(rows) for family, rows in unwritten.rows.items()}
         for name in unwritten.times:
             self.stores[name].rows.observe(unwritten.times[name].observed_ms)
@@ -178,16 +179,16 @@ class TaskStores:
         self._write(families, self.cut)
 
     def keep_unwritten(self) -> None:
-        """Keep what of the buffer no log has, although the log has its commit, for the next opening's `carry`."""
+        """Keep buffered rows of unlogged stores for the next opening's `carry`: the log has their commit, not them."""
         unlogged, times, rows = self.unlogged, self._times(), self.buffer.rows
         kept = {family: dict(changes) for family, changes in rows.items() if store_of_family(family) in unlogged}
         if kept:
             self.unwritten = Unwritten(kept, {name: times[name] for name in unlogged})
 
     def stage(self, name: str, records: Sequence[LoggedRecord]) -> int:
-        """Turn changelog records of a store into rows, which the next `apply` writes; returns how many wait in all.
+        """Turn changelog records of a store into rows, which the next `apply` writes; returns the number of all staged.
 
-        Best given few at a time, while they are in the processor's cache. An error lets go of all that waits.
+        A few records at a time are best, while they are in the processor's cache. An error drops all staged rows.
         """
         self._check_usable()
         if self._staged_before is None:
@@ -203,20 +204,17 @@ class TaskStores:
 
     @property
     def staged_rows(self) -> int:
-        """How many rows wait."""
+        """Number of staged rows."""
         return sum(map(len, self._staged.values()))
 
     def unstage(self) -> None:
-        """Let go of what waits: the stores are as they were written last."""
+        """Drop the staged rows: the stores are again as they were last written."""
         if self._staged_before is not None:
             self._set_times(self._staged_before)
         self._staged, self._staged_before = {}, None
 
     def apply(self, records: Mapping[str, Sequence[LoggedRecord]], cut: Cut) -> int:
-        """Write what waits and what changelog records of these stores amount to, together with `cut`.
-
-        Returns the number of rows.
-        """
+        """Write the staged rows and those of these changelog records, together with `cut`; returns their number."""
         self._check_usable()
         for name, batch in records.items():
             self.stage(name, batch)
@@ -231,10 +229,10 @@ class TaskStores:
         return sum(map(len, rows.values()))
 
     def ingest(self, name: str, files: Sequence[tuple[str, Path]], times: StoreTimes, cut: Cut) -> None:
-        """Take sorted files (family, path) into a store in this order, then write `cut`.
+        """Ingest sorted files (family, path) into a store in this order, then write `cut`.
 
-        `times` are what the store had observed with their last record. Files of a segment that has expired stay where
-        they are. A crash on the way makes the store begin anew. Raises InvalidRequest for a store in memory.
+        `times` are the store's after their last record. Files of an expired segment stay where they are. After a crash
+        on the way the store must be restored again. Raises InvalidRequest for a store in memory.
         """
         self._check_usable()
         store = self.store(name)
@@ -248,12 +246,12 @@ class TaskStores:
         for family, path in files:
             if store.takes_family(family):
                 by_family.setdefault(family, []).append(path)
-        if self._staged_before is not None:  # rows of other stores wait, and so does what they have observed
+        if self._staged_before is not None:  # staged rows of other stores are not written here, nor may their times be
             self._staged_before[name] = self._times()[name]
         cut = replace(cut, stores=dict(self._staged_before or self._times()))
         with self._poisoning():
             if by_family:
-                # Files are durable at once and rows only with their WAL: the mark must not come after them.
+                # Ingested files are durable at once, rows only with their WAL: the flush puts the mark before them.
                 self.engine.write({DEFAULT_FAMILY: {INGESTING_KEY: encode_ingesting(name)}})
                 self.engine.flush(DEFAULT_FAMILY)
                 reach("ingest.marked")
@@ -267,9 +265,9 @@ class TaskStores:
         self._drop(self._expired())
 
     def unreadable(self, name: str, records: Sequence[LoggedRecord]) -> LoggedRecord | None:
-        """The first of these changelog records that this store can never have written; None if it is not they."""
+        """The first of these changelog records that this store can never have written; None if they are all sound."""
         before, counters = self._times(), self.store(name).rows.counters
-        skipped = counters.skipped  # of these records, which were counted before the error
+        skipped = counters.skipped  # the failed attempt has counted these records already
         try:
             for record in () if self.damaged is not None else records:
                 try:
@@ -282,7 +280,7 @@ class TaskStores:
         return None
 
     def observe(self, name: str, timestamp_ms: int) -> None:
-        """Take over an observed stream time that the log knows of; a discard does not take it back."""
+        """Adopt an observed stream time from the log; a discard does not undo it."""
         store = self.stores.get(name)
         if store is not None and timestamp_ms > store.rows.observed_ms:
             store.rows.observe(timestamp_ms)
@@ -290,25 +288,25 @@ class TaskStores:
             self.cut = replace(self.cut, stores={**self.cut.stores, name: times._replace(observed_ms=timestamp_ms)})
 
     def savepoint(self) -> None:
-        """Remember this point; `rollback` goes back to the last one remembered, `release` forgets that."""
+        """Open a savepoint; `rollback` returns to the last one, `release` ends it."""
         self.buffer.begin()
         self._times_before.append(
             [(store.rows, store.rows.observed_ms, store.rows.sequence) for store in self.stores.values()]
         )
 
     def rollback(self) -> None:
-        """Undo what was written since `savepoint`: rows, changes, observed stream times, sequence numbers."""
+        """Undo all writes since `savepoint`: rows, changes, observed stream times, sequence numbers."""
         self.buffer.rollback()
         for rows, observed_ms, sequence in self._times_before.pop():
             rows.observed_ms, rows.sequence = observed_ms, sequence
 
     def release(self) -> None:
-        """What was written since `savepoint` stays."""
+        """Keep the writes since `savepoint` and end it."""
         self.buffer.release()
         self._times_before.pop()
 
     def discard(self) -> None:
-        """Forget everything uncommitted."""
+        """Forget all uncommitted writes."""
         self.buffer.clear()
         self._times_before.clear()
         self._set_times(self.cut.stores)
@@ -319,10 +317,10 @@ class TaskStores:
         return store.rows.has_rows(store.families())  # type: ignore[no-any-return]
 
     def forget(self, names: Collection[str], copying: Mapping[str, str]) -> None:
-        """Take stores out of the record and drop their rows; the others keep rows and positions. Then close this.
+        """Remove stores from the record and drop their rows; the others keep rows and positions. Then close this.
 
-        `copying` are stores whose rows will be copied back, and the folder that they come from. After a crash the next
-        opening drops what is left, or copies again.
+        `copying` are stores whose rows will be copied back, each with its source folder. After a crash the next opening
+        drops the remaining rows, or copies again.
         """
         cut = replace(
             self.cut,
@@ -338,7 +336,7 @@ class TaskStores:
         self.cut, self._stored = cut, kept
 
     def take_back(self, names: Collection[str]) -> None:
-        """Their rows were copied: they are in the record again, and no copy is under way any more."""
+        """Enter stores into the record again after their rows were copied, and end the mark of the copy."""
         kept = {**self._stored, **{name: self._definition(name) for name in names}}
         self._record(self.cut, kept)
         self._stored = kept
@@ -358,11 +356,11 @@ class TaskStores:
         )
 
     def stalled_ms(self) -> int:
-        """How long the database held writes back since it was opened; it is one for all stores of a task."""
+        """Milliseconds for which the database, one for all stores of a task, held writes back since its opening."""
         return self.engine.stalled_ms() if isinstance(self.engine, RocksEngine) else 0
 
     def checkpoint(self, directory: Path) -> None:
-        """Write an openable copy of what is committed, without stores in memory, to a directory that is not there."""
+        """Write an openable copy of all committed rows, without stores in memory, to a new directory."""
         self._check_usable()
         engine = self.engine
         if not isinstance(engine, RocksEngine):
@@ -371,7 +369,7 @@ class TaskStores:
         definitions_file.keep(directory, {name: self._definition(name) for name in self.specs})
 
     def restoring(self, on: bool) -> None:
-        """Whether rows only come from the log and nobody reads them yet; forgotten with the task."""
+        """Say whether a restore runs, before any reader: see `Engine.restoring`. A reopened task starts with False."""
         if not self.closed and self.poisoned is None:
             self.engine.restoring(on)
 
@@ -380,15 +378,15 @@ class TaskStores:
         self.engine.flush()
 
     def fence(self, why: str) -> None:
-        """Another instance has the task: reads and writes of its stores raise Fenced from here on."""
+        """Make reads and writes of the stores raise Fenced, since another instance has the task."""
         for rows in [*(store.rows for store in self.stores.values()), *self._views]:
             rows.fence(why)
 
     def close(self) -> None:
-        """Close iterators and the database; buffered rows are forgotten. Closing twice is fine: the second time does
-        what a signal handler kept the first from."""
+        """Close iterators and the database, and forget buffered rows. Closing twice is fine: the second call completes
+        a close that a signal handler interrupted."""
         self.closed = True
-        with ExitStack() as last:  # each step, whatever the one before said: an open engine keeps the directory's lock
+        with ExitStack() as last:  # each step, even after a failed one: an open engine keeps the directory's lock
             last.callback(self.memory.close)
             last.callback(self.engine.close)
             last.callback(self.buffer.leave_disk)
@@ -397,7 +395,7 @@ class TaskStores:
                 last.callback(store.rows.close)
 
     def _open_engine(self, app: str, shared: RocksShared, families: Collection[str] = ()) -> Engine:
-        made = (self.directory / "CURRENT").exists()  # by stores that were not in memory then: see what becomes of them
+        made = (self.directory / "CURRENT").exists()  # by stores that were on disk then: `_load` decides about them
         if not made and all(spec.engine == "memory" for spec in self.specs.values()):
             return MemoryEngine()
         with told(f"opening task {self.task}", self.directory):
@@ -411,7 +409,7 @@ class TaskStores:
         )
 
     def _create_families(self, app: str, shared: RocksShared) -> None:
-        """Give every store whose rows are in one family that family."""
+        """Create the absent families of stores that have exactly one."""
         wanted = [spec.name for spec in self.specs.values() if spec.traits.times is None]
         absent = [name for name in wanted if name not in self._engine_of(name).families()]
         durable = [name for name in absent if self._engine_of(name).durable]
@@ -423,6 +421,7 @@ class TaskStores:
 
     def _load(self) -> Cut:
         where = str(self.directory)
+        # Any damage of the record is reported for the default family, which no restore of a store can mend.
         try:
             raw_cut = self.engine.get(DEFAULT_FAMILY, CUT_KEY)
             raw_stores = self.engine.get(DEFAULT_FAMILY, STORES_KEY)
@@ -453,12 +452,13 @@ class TaskStores:
         }
         # Memory stores keep no rows over a restart, so no position of theirs may count.
         gone |= {name for name, spec in self.specs.items() if spec.engine == "memory"}
-        # Rows of a store that the record does not know are left from a drop that a crash cut short.
+        # Rows of a store that the record does not know remain from a drop that a crash interrupted.
         gone |= declared.keys() - stored.keys()
         unsure = marked.keys()
         if unsure:
             logger.warning("task %s: a crash came while files went into %s: it begins anew", self.task, *sorted(unsure))
         gone |= unsure
+        # Without its position a store is restored from the beginning.
         cut = replace(
             cut,
             positions={name: at for name, at in cut.positions.items() if name not in gone},
@@ -470,8 +470,8 @@ class TaskStores:
             for family in self.engine.families()
             if family != DEFAULT_FAMILY and store_of_family(family) not in kept
         ]
-        # A store leaves the record before its rows go and enters it when none are left, so that wherever a crash
-        # comes between, the rows of a store in the record are its own.
+        # A store leaves the record before its rows are dropped and enters it again after that, so that at every crash
+        # the rows of a store in the record are its own.
         if (dead and kept != stored) or unsure:
             self._record(cut, kept)
         for family in dead:
@@ -481,7 +481,7 @@ class TaskStores:
                            self.task, name)  # fmt: skip
         if dead or unsure or declared != stored:
             self._record(cut, declared)
-        elif self.engine.durable:  # of an earlier version, or left out by a crash
+        elif self.engine.durable:  # an earlier version wrote no file, and a crash leaves none
             definitions_file.keep(self.directory, declared)
         return cut
 
@@ -518,7 +518,7 @@ class TaskStores:
                 )
 
     def _refuse_last_copies(self, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
-        """Raise InvalidRequest where rows that no changelog has would go, since their store is declared no more."""
+        """Raise InvalidRequest if an opening would drop rows without a changelog, since their store is not declared."""
         for name, old in stored.items():
             now = declared.get(name)
             if old.get("logging", True) or (now is not None and now["engine"] == old["engine"]):
@@ -562,7 +562,7 @@ class TaskStores:
         return open_store(spec, rows)
 
     def _note_damage(self, damage: Corruption) -> None:
-        # Any reader may find it first; whoever drives the task has the store that it names restored.
+        # Any reader may find damage first; the session that drives the task then restores the named stores.
         if self.damaged is not None:
             damage.families |= self.damaged.families
         self.damaged = damage
@@ -580,7 +580,7 @@ class TaskStores:
         with self._poisoning():
             self._make_families(kept, volatile)
             reach("stores.families")
-            self.engine.write(kept)
+            self.engine.write(kept)  # first: it may fail, and memory has no undo
             self.memory.write(volatile)
         self.cut = cut
 
@@ -618,7 +618,7 @@ class TaskStores:
     def _poisoning(self) -> Iterator[None]:
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # a signal handler's, too: the write may have happened or not
             self.poisoned = error
             raise
 
@@ -630,7 +630,7 @@ class TaskStores:
 
 
 class StateUnusable(Closed):
-    """A write failed earlier; the task must be opened again before it may write."""
+    """An earlier write failed; the task must be opened again before it may write."""
 
     def __init__(self, task: str, cause: BaseException) -> None:
         kind = type(cause).__name__ if not isinstance(cause, StandfastError) else "an earlier failure"

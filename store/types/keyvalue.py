@@ -1,6 +1,6 @@
 """The key-value store.
 
-    row     key -> [timestamp 8] value          one family, named as the store
+    row     key -> [timestamp 8] value          one family, named like the store
     log     key -> value, record timestamp      compacted
 
 Rules of this file: semantics of Kafka Streams' KeyValueStore; ranges are in raw key order, both ends included.
@@ -33,7 +33,7 @@ _join = cast("Callable[[bytes, bytes | None], bytes]", add)
 
 
 def after_prefix(prefix: bytes) -> bytes | None:
-    """Smallest bytes above every key that begins with `prefix`; None if there is none."""
+    """Smallest bytes above every key that begins with `prefix`; None if no bytes are."""
     trimmed = prefix.rstrip(b"\xff")
     return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None
 
@@ -41,17 +41,17 @@ def after_prefix(prefix: bytes) -> bytes | None:
 class KeyValueState(TypedStore[KeyValueStore, K, V]):
     """A task's key-value store: the latest value of each key; `task.store(spec)` gives it.
 
-    Ranges come in raw key order: that of the serialised bytes, so int64 keys below 0 come after the others. A read or
+    Ranges are in raw key order: that of the serialised bytes, so int64 keys below 0 come after the others. A read or
     write of one key looks in the buffer and then at one row of the database; a range costs a seek and its rows.
 
-    Times are whole milliseconds since the epoch; a `timestamp` that is left out is that of the record in hand, outside
-    a record the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the
-    task's buffer, and with the commit to changelog and database. Used by one thread at a time.
+    Times are whole milliseconds since the epoch; `timestamp` is by default that of the record in hand, outside a record
+    the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the task's
+    buffer, and with the commit to changelog and database. One thread at a time may use the store.
 
-    Every method raises InvalidRequest for a key that is None, for what a serde does not take and for a time that is
-    none; Corruption for a row that cannot be read; Closed once the task left, Fenced if another instance has it.
-    A write that raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure
-    (buffer full: commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
+    Every method raises InvalidRequest for a key that is None, a value that a serde refuses and an invalid time;
+    Corruption for an unreadable row; Closed after the task has left, Fenced if another instance has it. A write that
+    raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure (buffer full:
+    commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
     """
 
     def get(self, key: K) -> V | None:
@@ -81,22 +81,22 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
             raw = None if value is None else self._encode_value(value)
             self.put_raw(raw_key, raw, self._timestamp(timestamp))
             return
-        # The usual case without a call more than it needs: this runs for every record of an application.
+        # The usual case without any extra call: this runs for every record of an application.
         try:
             raw_key, raw = self._write_key(key), self._write_value(value)
         except Exception:
-            self._encode_key(key)  # one of the two raises the error that says what and where
+            self._encode_key(key)  # one of the two raises the error that names part and store
             self._encode_value(value)
             raise
         self.rows.write(self.name, raw_key, TIMESTAMP.pack(timestamp) + raw if self._skip else raw, raw, timestamp)
 
     def put_raw(self, raw_key: bytes, raw: bytes | None, timestamp: int) -> None:
-        """`put` of bytes as the serdes would give them; the timestamp is not checked."""
+        """`put` of bytes as the serdes would return them; it does not check the timestamp."""
         row = TIMESTAMP.pack(timestamp) + raw if self._skip and raw is not None else raw
         self.rows.write(self.name, raw_key, row, raw, timestamp)
 
     def put_raw_all(self, pairs: Sequence[tuple[bytes, bytes]], timestamp: int) -> bool:
-        """`put_raw` of several values, if nothing speaks against any of them; False if something does: none is set."""
+        """`put_raw` of several values, if every one of them is allowed; otherwise False, and no value is set."""
         return self.rows.write_all(self.name, pairs, TIMESTAMP.pack(timestamp) if self._skip else b"", timestamp)
 
     def put_if_absent(self, key: K, value: V, timestamp: int | None = None) -> V | None:
@@ -109,7 +109,7 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
     def put_all(self, items: Iterable[tuple[K, V | None]], timestamp: int | None = None) -> None:
         """Set several (key, value), in their order, with one timestamp (ms); if any of them is refused, none is set.
 
-        Serialises all of them before it writes the first, so their bytes are in memory twice for a moment.
+        It serialises all of them before it writes the first, so their bytes are in memory twice for a moment.
         """
         stamp = self._timestamp(timestamp)
         pairs = pairs_of(f"put_all into store {self.name!r}", items)
@@ -120,13 +120,13 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
             self.rows.check(raw_key, raw, stamp)
         added_bytes = sum(self.rows.cost(raw_key, raw) for raw_key, raw in encoded)
         self.rows.buffer.check_room(added_bytes, deletes=all(raw is None for _, raw in encoded))
-        for raw_key, raw in encoded:  # there is room for all of them, or the buffer was empty
+        for raw_key, raw in encoded:  # not `write`, whose check could refuse after some are set: all have been checked
             row = TIMESTAMP.pack(stamp) + raw if self._skip and raw is not None else raw
             self.rows.put(self.name, raw_key, row)
             self.rows.log(raw_key, raw, stamp)
 
     def delete(self, key: K) -> V | None:
-        """Remove a key; returns the value that was there, or None. One look-up and a put of None."""
+        """Remove a key; returns its earlier value, or None. One look-up and a put of None."""
         old = self.get(key)
         self.put(key, None)
         return old
@@ -136,17 +136,17 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
     ) -> StoreIterator[tuple[K, V]]:
         """Rows (key, value) with key_from <= key <= key_to in raw key order, or in `reverse`; a None end is open.
 
-        Empty if key_from > key_to. Rows are read as the iterator goes, and are those that the store had at the call. It
-        keeps files of the database in use: close it, or read it to its end.
+        Empty if key_from > key_to. The iterator reads rows as it goes, and gives those that the store had at the call.
+        It keeps files of the database in use: close it, or read it to its end.
         """
         start = None if key_from is None else self._encode_key(key_from)
-        end = None if key_to is None else self._encode_key(key_to) + b"\x00"
+        end = None if key_to is None else self._encode_key(key_to) + b"\x00"  # the next key: the engine's end is open
         return self._iterate(start, end, reverse)
 
     def prefix_scan(self, prefix: K, *, reverse: bool = False) -> StoreIterator[tuple[K, V]]:
         """Rows (key, value) whose raw key begins with the serialised prefix, in raw key order or in `reverse`.
 
-        Right for serdes whose bytes of a prefix begin those of the key, as string and bytes do and json does not.
+        Use it with serdes whose bytes of a prefix begin those of the key, as string and bytes do and json does not.
         """
         raw = self._encode_key(prefix)
         return self._iterate(raw, after_prefix(raw), reverse)
@@ -156,22 +156,22 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
         return self._iterate(None, None, reverse)
 
     def approximate_num_entries(self) -> int:
-        """Estimated number of rows: those of the files, rewritten ones counted again, and those of the buffer.
+        """Estimated number of rows: in files, with rewritten rows counted again, and in the buffer.
 
-        Reads no row; costs a walk over the buffered rows.
+        It reads no row; the cost is a walk over the buffered rows.
         """
         buffered = self.rows.buffer.rows.get(self.name) or {}
         return self.rows_in_files() + sum(row is not None for row in buffered.values())
 
     def rows_in_files(self) -> int:
-        """Estimated number of rows without the buffered ones; from any thread."""
+        """Estimated number of rows without the buffered ones; any thread may call it."""
         return self.rows.engine.approximate_rows(self.name)
 
     def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
         families = {} if into is None else into
         rows = cast("dict[bytes | None, bytes | None]", families.setdefault(self.name, {}))
         stamps, keys, values = columns_of(records)
-        # Loops in C: they are a good part of a restore.
+        # Loops in C: in Python they would be a large part of a restore's time.
         if not self._skip:
             rows.update(zip(keys, values, strict=True))
         else:
@@ -183,6 +183,7 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
                     key: pack(stamp) + value if value is not None else None
                     for stamp, key, value in zip(stamps, keys, values, strict=True)
                 }
+        # Afterwards and not per record, since a changelog has no such records unless another program writes to it.
         if None in rows:
             del rows[None]
             self.rows.counters.skipped += sum(key is None for key in keys)

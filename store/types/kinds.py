@@ -1,11 +1,11 @@
 """The table of store types: definition -> the class that opens it, and the type that a caller gets for it.
 
-    definition_spec    a kept definition -> the store as it was declared, where the declaration itself is not at hand
+    definition_spec    a kept definition -> the declaration, for code without the application's own
     gives_stores       task.store(counts) is a KeyValueState[str, int] for
                        counts = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64); task.store("counts") is Any
 
-Rules of this file: one line and one overload per type; what else standfast knows of a type are its traits
-(`standfast.store.traits`). `gives_stores` marks the methods that give stores, so that the overloads stand here once.
+Rules of this file: one line and one overload per type; all other facts about a type are its traits
+(`standfast.store.traits`). `gives_stores` marks the methods that return stores, so that the overloads stand here once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from standfast.store.types.typed import TypedStore
 from standfast.store.types.versioned import VersionedState
 from standfast.store.types.window import WindowState
 
-P = ParamSpec("P")  # what a method takes after the store, such as a partition
+P = ParamSpec("P")  # a method's parameters after the store, such as a partition
 
 KINDS: dict[type[StoreSpec], Any] = {
     KeyValueStore: KeyValueState,
@@ -39,7 +39,7 @@ def open_store(spec: StoreSpec, rows: StoreRows) -> TypedStore[Any, Any, Any]:
 
 
 def definition_spec(name: str, definition: Mapping[str, Any]) -> StoreSpec:
-    """A store by what is kept beside its data (`StoreSpec.definition`); a serde of the application's own is bytes here.
+    """The declaration of a kept definition (`StoreSpec.definition`); a serde of the application's own becomes bytes.
 
     Raises InvalidRequest for a definition that no store of this version has.
     """
@@ -59,7 +59,7 @@ def definition_spec(name: str, definition: Mapping[str, Any]) -> StoreSpec:
 
 
 class StoreOf(Protocol[P]):
-    """Gives a store by its definition, or by its name."""
+    """A callable that returns a store by its definition, or by its name."""
 
     @overload
     def __call__(self, store: KeyValueStore[K, V], /, *more: P.args, **named: P.kwargs) -> KeyValueState[K, V]: ...
@@ -74,11 +74,11 @@ class StoreOf(Protocol[P]):
 
 
 class StoreMethod(Protocol[P]):
-    """A method that is a `StoreOf` once it is bound."""
+    """A method that becomes a `StoreOf` when it is bound."""
 
     def __get__(self, one: object, owner: type | None = None, /) -> StoreOf[P]: ...
 
 
 def gives_stores(method: Callable[Concatenate[Any, str | StoreSpec, P], Any]) -> StoreMethod[P]:
-    """Decorator of a method that takes a definition or a name first: it is returned as it is, with exact types."""
+    """Decorator of a method that takes a definition or a name first: returns it unchanged, with exact types."""
     return cast("StoreMethod[P]", method)

@@ -3,8 +3,8 @@
     delays@0        rows with 0 <= time < interval
     delays@3600000  rows with interval <= time < 2 * interval      expiry drops a whole family
 
-Rules of this file: decides which family a row belongs to and which families are live, by the pure rules of
-`standfast.store.types.segments`; it never reads a row. Families are made by the commit that first writes to them.
+Rules of this file: it finds a row's family and the live families, by the pure rules of
+`standfast.store.types.segments`; it never reads a row. The first commit that writes to a family creates it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Segments:
         self.retention_ms = retention_ms
         self.interval_ms = interval_ms
         self._ids: set[int] = set()
-        self._names: dict[int, str] = {}  # of those: a name is asked for with every put
+        self._names: dict[int, str] = {}  # their names, made once: every put needs one
         self._sorted: list[int] | None = []
         for family in rows.engine.families():
             parsed = parse_family(family)
@@ -36,7 +36,7 @@ class Segments:
                 self._add(parsed[1] // interval_ms)
 
     def family_for(self, time_ms: int) -> str | None:
-        """The family that a row of this time goes to, or None if its segment is dead (the row is late)."""
+        """The family for a row of this time, or None if its segment is dead (the row is late)."""
         number = time_ms // self.interval_ms
         if number < (self.rows.observed_ms - self.retention_ms) // self.interval_ms:  # is_live, without a call
             return None
@@ -47,7 +47,7 @@ class Segments:
         return name
 
     def family_of(self, time_ms: int) -> str | None:
-        """The family that rows of this time are in, live or not; None if there is none."""
+        """The existing family of rows of this time, live or not; None if there is none."""
         number = time_ms // self.interval_ms
         name = self._names.get(number)
         if name is None and number in self._ids:
@@ -76,7 +76,7 @@ class Segments:
         ]
 
     def forget(self, families: Sequence[str]) -> None:
-        """Called once these families are gone."""
+        """Forget families that the caller has dropped."""
         gone = {parsed[1] // self.interval_ms for family in families if (parsed := parse_family(family)) is not None}
         self._ids -= gone
         for number in gone:
@@ -85,15 +85,16 @@ class Segments:
         self.rows.counters.segments_expired += len(gone)
 
     def group(self, timed: Iterable[tuple[int, bytes, bytes | None]], into: FamilyRows | None = None) -> FamilyRows:
-        """(time, row key, row) by family, leaving out rows whose segment is dead at the observed stream time.
+        """Put (time, row key, row) over the rows of `into`, by family, and return it.
 
-        They are put over those in `into`, which is returned.
+        Rows whose segment is dead at the observed stream time are left out.
         """
         grouped = {} if into is None else into
         by_number: dict[int, dict[bytes, bytes | None] | None] = {}
         interval_ms = self.interval_ms
         for time_ms, key, row in timed:
             number = time_ms // interval_ms
+            # One decision for each segment: a batch has many rows of few segments, and the stream time stands still.
             if number in by_number:
                 rows = by_number[number]
             else:
@@ -104,7 +105,7 @@ class Segments:
         return grouped
 
     def visible_from(self) -> int:
-        """Earliest time a read shows: observed - retention + 1 (Kafka Streams: getActualFrom)."""
+        """Earliest time that a read returns: observed - retention + 1 (Kafka Streams: getActualFrom)."""
         return self.rows.observed_ms - self.retention_ms + 1
 
     def _add(self, number: int) -> None:
@@ -116,13 +117,14 @@ class Segments:
 
 
 class SegmentedStore(TypedStore[S, K, V]):
-    """What window and session stores share: segments that expire as whole families."""
+    """The common part of window and session stores: segments that expire as whole families."""
 
     def __init__(self, spec: S, rows: StoreRows) -> None:
         super().__init__(spec, rows)
         self.segments = Segments(rows, spec.retention_ms, segment_interval_ms(spec.retention_ms))
 
     def families(self) -> list[str]:
+        # The commit makes a family; before it the rows of a new segment are in the buffer only.
         present = self.rows.engine.families()
         return [family for family in self.segments.families() if family in present]
 

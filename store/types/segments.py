@@ -1,8 +1,8 @@
-"""Time segments: how long they are, which live, what their families are called.
+"""Time segments: their lengths, which of them live, and the names of their families.
 
     time      0        interval     2*interval      observed
     segments  [ 0      )[ 1         )[ 2       ...  ]
-    live      segment id >= id of (observed - retention); a dead one goes as a whole
+    live      segment id >= id of (observed - retention); a dead segment is dropped as a whole
     visible   time >= observed - retention + 1, even where the segment still lives
 
 Rules of this file: integers in, integers out. Equal to Kafka Streams' AbstractSegments, Stores and getActualFrom.
@@ -16,7 +16,7 @@ from standfast.store.errors import InvalidRequest
 
 SEGMENT_INTERVAL_MS_MIN = 60_000
 _SECOND_MS, _MINUTE_MS, _HOUR_MS = 1_000, 60_000, 3_600_000
-# History up to (ms) -> (parts it is cut into, least length of a part in ms)
+# History up to (ms) -> (number of parts, least length of a part in ms); the steps are those of Kafka Streams
 _VERSIONED_STEPS = (
     (_MINUTE_MS, 3, 2 * _SECOND_MS),
     (5 * _MINUTE_MS, 5, 20 * _SECOND_MS),
@@ -59,7 +59,7 @@ def is_live(number: int, observed_ms: int, retention_ms: int, interval_ms: int) 
 
 
 def earliest_visible_ms(observed_ms: int, retention_ms: int) -> int:
-    """Earliest time that a read may show."""
+    """Earliest time of rows that a read may return."""
     return observed_ms - retention_ms + 1
 
 
@@ -70,6 +70,7 @@ def family_name(store: str, start_ms: int) -> str:
 
 def parse_family(family: str) -> tuple[str, int] | None:
     """(store, segment start in ms), or None for a family that is no segment."""
+    # Store names have no "@", so a family name has one meaning only.
     found = _FAMILY.fullmatch(family)
     return None if found is None else (found[1], int(found[2]))
 

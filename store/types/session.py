@@ -3,7 +3,7 @@
     row     key | end 8 | start 8  ->  value      one family per segment of session ends
     log     the same key           ->  value      compacted and deleted by retention
 
-Rules of this file: semantics of Kafka Streams' SessionStore. A session lives by its end: it hides once
+Rules of this file: semantics of Kafka Streams' SessionStore. A session's end decides on its life: reads hide it once
 end <= observed - retention; a late session of a dead segment is refused and counted.
 """
 
@@ -27,24 +27,25 @@ TIME_MAX = 2**63 - 1
 class SessionState(SegmentedStore[SessionStore, K, V]):
     """A task's session store: a value of each key, session start and end; `task.store(spec)` gives it.
 
-    Rows hide once end <= observed stream time - `retention_ms`; whole segments of them are dropped later. Sessions of a
-    key come by end, then by start; ranges over keys in raw key order (that of the serialised bytes). A read or write of
-    one session costs one look-up; the others a seek for each segment (a part of `retention_ms`) and their rows.
+    Reads hide rows once end <= observed stream time - `retention_ms`; whole segments of them are dropped later. A key's
+    sessions are ordered by end, then by start; ranges over keys are in raw key order (that of the serialised bytes). A
+    read or write of one session costs one look-up; a range a seek for each segment (a part of `retention_ms`) and its
+    rows.
 
-    Times are whole milliseconds since the epoch; a `timestamp` that is left out is that of the record in hand, outside
-    a record the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the
-    task's buffer, and with the commit to changelog and database. Used by one thread at a time.
+    Times are whole milliseconds since the epoch; `timestamp` is by default that of the record in hand, outside a record
+    the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the task's
+    buffer, and with the commit to changelog and database. One thread at a time may use the store.
 
-    Every method raises InvalidRequest for a key that is None, for what a serde does not take and for a time that is
-    none; Corruption for a row that cannot be read; Closed once the task left, Fenced if another instance has it.
-    A write that raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure
-    (buffer full: commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
+    Every method raises InvalidRequest for a key that is None, a value that a serde refuses and an invalid time;
+    Corruption for an unreadable row; Closed after the task has left, Fenced if another instance has it. A write that
+    raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure (buffer full:
+    commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
     """
 
     def put(self, key: K, start: int, end: int, value: V | None, timestamp: int | None = None) -> None:
         """Set the value of the session start..end (ms, both included) of a key; None removes it.
 
-        A session whose segment is already dead is late: nothing changes and it is counted, without an error.
+        A session whose segment is already dead is late: it changes nothing and is counted, without an error.
         InvalidRequest if start > end. `timestamp` (ms) is the changelog record's. Reads nothing.
         """
         raw_key = self._encode_key(key)
@@ -53,7 +54,7 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
         self.put_row(row_key, end, raw, self._timestamp(timestamp))
 
     def remove(self, key: K, start: int, end: int) -> None:
-        """Remove the session start..end (ms) of a key; an absent one is fine. Reads nothing."""
+        """Remove the session start..end (ms) of a key; an absent session is no error. Reads nothing."""
         self.put(key, start, end, None)
 
     def fetch_session(self, key: K, start: int, end: int) -> V | None:
@@ -70,7 +71,7 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
     ) -> StoreIterator[tuple[Windowed[K], V]]:
         """(Windowed(key, start, end), value) of a key with end >= earliest_end and start <= latest_start (ms).
 
-        By end and then by start, or in `reverse`. Rows are read as the iterator goes.
+        Ordered by end and then by start, or in `reverse`. The iterator reads rows as it goes.
         """
         raw_key = self._encode_key(key)
         first = max(self._bound("earliest_end", earliest_end), 0, self.segments.visible_from())
@@ -103,6 +104,7 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
         latest_start = self._bound("latest_start", latest_start)
         if low_key is not None and high_key is not None and low_key > high_key:
             return self.rows.iterate(iter(()))
+        # No session ends later than the observed stream time, so this end narrows the range most.
         low, high = session_key.range_bounds(low_key, high_key, first, max(self.rows.observed_ms, first))
         scan = self.rows.scan_all(self.segments.families(first), low, high, reverse=reverse)
         return self.rows.iterate(self._found(scan, low_key, high_key, first, latest_start))
@@ -112,7 +114,7 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
         return self.fetch_key_range(None, None, reverse=reverse)
 
     def get_row(self, row_key: bytes, end: int) -> bytes | None:
-        """A session as it is stored, also one that reads hide; for aggregations, which know its key bytes."""
+        """The stored row of a session, also of one that reads hide; for aggregations, which know its key bytes."""
         family = self.segments.family_of(end)
         return None if family is None else self.rows.get_if_present(family, row_key)
 
@@ -121,7 +123,7 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
         family = self.segments.family_for(end)
         rows = self.rows
         if family is None:
-            rows.check(row_key, raw, timestamp)
+            rows.check(row_key, raw, timestamp)  # a wrong argument is an error, late or not
             rows.counters.late_dropped += 1
             return False
         rows.write(family, row_key, raw, raw, timestamp)
@@ -132,7 +134,7 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
         """(start, end, row) of a key with end >= earliest_end and start <= latest_start, by end, within retention."""
         first = max(earliest_end, 0, self.segments.visible_from())
         families = self.segments.families(first)
-        # No session ends later than what the store has observed: a tight bound leaves other keys out of the scan.
+        # No session ends later than the observed stream time: a tight bound leaves other keys out of the scan.
         low, high = session_key.key_bounds(raw_key, first, max(self.rows.observed_ms, first))
         for row_key, row in self.rows.scan_all(families, low, high) if families else ():
             key, start, end = session_key.unpack(row_key)
@@ -151,6 +153,7 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
         records = self._with_key(records)
         keys = [cast("bytes", record[2]) for record in records]
         ends = [session_key.end_of(key) for key in keys]
+        # Before grouping, by the whole batch's end: rows that would expire within the batch are not written at all.
         self.rows.observe(max(ends, default=-1))
         timed = ((end, key, record[3]) for end, key, record in zip(ends, keys, records, strict=True))
         return self.segments.group(timed, into)

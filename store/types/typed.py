@@ -1,10 +1,10 @@
-"""What the four store types share: serdes with good errors, and the replication side of a store.
+"""The common base of the four store types: serdes with good errors, and the replication side of a store.
 
     user      put / get / fetch ...      through the serdes, into StoreRows
     log       restore(records)           records of the changelog as rows to write
-    verify    logical_rows()             (log key, timestamp, raw value) as the changelog would fold to
+    verify    logical_rows()             (log key, timestamp, raw value), equal to the fold of the changelog
 
-Rules of this file: knows no concrete type. A type says how its log records become rows and back.
+Rules of this file: it knows no concrete type. A type converts its log records to rows and back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LoggedRecord: TypeAlias = tuple[int, int, bytes | None, bytes | None, Any]
 
 @runtime_checkable
 class LoggedColumns(Protocol):
-    """Such records column by column."""
+    """Records of the log port column by column."""
 
     timestamps: Sequence[int]
     keys: Sequence[bytes | None]
@@ -54,27 +54,27 @@ class TypedStore(ABC, Generic[S, K, V]):
         self._write_value = spec.value.serialize
         self._read_key = spec.key.deserialize
         self._read_value = spec.value.deserialize
-        self._skip = 8 if spec.timestamped else 0
+        self._skip = 8 if spec.timestamped else 0  # bytes of the timestamp before the value
         self.name = spec.name
 
     @abstractmethod
     def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
-        """Rows that applying these changelog records (in offset order) writes; moves the observed stream time.
+        """Rows of these changelog records (in offset order); moves the observed stream time.
 
-        They are put over those in `into`, of the records before, and that is returned. After an error it is of no use.
-        Records without a key, which no store writes, are left out and counted (Kafka Streams: StoreChangelogReader).
+        Puts them over the rows of earlier records in `into` and returns it. After an error `into` is unusable.
+        Records without a key, which no store writes, are skipped and counted (Kafka Streams: StoreChangelogReader).
         """
 
     @abstractmethod
     def logical_rows(self) -> Iterator[LogicalRow]:
-        """Committed rows within retention as the changelog holds them."""
+        """Committed rows within retention, in the changelog's form."""
 
     @abstractmethod
     def families(self) -> list[str]:
-        """Column families that belong to this store."""
+        """Column families of this store."""
 
     def takes_family(self, family: str) -> bool:
-        """Whether rows of this family belong here and are within retention; if so, the store knows it from now on."""
+        """Whether a family is this store's and within retention; if so, the store knows it from now on."""
         return family == self.name
 
     def expired_families(self) -> list[str]:
@@ -82,14 +82,14 @@ class TypedStore(ABC, Generic[S, K, V]):
         return []
 
     def forget_families(self, families: Sequence[str]) -> None:
-        """Called once expired families are gone."""
+        """Forget expired families that the caller has dropped."""
 
     def expired_ranges(self) -> list[KeyRange]:
         """Key ranges whose every row is past retention, in stores that expire within one family."""
         return []
 
     def _with_key(self, records: Sequence[LoggedRecord]) -> Sequence[LoggedRecord]:
-        """The records that have a key; the others are counted."""
+        """The records with a key; the others are skipped and counted."""
         kept = [record for record in records if record[2] is not None]
         self.rows.counters.skipped += len(records) - len(kept)
         return kept
@@ -99,7 +99,7 @@ class TypedStore(ABC, Generic[S, K, V]):
             raise InvalidRequest(f"store {self.name!r}: the key is None; a row needs a key, drop or re-key the record")
         try:
             return self._write_key(key)
-        except Exception as error:
+        except Exception as error:  # a user's serde may raise any error
             raise serde_error(self.spec.key, self.name, "key", "serialize", error) from error
 
     def _encode_value(self, value: V) -> bytes:
@@ -122,7 +122,7 @@ class TypedStore(ABC, Generic[S, K, V]):
 
     def _timestamp(self, timestamp: int | None) -> int:
         """The given timestamp, else that of the record in hand (wall clock outside a record)."""
-        if type(timestamp) is int and 0 <= timestamp <= TIME_MAX_MS:  # the usual case, at once
+        if type(timestamp) is int and 0 <= timestamp <= TIME_MAX_MS:  # the usual case, without a second call
             return timestamp
         return self.rows.now_ms() if timestamp is None else self._time("timestamp", timestamp)
 
@@ -135,7 +135,7 @@ class TypedStore(ABC, Generic[S, K, V]):
         return value
 
     def _bound(self, what: str, value: int) -> int:
-        """One end of a range of times; one below 0 is as 0."""
+        """One end of a range of times; a time below 0 counts as 0."""
         if type(value) is not int or value > TIME_MAX_MS:
             raise InvalidRequest(
                 f"store {self.name!r}: {what} must be whole milliseconds since the epoch, at most 2**63-1 (for an open "
@@ -150,7 +150,7 @@ class TypedStore(ABC, Generic[S, K, V]):
 def columns_of(
     records: Sequence[LoggedRecord],
 ) -> tuple[Sequence[int], Sequence[bytes | None], Sequence[bytes | None]]:
-    """Timestamps, keys and values of changelog records; a log that reads by column has them as they are."""
+    """Timestamps, keys and values of changelog records; those of a log that reads by column are returned unchanged."""
     if isinstance(records, LoggedColumns):
         return records.timestamps, records.keys, records.values
     stamps, keys, values = (list(map(itemgetter(at), records)) for at in (1, 2, 3))

@@ -5,7 +5,7 @@
     log     key -> value, record timestamp = valid_from; every version, tombstones too
 
 Rules of this file: semantics of Kafka Streams' VersionedKeyValueStore. History reaches back `history_retention_ms`
-from the observed stream time and is readable after a reopen, because segments are found by time, not by a list.
+from the observed stream time and is readable after a reopen, because reads find segments by time, not by a list.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _BufferedSpace:
 
 
 class _OverlaySpace:
-    """Rows that a restore has computed but not yet written, over the stored ones."""
+    """Rows that a restore has computed but not written, over the stored ones."""
 
     def __init__(self, engine: Engine, family: str, rows: dict[bytes, bytes | None]) -> None:
         self._engine = engine
@@ -59,7 +59,7 @@ class _OverlaySpace:
 
 
 def versions_in(row_key: bytes, row: bytes, kept_after: int) -> Iterator[LogicalRow]:
-    """The versions that a row holds which ended after `kept_after`, or have not ended."""
+    """The versions of a row that ended after `kept_after`, or have not ended."""
     key = row_key[8:]
     if row_key.startswith(LATEST_PREFIX):
         value, valid_from = unpack_latest(row)
@@ -73,7 +73,7 @@ def versions_in(row_key: bytes, row: bytes, kept_after: int) -> Iterator[Logical
 def replay_key(
     history_retention_ms: int, key: bytes, puts: Iterable[tuple[int, bytes | None, int]], observed_ms: int
 ) -> dict[bytes, bytes]:
-    """Rows of one key after these puts (timestamp, value, stream time observed with it), in order, at `observed_ms`."""
+    """Rows of one key after these puts (timestamp, value, observed stream time), in order, as of `observed_ms`."""
     interval_ms = versioned_segment_interval_ms(history_retention_ms)
     space = _KeySpace({})
     for timestamp, value, observed in puts:
@@ -106,34 +106,35 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
     latest). Ended versions are kept until `history_retention_ms` behind the observed stream time. The latest version
     costs one look-up; an older one up to one for each segment (a part of the retention) from now back to its time.
 
-    Times are whole milliseconds since the epoch; a `timestamp` that is left out is that of the record in hand, outside
-    a record the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the
-    task's buffer, and with the commit to changelog and database. Used by one thread at a time.
+    Times are whole milliseconds since the epoch; `timestamp` is by default that of the record in hand, outside a record
+    the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the task's
+    buffer, and with the commit to changelog and database. One thread at a time may use the store.
 
-    Every method raises InvalidRequest for a key that is None, for what a serde does not take and for a time that is
-    none; Corruption for a row that cannot be read; Closed once the task left, Fenced if another instance has it.
-    A write that raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure
-    (buffer full: commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
+    Every method raises InvalidRequest for a key that is None, a value that a serde refuses and an invalid time;
+    Corruption for an unreadable row; Closed after the task has left, Fenced if another instance has it. A write that
+    raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure (buffer full:
+    commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
     """
 
     def __init__(self, spec: VersionedStore, rows: StoreRows) -> None:
         super().__init__(spec, rows)
         self._interval_ms = versioned_segment_interval_ms(spec.history_retention_ms)
         self._space = _BufferedSpace(rows)
-        self._cleaned_to = 0
+        self._cleaned_to = 0  # not stored: the first cleanup of an opening covers dead segments again, in one range
 
     def put(self, key: K, value: V | None, timestamp: int | None = None) -> int:
         """Insert a version valid from `timestamp` (ms), in any order of times; None is a tombstone.
 
-        Returns the time (ms) at which it is followed by another version, VALID_TO_UNDEFINED (-1) for the latest, or
-        PUT_NOT_VALID if it is older than the history retention: then it changes nothing and counts as late. Reads the
-        latest version, and for an older one its neighbours.
+        Returns the time (ms) at which another version follows, VALID_TO_UNDEFINED (-1) for the latest, or PUT_NOT_VALID
+        if it is older than the history retention: then it changes nothing and counts as late. Reads the latest version,
+        and for an older one its neighbours.
         """
         raw_key = self._encode_key(key)
         raw = None if value is None else self._encode_value(value)
         stamp = self._timestamp(timestamp)
         self.rows.check(raw_key, raw, stamp)
         valid_to = PUT_NOT_VALID
+        # A late put must not move the stream time, as in Kafka Streams; it is counted below.
         if stamp >= self._history_from():
             self.rows.observe(stamp)
             valid_to = put_version(self._space, self._history(), raw_key, raw, stamp)
@@ -144,11 +145,12 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
         return valid_to
 
     def delete(self, key: K, timestamp: int | None = None) -> VersionedRecord[V] | None:
-        """Insert a tombstone at `timestamp` (ms); returns the version valid then, or None, also where it comes late.
+        """Insert a tombstone at `timestamp` (ms); returns the version valid then, or None, also for a late tombstone.
 
         Costs a `get` as of that time, and a put.
         """
         stamp = self._timestamp(timestamp)
+        # Before the put, after which the tombstone is the version valid at that time.
         old = self.get(key, as_of=stamp)
         return None if self.put(key, None, stamp) == PUT_NOT_VALID else old
 
@@ -184,14 +186,14 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
     def range(
         self, key: K, time_from: int, time_to: int, *, ascending: bool = False
     ) -> StoreIterator[VersionedRecord[V]]:
-        """Versions that `get` gives for some time of time_from <= t <= time_to (ms), newest first unless `ascending`.
+        """Versions that `get` gives for any time_from <= t <= time_to (ms), newest first unless `ascending`.
 
-        All of them are read at the call. Empty if time_from > time_to.
+        The call reads all of them. Empty if time_from > time_to.
         """
         raw_key = self._encode_key(key)
         if self._bound("time_from", time_from) > self._bound("time_to", time_to):
             return self.rows.iterate(iter(()))
-        first = max(time_from, self._history_from(), 0)  # the latest is told at any time, ended ones from here on
+        first = max(time_from, self._history_from(), 0)  # ended versions are readable from here on, the latest always
         found = [
             VersionedRecord(self._decode_value(value), valid_from, valid_to)
             for value, valid_from, valid_to in self._versions(raw_key, first)
@@ -202,6 +204,7 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
     def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
         families = {} if into is None else into
         space = _OverlaySpace(self.rows.engine, self.name, families.setdefault(self.name, {}))
+        # One by one: a version accepted or refused depends on the stream time at its own record.
         for record in self._with_key(records):
             key, stamp = cast("bytes", record[2]), record[1]
             if stamp >= self._history_from():
@@ -221,12 +224,13 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
         first = self._history().first
         if first <= self._cleaned_to:
             return []
+        # From the last range's end, so that a range tombstone covers each segment once.
         expired = KeyRange(self.name, segment_prefix(self._cleaned_to), segment_prefix(first))
         self._cleaned_to = first
         return [expired]
 
     def _versions(self, raw_key: bytes, first: int) -> Iterator[tuple[bytes, int, int]]:
-        """The latest version and those that ended after `first`, newest first, without tombstones."""
+        """The latest version and the versions that ended after `first`, newest first, without tombstones."""
         raw_latest = self._space.get(latest_key(raw_key))
         if raw_latest is not None:
             value, latest_ts = unpack_latest(raw_latest)
@@ -240,7 +244,7 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
                     yield version, valid_from, valid_to
 
     def _history_from(self) -> int:
-        """Earliest time that can still be asked for, and earliest timestamp a put may have."""
+        """Earliest time that a read reaches, and earliest timestamp that a put may have."""
         return self.rows.observed_ms - self.spec.history_retention_ms
 
     def _history(self) -> History:

@@ -1,15 +1,15 @@
-"""Where a new version goes: the put of the versioned store over its rows.
+"""The put of the versioned store: it files a new version among the rows of its key.
 
-    latest row      ff*8 | key      the version that nothing has ended yet
+    latest row      ff*8 | key      the version that no later one has ended
     segment row     id 8 | key      versions that *ended* (valid_to) within that segment's time
 
     A put of (value, t) finds the first version later than t, which becomes its valid_to, and ends the version
     before it at t. Because rows are filed by valid_to, the version that is ended may move to an older segment.
 
 Rules of this file: pure over a row space (get and put of one family); no clock, no buffer, no engine. Semantics of
-Kafka Streams' RocksDBVersionedStore, with two exceptions. A restore applies record by record at the stream time each
-record had, so that it gives what the live store held. And a tombstone at the very time of the latest version is
-remembered, so that an older version put later is not taken for the latest.
+Kafka Streams' RocksDBVersionedStore, with two exceptions. A restore applies record by record at each record's own
+stream time, so that it gives the rows of the live store. And a tombstone at the exact time of the latest version is
+remembered, so that an older version put later does not become the latest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from standfast.store.versioned_row import SegmentRow, latest_key, pack_latest, s
 
 
 class RowSpace(Protocol):
-    """The rows of one family as the writer sees them."""
+    """The rows of one family, as far as `put_version` uses them."""
 
     def get(self, row_key: bytes) -> bytes | None: ...
 
@@ -31,7 +31,7 @@ class RowSpace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The part of history that is kept: segment ids first..last are live."""
+    """The kept part of history: segment ids first..last are live."""
 
     interval_ms: int
     first: int
@@ -61,7 +61,7 @@ def put_version(space: RowSpace, history: History, key: bytes, value: bytes | No
                 _file_ended(space, history, key, latest_value, latest_ts, timestamp)
             if value is None:
                 space.put(latest_key(key), None)
-            # At the same time a tombstone replaces the latest version, and no row tells so yet.
+            # A tombstone at the same time replaces the latest version, and no row records that yet.
             if value is not None or timestamp == latest_ts:
                 _put_latest(space, history, key, value, timestamp)
             return VALID_TO_UNDEFINED
@@ -72,7 +72,7 @@ def put_version(space: RowSpace, history: History, key: bytes, value: bytes | No
             continue
         row = SegmentRow.parse(raw)
         if row.next_ts <= timestamp:
-            break
+            break  # older segments end earlier still
         if row.min_ts <= timestamp:
             return _put_within(space, history, segment, row, key, value, timestamp)
         next_ts = row.min_ts
@@ -84,7 +84,7 @@ def put_version(space: RowSpace, history: History, key: bytes, value: bytes | No
 def _file_ended(
     space: RowSpace, history: History, key: bytes, value: bytes | None, valid_from: int, valid_to: int
 ) -> None:
-    """File a version that now ends at valid_to, unless that is past the kept history."""
+    """File a version that now ends at valid_to, unless valid_to is before the kept history."""
     segment = history.segment_of(valid_to)
     if not history.live(segment):
         return
@@ -101,14 +101,14 @@ def _file_ended(
 def _put_within(
     space: RowSpace, history: History, segment: int, row: SegmentRow, key: bytes, value: bytes | None, timestamp: int
 ) -> int:
-    """The new version falls within min_ts <= timestamp < next_ts of one segment row."""
+    """Put a version that falls within min_ts <= timestamp < next_ts of one segment row."""
     index, ended, valid_from, valid_to = row.find(timestamp)
     if valid_from == timestamp:
         row.update(timestamp, value, index)
     elif history.segment_of(timestamp) == segment:
         row.insert(timestamp, value, index)
     else:
-        # The version before now ends at `timestamp`, which lies in an older segment: it moves there.
+        # Rows are filed by their end: the version before now ends at `timestamp`, in an older segment, and moves there.
         _file_ended(space, history, key, ended, valid_from, timestamp)
         row.update(timestamp, value, index)
     space.put(segment_key(segment, key), row.serialize())
@@ -116,7 +116,7 @@ def _put_within(
 
 
 def _put_latest(space: RowSpace, history: History, key: bytes, value: bytes | None, timestamp: int) -> int:
-    """Nothing later exists. A tombstone has no latest row: the segment of its own time remembers it."""
+    """Put a version that no later one follows. A tombstone has no latest row: its own time's segment remembers it."""
     if value is not None:
         space.put(latest_key(key), pack_latest(value, timestamp))
         return VALID_TO_UNDEFINED
@@ -138,7 +138,7 @@ def _put_latest(space: RowSpace, history: History, key: bytes, value: bytes | No
 def _put_between(
     space: RowSpace, history: History, key: bytes, value: bytes | None, timestamp: int, next_ts: int
 ) -> int:
-    """The new version ends at next_ts, and no row reaches over it: it is the first or the last of its segment row."""
+    """Put a version that ends at next_ts where no row spans it: it becomes the newest or oldest of its segment row."""
     segment = history.segment_of(next_ts)
     if not history.live(segment):
         return PUT_NOT_VALID

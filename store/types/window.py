@@ -3,8 +3,8 @@
     row     key | start 8 | seq 4  ->  [timestamp 8] value      one family per segment of window starts
     log     the same key           ->  value                    compacted and deleted by retention
 
-Rules of this file: semantics of Kafka Streams' WindowStore. Rows hide as soon as start <= observed - retention,
-a late row of a dead segment is refused and counted. Range results come in raw key order over all segments.
+Rules of this file: semantics of Kafka Streams' WindowStore. Reads hide rows once start <= observed - retention; a
+late row of a dead segment is refused and counted. Range results are in raw key order over all segments.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ TIME_MAX = 2**63 - 1
 class WindowState(SegmentedStore[WindowStore, K, V]):
     """A task's window store: a value of each key and window start; `task.store(spec)` gives it.
 
-    Rows hide once start <= observed stream time - `retention_ms`; whole segments of them are dropped later. Ranges over
-    keys come in raw key order (that of the serialised bytes), each key's in time order. A read or write of one window
-    costs one look-up; a range costs a seek for each segment (a part of `retention_ms`) within its times, and its rows.
+    Reads hide rows once start <= observed stream time - `retention_ms`; whole segments of them are dropped later. Key
+    ranges are in raw key order (that of the serialised bytes), each key's rows in time order. A read or write of one
+    window costs one look-up; a range a seek for each segment (a part of `retention_ms`) within its times, and its rows.
 
-    Times are whole milliseconds since the epoch; a `timestamp` that is left out is that of the record in hand, outside
-    a record the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the
-    task's buffer, and with the commit to changelog and database. Used by one thread at a time.
+    Times are whole milliseconds since the epoch; `timestamp` is by default that of the record in hand, outside a record
+    the wall clock. Reads see the task's own uncommitted writes over the committed rows. A write goes to the task's
+    buffer, and with the commit to changelog and database. One thread at a time may use the store.
 
-    Every method raises InvalidRequest for a key that is None, for what a serde does not take and for a time that is
-    none; Corruption for a row that cannot be read; Closed once the task left, Fenced if another instance has it.
-    A write that raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure
-    (buffer full: commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
+    Every method raises InvalidRequest for a key that is None, a value that a serde refuses and an invalid time;
+    Corruption for an unreadable row; Closed after the task has left, Fenced if another instance has it. A write that
+    raises changes nothing: also TooLarge (key over 64 KiB, value over `value_max_bytes`), Backpressure (buffer full:
+    commit, then write again) and DiskFull (less space than `disk_floor_bytes`).
     """
 
     def put(self, key: K, value: V | None, window_start: int, timestamp: int | None = None) -> None:
         """Set the value of (key, window start in ms); None deletes. `timestamp` (ms) is the record's, not the window's.
 
-        With retain_duplicates every put is kept beside the others, and one of None does nothing. A row whose segment is
-        already dead is late: nothing changes and it is counted, without an error. Reads nothing.
+        With retain_duplicates every put is kept beside the others, and a put of None does nothing. A row whose segment
+        is already dead is late: it changes nothing and is counted, without an error. Reads nothing.
         """
         raw_key = self._encode_key(key)
         raw = None if value is None else self._encode_value(value)
@@ -57,7 +57,7 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
             self.put_row(window_key.pack(raw_key, start), start, raw, stamp)
             return
         if raw is None:
-            return  # nothing identifies which duplicate to delete (Kafka Streams skips it too)
+            return  # a delete cannot name one of the duplicates (Kafka Streams skips it too)
         rows = self.rows
         row_key = window_key.pack(raw_key, start, (rows.sequence + 1) & SEQUENCE_MASK)
         rows.check(row_key, raw, stamp)
@@ -66,6 +66,7 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
             rows.counters.late_dropped += 1
             return
         rows.observe(start)
+        # Only now: a put that was refused or late must not use up a number.
         rows.sequence = (rows.sequence + 1) & SEQUENCE_MASK
         rows.put(family, row_key, self._pack(stamp, raw))
         rows.log(row_key, raw, stamp)
@@ -89,7 +90,7 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
     ) -> StoreIterator[tuple[int, V]]:
         """(window start, value) of one key with time_from <= start <= time_to (ms), in time order or in `reverse`.
 
-        Empty if time_from > time_to; a time below 0 is as 0. Rows are read as the iterator goes.
+        Empty if time_from > time_to; a time below 0 counts as 0. The iterator reads rows as it goes.
         """
         raw_key = self._encode_key(key)
         first, time_to = self._first(time_from), self._bound("time_to", time_to)
@@ -104,14 +105,15 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
     ) -> StoreIterator[tuple[Windowed[K], V]]:
         """(Windowed(key, start, end), value) with key_from <= key <= key_to and time_from <= start <= time_to (ms).
 
-        In raw key order and then by time, or in `reverse`; a None key is open. Reads all rows of these keys within the
-        segments of these times, and leaves out those of other times.
+        In raw key order and then by time, or in `reverse`; a None key is open. It reads all rows of these keys within
+        the segments of these times, and skips rows of other times.
         """
         low_key = None if key_from is None else self._encode_key(key_from)
         high_key = None if key_to is None else self._encode_key(key_to)
         first, time_to = self._first(time_from), self._bound("time_to", time_to)
         if first > time_to or (low_key is not None and high_key is not None and low_key > high_key):
             return self.rows.iterate(iter(()))
+        # No window starts later than the observed stream time, so the smaller end narrows the range more.
         low, high = window_key.range_bounds(low_key, high_key, first, min(time_to, max(self.rows.observed_ms, first)))
         scan = self._scan(self.segments.families(first, time_to), low, high, reverse)
         return self.rows.iterate(self._of_range(scan, low_key, high_key, first, time_to))
@@ -125,7 +127,7 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
         return self.fetch_key_range(None, None, 0, TIME_MAX, reverse=reverse)
 
     def get_row(self, row_key: bytes, start: int) -> bytes | None:
-        """The row of a window as it is stored, also one that reads hide; for aggregations, which know its key bytes."""
+        """The stored row of a window, also of one that reads hide; for aggregations, which know its key bytes."""
         family = self.segments.family_of(start)
         return None if family is None else self.rows.get_if_present(family, row_key)
 
@@ -134,7 +136,7 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
         family = self.segments.family_for(start)
         rows = self.rows
         if family is None:
-            rows.check(row_key, raw, timestamp)
+            rows.check(row_key, raw, timestamp)  # a wrong argument is an error, late or not
             rows.counters.late_dropped += 1
             return False
         row = TIMESTAMP.pack(timestamp) + raw if raw is not None and self._skip else raw
@@ -168,6 +170,7 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
         records = self._with_key(records)
         keys = [cast("bytes", record[2]) for record in records]
         starts = [window_key.start_of(key) for key in keys]
+        # Before grouping, by the whole batch's end: rows that would expire within the batch are not written at all.
         rows.observe(max(starts, default=-1))
         if self.spec.retain_duplicates:
             rows.sequence = max([rows.sequence, *map(window_key.sequence_of, keys)])
@@ -198,14 +201,14 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
         return self.rows.get_if_present(families[0], window_key.pack(raw_key, start, 0))
 
     def _first(self, time_from: int) -> int:
-        """The earliest start that a range from here on shows."""
+        """The earliest start of a range that begins at `time_from`, within retention."""
         return max(self._bound("time_from", time_from), 0, self.segments.visible_from())
 
     def _scan(self, families: list[str], low: bytes, high: bytes | None, reverse: bool) -> Iterator[Row]:
         return self.rows.scan_all(families, low, high, reverse=reverse)
 
     def _of_key(self, scan: Iterator[Row], raw_key: bytes, first: int, last: int) -> Iterator[tuple[int, V]]:
-        # Between two rows of a key there may be rows of longer keys that begin with it.
+        # Rows of longer keys that begin with this key may lie between two of its rows.
         length = len(raw_key) + window_key.SUFFIX_BYTES
         for key, row in scan:
             if len(key) == length and key.startswith(raw_key):
