@@ -21,6 +21,7 @@ _IDLE, _ACTIVE = b"idle", b"active"
 
 def is_control(raw: LogRecord) -> bool:
     """Whether a record of an internal topic is a signal, not data."""
+    # Data may have neither key nor value, too, so the header decides.
     return raw.key is None and raw.value is None and bool(raw.headers) and raw.headers[0][0] == SIGNAL_HEADER
 
 

@@ -69,6 +69,7 @@ class OpenWindows:
         self._count -= 1
         if not group:
             del self._groups[end]
+            # Rebuilt only when stale ends outnumber the others, so that a discard stays cheap.
             if len(self._ends) > 2 * len(self._groups) + _STALE_MAX:
                 self._ends = list(self._groups)
                 heapify(self._ends)

@@ -88,6 +88,7 @@ class ExponentialDelay:
         """Delay before the restart with this number in its row, from 1, in whole milliseconds (rounded down)."""
         try:
             delay = self.initial_ms * float(self.multiplier) ** (attempt - 1)
+        # Far along a row the power leaves the range of floats.
         except OverflowError:
             return self.max_ms
         return self.max_ms if delay >= self.max_ms else int(delay)

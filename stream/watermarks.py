@@ -364,6 +364,7 @@ class WatermarkValve:
         entry.counts = False
         if not self.is_idle:
             return self._advance(self._smallest()) if held else None
+        # With every input idle, only this brings the clock to the largest watermark: no input will do so later.
         known = (other.watermark_ms for other in self._inputs.values() if other.watermark_ms is not None)
         return WentIdle(self._advance(max(known, default=None)) if held else None)
 

@@ -145,6 +145,7 @@ class HoppingWindows(_AlignedWindows):
                 f"{WINDOWS_PER_RECORD_MAX} windows: give a larger advance, or use SlidingWindows"
             )
         _refuse(self, problems)
+        # The dataclass is frozen, also for an __init__ of its own.
         object.__setattr__(self, "size_ms", size_ms)
         object.__setattr__(self, "advance_ms", advance_ms)
         object.__setattr__(self, "grace_ms", grace_ms)

@@ -224,6 +224,7 @@ class App:
         else:
             spec = store_of_kind(self.builder, name, [KeyValueStore], f"table {topic!r}")
         settings = SourceSettings(key=spec.key, value=spec.value, **options)
+        # The topic has every row already: a changelog beside it would double them.
         if settings.timestamp is None and settings.invalid_timestamp == "fail":
             spec = replace(spec, source_topic=topic)
         elif spec.source_topic is not None:
@@ -253,6 +254,7 @@ class App:
         if self.session is None:
             if self._log_address is None or self._state_dir is None:
                 raise BadConfig([f"application {self.name!r} needs log=... and state_dir=... to run"])
+            # State under a numbered name would not be found again after the next change of the program.
             if self.builder.nameless:
                 raise BadConfig(self.builder.nameless)
             # A log of its own, closed before the session opens one: topics are checked before any state is opened.

@@ -199,6 +199,7 @@ class Driver(Closing):
         try:
             for node in self._nodes.values():
                 for topic in _outside_topics(node):
+                    # `assemble` refuses absent external topics, and no other program creates them here.
                     log.admin.create_topic(topic, self._partitions, TopicPolicy())
             return assemble(self.app.builder, log.admin, self._address)
         finally:

@@ -189,6 +189,7 @@ class Stream:
             given=self.serdes(),
             results=(key or self.defaults.key, value or self.defaults.value),
         )
+        # A processor may change keys, which its type does not show.
         return Stream(self.builder, node, self.defaults, key, value, rekeyed=True)
 
     def to(
@@ -304,6 +305,7 @@ class Stream:
             partial(TableJoin, table.store, joiner, left),
             [own.node],
             [table.store],
+            # KIP-962: a left join processes records without a key, an inner join drops them.
             null_keys=left,
             policy=policy,
             given=own.serdes(),

@@ -38,6 +38,7 @@ class HeldUpdates:
     def add(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
         """Note that a row changed from `old_row` to its present content in the store."""
         buffer = self._buffer
+        # A skipped record takes its suppressed results back as well.
         if buffer.in_savepoint:
             buffer.remember(self._held, row_key)
         self._number = number = self._number + 1

@@ -24,6 +24,7 @@ class SlidingAggregate(StartedWindows[SlidingWindows]):
         raw_key = self.encode_key(key)
         through = self.observe(stamp, headers)
         low, high = self.windows.search_starts(stamp)
+        # All of them before the first write: the plan refers to rows before the record.
         rows = dict(self.state.rows_of(raw_key, low, high))
         stored = [(start, TIMESTAMP.unpack_from(row)[0]) for start, row in rows.items()]
         # The plan takes the observed time and subtracts the delay itself; `through` may be later than observed - delay.

@@ -71,6 +71,7 @@ class ClosingAggregation(Aggregation, Generic[W]):
         progress = self.progress
         observed = progress.get(self.time_key, -1)
         if timestamp > observed:
+            # A skipped record must not have moved the observed stream time.
             if self.buffer.in_savepoint:
                 self.buffer.remember(progress, self.time_key)
             progress[self.time_key] = observed = timestamp

@@ -67,6 +67,7 @@ def can_skip(error: Exception) -> bool:
     """Whether skipping the record may help: an error of the task or of the log would meet the next record, too."""
     if getattr(error, _FAILS, False):
         return False
+    # A serde that cannot read is the record's fault, whatever class of ours its error has.
     return isinstance(error, InvalidRequest) or not isinstance(error, StandfastError) or is_of_serde(error)
 
 

@@ -52,6 +52,7 @@ class LeftOut:
         if policy.dead_letter is not None and reason != "invalid_timestamp":
             self._dead_letter(
                 policy.dead_letter,
+                # No log accepts a negative timestamp.
                 (raw.key, raw.value, max(raw.timestamp, 0)),
                 raw.headers,
                 error,

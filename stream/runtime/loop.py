@@ -117,6 +117,7 @@ class Loop:
                 self._guarded(task_id, one, one.runner.follow_upstream)
         tasks = self._session.open_tasks()
         self._follow_tasks(tasks)
+        # A running task that is not open: the restore gate is shut, with gate="all" for every task.
         if self.paused or self._session.disk.full or not tasks.keys() >= self._running.keys():
             # Records processed before stay uncommitted for at most their interval.
             self._commit_due()
@@ -309,6 +310,7 @@ class Loop:
             self._shut.clear()
 
     def _fetch(self, timeout_ms: int) -> None:
+        # The wait for records must not delay a wall-clock punctuation or a timer.
         wall_due_ms = min(running.runner.next_wall_ms - running.runner.wall_ms() for running in self._running.values())
         busy = any(running.runner.runnable for running in self._running.values())
         self._take_in_fetched(0 if busy else max(min(timeout_ms, wall_due_ms), 0))
@@ -373,6 +375,7 @@ class Loop:
                 continue
             records = [Record(offset, stamp, key, value, headers)
                        for offset, (key, value, stamp, headers) in enumerate(batch, first)]  # fmt: skip
+            # Or the reader would fetch the same records again.
             self._reader.seek(at, next_offset)
             self._session.counters.handed_over_records += len(records)
             self._guarded(task_id, running, partial(self._take_in, running.runner, at, records, next_offset, True))
@@ -426,6 +429,7 @@ class Loop:
         before = counters.commits["committed"]
         running.runner.commit()
         history = self._failures.get(running.task.id)
+        # A commit with nothing to commit is no progress of the task.
         if history is not None and counters.commits["committed"] > before:
             history.committed()
 

@@ -230,6 +230,7 @@ class TaskRunner:
 
     def commit(self) -> None:
         """Forward suppressed results, then make state, outputs and offsets durable as one cut."""
+        # First, because suppressed results belong to the records whose offsets are committed.
         self.flush()
         reach("commit.flushed")
         task = self.task

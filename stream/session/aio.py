@@ -78,6 +78,7 @@ class Session:
     def __init__(self, open_session: Callable[[], BlockingSession]) -> None:
         self._open = open_session
         self._session: BlockingSession | None = None
+        # Commits run in worker threads, where two of them would overlap.
         self._commits = asyncio.Lock()
 
     @property

@@ -287,6 +287,7 @@ class Instance:
 
     def close(self) -> None:
         """Close every task and leave the group, so that other members may take over at once."""
+        # Run in reverse: tasks close before the group is left, so that no member takes one over that is open.
         with ExitStack() as last:  # every step runs, whatever errors the earlier ones raise
             readiness = self.readiness
             for close in (self._opener.close, readiness.tailer.close, readiness.restorer.close, self.membership.leave):
@@ -295,6 +296,7 @@ class Instance:
                 last.callback(self.revoke, task_id)
 
     def _plan(self) -> MemberPlan:
+        # A copy, because the lease's thread calls this while tasks come and go.
         held = {task_id: task.role for task_id, task in dict(self.tasks).items() if task.state not in GONE}
         return MemberPlan(
             active=frozenset(task_id for task_id, role in held.items() if role == "active"),
@@ -408,6 +410,7 @@ class Instance:
         if not self._again or now_ms < self._next_again_ms:
             return
         self._next_again_ms = now_ms + AGAIN_TICK_MS
+        # Emptied first: tasks that fail again are added during the loop.
         waiting, self._again = self._again, {}
         for task_id, (reason, loss) in waiting.items():
             if task_id in self.tasks and self.tasks[task_id].state in GONE:

@@ -126,6 +126,7 @@ class LeaseKeeper:
                 if not words[STALLED]:
                     self.was_stalled()  # a stall that did not cost the lease is forgotten
                 return
+        # Without progress nothing is renewed, so that a standby takes the tasks over.
         if still:
             return
         assert self._holder is not None

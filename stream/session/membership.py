@@ -67,6 +67,7 @@ class Membership:
 
     def _join(self, group: Group) -> None:
         self.view = group.join(self.member, self.plan().to_json(), lease_ms=self._lease_ms)
+        # The group did not hold this member any more, although it had joined before.
         if isinstance(self.view, EnteredView) and self._joined:
             reason = LEASE_STALLED if self._keeper.was_stalled() else LEASE_LATE
             self._counters.leases_lost[reason] += 1

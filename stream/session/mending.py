@@ -143,6 +143,7 @@ class Mender:
             return {}
         # A copy that a crash interrupted has replaced only a part of the rows.
         lost |= dict.fromkeys(stores.copying, CORRUPT)
+        # The restore plan has accepted a planned loss already.
         if not loss.planned:
             self._refuse(task, stores, {name: why for name, why in lost.items() if name in stores.specs}, None)
         unlogged = stores.unlogged & lost.keys()
@@ -242,6 +243,7 @@ def _had_rows(remains: Remains | None) -> Callable[[str], bool]:
 def _readable(engine: RocksEngine, family: str) -> bool:
     try:
         with closing(engine.scan(family)) as scan:
+            # Only reading finds damage: RocksDB checks a block when it reads it.
             for _ in scan:
                 pass
     except StandfastError:

@@ -118,6 +118,7 @@ class TaskOpener:
 
         `follow`: a changelog with fewer partitions than its source has now is no problem: it grows.
         """
+        # Before the first topic is created, so that a refused start has changed nothing.
         for number in self.groups:
             self._check_permissions(number)
         problems = []
@@ -332,6 +333,7 @@ class TaskOpener:
         reached = {at: max(limits.get(at, 0), local.position if local else 0) for at, local in locals_.items()}
         written = self._written({at: offset for at, offset in reached.items() if offset > bounds[at].end})
         stored = {at: found for at in locals_ if (found := applier.position(at)) is not None}
+        # Records of a leader epoch that ended below the position were lost by the log: the rows do not fit it.
         diverged = self._reader.epoch_ends({at: found.tag for at, found in stored.items() if found.tag})
         now_ms = self._clock.wall_ms()
         plans: dict[TopicPartition, Plan] = {}

@@ -243,6 +243,7 @@ class OwnLoop:
         if asked:
             positions = yield from self._steps.positions(asked)
             for at in asked:
+                # An offset from an earlier opening would skip records whose changes were discarded with it.
                 if given[at] > positions[at] or at in stale:
                     raise InvalidRequest(
                         f"source offset {given[at]} of {at} is not of a record that the consumer gave since the task "

@@ -84,6 +84,7 @@ class Replica(Session):
             clock=clock,
             background=background,
             listeners=listeners,
+            # Its tasks belong to another application: nothing may promote them.
             take_over=False,
             discovery_interval_ms=None,
             **settings,

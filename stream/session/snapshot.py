@@ -138,6 +138,7 @@ def _store(
     counters = store.rows.counters
     changelog = task.applier.changelogs.get(name)
     begin, end = bounds.get(changelog, Bounds(0, 0)) if changelog is not None else Bounds(0, 0)
+    # Without a position a store lacks every record of its changelog.
     stored = task.stores.cut.positions.get(name, Position(begin))
     tailed = instance.readiness.tailer.changelogs.get(changelog) if changelog is not None else None
     return StoreStatistics(

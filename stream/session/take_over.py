@@ -68,6 +68,7 @@ class TakeOver:
     def _stand_by(self, members: frozenset[str], owners: Mapping[TaskId, str], candidates: frozenset[TaskId]) -> None:
         """Open standbys of tasks with other owners, as far as replicas are configured."""
         instance = self._instance
+        # The owner of a task cannot be its standby, so one member fewer counts.
         instance.standbys_missing = max(self._replicas - (len(members) - 1), 0) * len(candidates)
         changed = False
         for task_id in sorted(candidates - frozenset(instance.tasks)):

@@ -53,4 +53,5 @@ class Writers:
                 task.fail(Fenced(f"{owner} owns task {task_id} now"))
 
     def _id(self, task_id: TaskId) -> str:
+        # On Kafka the transactional id, by which the broker fences.
         return f"{self._app}-{task_id.group}-{task_id.partition}"

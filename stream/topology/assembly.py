@@ -59,6 +59,7 @@ def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing
         raise BadConfig(missing)
     topology = builder.build(sources)
     kept = _smaller_than_now(topology, builder, admin) if growing else {}
+    # Another number of partitions would send keys to tasks that do not have their state.
     if kept:
         topology = builder.build(sources, kept)
     outputs, problems = _outputs(topology, admin, address)

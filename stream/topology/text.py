@@ -101,4 +101,5 @@ def _ids(groups: Sequence[SubTopology], topics: Sequence[str]) -> dict[tuple[str
 
 
 def _quoted(name: str) -> str:
+    # The number sign first, because the other escape contains one.
     return '"' + name.replace("#", "#35;").replace('"', "#quot;") + '"'
