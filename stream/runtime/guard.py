@@ -48,7 +48,7 @@ class Guard:
         try:
             work(given)
         except Exception as error:
-            # Undone before anything is decided: an error that goes on must not leave half of a record behind.
+            # Undone before anything is decided: an error that propagates must not leave half of a record behind.
             task.rollback()
             del self._untold[self._marks.pop() :]
             if not can_skip(error):

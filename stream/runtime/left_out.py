@@ -119,7 +119,7 @@ def dead_letter_headers(
     headers: Headers, error: Exception, about: Mapping[str, str], text_bytes: int | None = None
 ) -> Headers:
     """The record's own headers and those of the dead letter, which name the first error raised."""
-    # RecordFailed is our wrapper; readers of dead letters look for the serde's or the extractor's own error.
+    # RecordFailed wraps the error of the serde or of the timestamp extractor, which is the one to report.
     first = error.__cause__ if isinstance(error, RecordFailed) and error.__cause__ is not None else error
     said = {
         "exception": type(first).__name__,

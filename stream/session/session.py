@@ -368,7 +368,7 @@ class Session(Closing):
 
         NotReady while the gate is shut, Fenced if another instance took it over, InvalidRequest if it was never
         assigned here. Under an external consumer Unavailable for a task that is being opened again: records that the
-        consumer delivered before come again. A message with an error raises it as the class that says what to do.
+        consumer delivered before come again. A message with an error raises it as the matching error class.
         """
         with self._usable():
             task = self._held(self.own_loop.partition_of(partition))

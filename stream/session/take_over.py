@@ -51,7 +51,7 @@ class TakeOver:
             return
         instance, writers, member = self._instance, self._instance.writers, self._instance.membership.member
         members = plans(instance.membership.look())
-        # The lease ran out: the next heartbeat joins again, and until then no member may count on this one.
+        # The lease ran out: the next heartbeat joins again.
         if member not in members:
             return
         candidates = instance.shared if instance.shared is not None else frozenset(instance.tasks)

@@ -36,6 +36,7 @@ def wire(
     """
     children: dict[str, dict[str, Forward]] = {node.name: {} for node in topology.nodes}
     built: list[tuple[ProcessorNode, Processor, Context]] = []
+    # Children first, because a parent needs their calls.
     for node in reversed(topology.nodes):
         if isinstance(node, SinkNode):
             forward = make_sink(node, services.task, partitions_of, services.drop)
