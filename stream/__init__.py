@@ -1,4 +1,4 @@
-"""Processing: session, task, context, loop.
+"""Stream processing: sessions, topologies, the processing loop, windows and time.
 
 Imports restore, replication and store.
 """

@@ -1,8 +1,8 @@
-"""Control records: what an upstream task says about its watermark, in a repartition topic between ordinary records.
+"""Control records: the watermark signals of an upstream task, in a repartition topic between ordinary records.
 
     no key, no value    standfast.watermark = 1357020000000 | idle | active    standfast.task = 0_3
 
-Kafka consumers of such a topic from elsewhere can tell them by their headers.
+Other consumers of such a topic recognise them by their headers.
 
 Rules of this file: pure; bytes in and out.
 """
@@ -20,7 +20,8 @@ _IDLE, _ACTIVE = b"idle", b"active"
 
 
 def is_control(raw: LogRecord) -> bool:
-    """Whether a record of an internal topic is a signal and not data."""
+    """Whether a record of an internal topic is a signal, not data."""
+    # Data may have neither key nor value, too, so the header decides.
     return raw.key is None and raw.value is None and bool(raw.headers) and raw.headers[0][0] == SIGNAL_HEADER
 
 
@@ -34,7 +35,7 @@ def control_headers(task: str, signal: Signal) -> Headers:
 
 
 def parse_control(raw: LogRecord, where: str) -> tuple[str, Signal]:
-    """(upstream task, signal) of a control record. Raises Corruption for one that cannot be read."""
+    """(upstream task, signal) of a control record. Raises Corruption for an unreadable one."""
     try:
         carried, task = (value or b"" for _, value in raw.headers[:2])
         if carried in (_IDLE, _ACTIVE):

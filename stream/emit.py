@@ -1,4 +1,4 @@
-"""When a windowed aggregation gives its results.
+"""When a windowed aggregation emits its results.
 
 Rules of this file: plain values.
 """
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class EmitStrategy(Enum):
-    """On every update (with a cache: the last one per key and flush), or once, when the window closes."""
+    """Emit on every update (with a cache: the last one per key and flush), or once, when the window closes."""
 
     ON_WINDOW_UPDATE = "on_window_update"
     ON_WINDOW_CLOSE = "on_window_close"

@@ -1,9 +1,9 @@
-"""The HTTP server of a session: named here, written a room above, loaded only where a port is given.
+"""The HTTP server of a session: declared here, implemented in ops, imported only where a port is given.
 
     Session(http_port=9100) ──> HttpPort ── by name ──> standfast.ops.http.server: listen, OpsServer
 
-Rules of this file: stream imports nothing of ops, and a session without a port loads no HTTP library. The port is bound
-before anything else is opened, so that a taken one, or a missing extra, changes nothing.
+Rules of this file: stream has no import statement for ops, and a session without a port loads no HTTP library. The port
+is bound before anything else is opened, so that a taken port, or a missing extra, changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SERVER = "standfast.ops.http.server"
 
 
 class Server(Protocol):
-    """A server that runs."""
+    """A running server."""
 
     @property
     def address(self) -> str:
@@ -29,13 +29,14 @@ class Server(Protocol):
 
 
 class HttpPort:
-    """A port, and the server on it while the session is open; None: neither. Raises BadConfig, Held."""
+    """A port, and the server on it while the session is open; None: no server. Raises BadConfig, Held."""
 
     def __init__(self, port: int | None) -> None:
         self._module: Any = None
         self._listening: socket.socket | None = None
         self.server: Server | None = None
         if port is not None:
+            # By name: an import statement would point from stream up to ops, and would load the HTTP library always.
             self._module = import_module(SERVER)
             self._listening = self._module.listen(port)
 

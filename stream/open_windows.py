@@ -1,16 +1,16 @@
-"""Which windows are still open, by the time at which they close: an index of bounded size over rows of a store.
+"""The open windows, by the time at which they close: an index of bounded size over rows of a store.
 
-    entries     (end, rest)        rest tells windows of one end apart: the raw key, or (start, raw key) of a session
+    entries     (end, rest)        rest distinguishes windows of one end: the raw key, or (start, raw key) of a session
     frontier    (end, rest)        every open window below it is in the index; from there on only the store knows
                                    None: the index has them all
 
-    add, add, add ... over the limit     the later half is let go, the frontier moves down to the first of it
-    take(through)                        everything that ends by then and is in the index, in order
+    add, add, add ... over the limit     the later half is dropped, the frontier moves down to the first of it
+    take(through)                        all indexed windows that end by then, in order
     needs_scan(through)                  windows beyond the frontier end by then: `refill` from a scan of the store
 
 So one scan serves as many windows as the limit allows, and none is needed while the index has room.
 
-Rules of this file: pure; it knows no store. An entry whose row is gone does no harm; a row without an entry below the
+Rules of this file: pure; it knows no store. An entry whose row is gone is harmless; a row without an entry below the
 frontier would be lost.
 """
 
@@ -29,7 +29,7 @@ Frontier: TypeAlias = tuple[int] | Entry
 
 
 class OpenWindows:
-    """The windows that are open; `frontier` (end,) begins with an index that knows nothing from that end on."""
+    """The open windows; `frontier` (end,) begins with an index that knows no window from that end on."""
 
     __slots__ = ("_count", "_ends", "_groups", "_limit", "frontier", "next_end")
 
@@ -38,14 +38,14 @@ class OpenWindows:
         self.next_end = NEVER if frontier is None else frontier[0]  # nothing can be due before
         self._limit = limit
         self._groups: dict[int, set[Any]] = {}
-        self._ends: list[int] = []  # a heap; ends without a group are left behind by `discard`
+        self._ends: list[int] = []  # a heap; `discard` leaves ends without a group, since a heap removes only its first
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, end: int, rest: Any) -> None:
-        """Take in a window that was made; one that is there, or that lies beyond the frontier, changes nothing."""
+        """Add a window that was created; a window that is indexed, or lies beyond the frontier, changes nothing."""
         if self.frontier is not None and (end, rest) >= self.frontier:
             return
         group = self._groups.get(end)
@@ -61,7 +61,7 @@ class OpenWindows:
             self._let_go()
 
     def discard(self, end: int, rest: Any) -> None:
-        """Leave out a window that was removed; an absent one is fine."""
+        """Drop a window that was removed; an absent one is fine."""
         group = self._groups.get(end)
         if group is None or rest not in group:
             return
@@ -69,12 +69,13 @@ class OpenWindows:
         self._count -= 1
         if not group:
             del self._groups[end]
+            # Rebuilt only when stale ends outnumber the others, so that a discard stays cheap.
             if len(self._ends) > 2 * len(self._groups) + _STALE_MAX:
                 self._ends = list(self._groups)
                 heapify(self._ends)
 
     def take(self, through: int) -> list[Entry]:
-        """Take out every entry with end <= through, in order."""
+        """Remove and return every entry with end <= through, in order."""
         ends, taken = self._ends, list[Entry]()
         while ends and ends[0] <= through:
             end = heappop(ends)
@@ -91,18 +92,19 @@ class OpenWindows:
             self.add(end, rest)
 
     def needs_scan(self, through: int) -> bool:
-        """Whether windows that only the store knows may end by then."""
+        """Whether windows that only the store knows may end by `through`."""
         return self.frontier is not None and self.frontier[0] <= through
 
     def refill(self, entries: Iterable[Entry]) -> None:
-        """Take in the first of all entries from the frontier on, in any order, and move the frontier behind them.
+        """Add the first of all entries from the frontier on, given in any order, and move the frontier behind them.
 
-        Entries below the frontier are left out of account.
+        Entries below the frontier are ignored.
         """
         frontier = self.frontier
         if frontier is None:
             return
         room = max(self._limit - self._count, 1)
+        # One more than fits: the first entry that does not fit is the new frontier.
         first = nsmallest(room + 1, (entry for entry in entries if entry >= frontier))
         self.frontier = first[room] if len(first) > room else None
         for end, rest in first[:room]:
@@ -115,6 +117,7 @@ class OpenWindows:
         self._find_next()
 
     def _let_go(self) -> None:
+        # Half, not one entry, because this sorts the whole index.
         keep = max(self._limit // 2, 1)
         kept: dict[int, set[Any]] = {}
         for end in sorted(self._groups):

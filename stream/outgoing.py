@@ -1,7 +1,7 @@
-"""Output records as the log takes them, checked where they are sent and not when the commit writes them.
+"""Checks of output records, made when a record is sent and not when the commit writes it.
 
-Rules of this file: pure. What only the log knows (whether topic and partition exist, whether the topic is compacted)
-shows at the commit.
+Rules of this file: pure. Errors that only the log can find (an absent topic or partition, a compacted topic) appear at
+the commit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PARTITION_MAX = 2**31 - 1
 def check_output(
     topic: str, key: object, value: object, timestamp: object, partition: object, headers: object, least_ms: int
 ) -> None:
-    """Raise InvalidRequest for a record that no log takes. `least_ms`: the least timestamp of this one."""
+    """Raise InvalidRequest for a record that no log accepts. `least_ms`: the smallest timestamp of this log."""
     problem = _bytes_problem("key", key) or _bytes_problem("value", value)
     problem = problem or timestamp_problem(timestamp, least_ms) or _headers_problem(headers)
     if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= PARTITION_MAX:
@@ -27,7 +27,7 @@ def check_output(
 
 
 def headers_bytes(headers: Headers) -> int:
-    """What checked headers count for."""
+    """The size of checked headers in bytes."""
     return sum(len(name.encode()) + len(content or b"") for name, content in headers)
 
 
@@ -48,6 +48,7 @@ def _headers_problem(headers: object) -> str | None:
             return (
                 f"header {name!r:.100} is of type {type(name).__name__} with {type(content).__name__}, not text, bytes"
             )
+        # A lone surrogate is a str, too, and the log would refuse it only in the middle of a commit.
         try:
             name.encode()
         except UnicodeEncodeError:

@@ -1,27 +1,27 @@
-"""Punctuation: callbacks that are due again and again, by stream time or by the wall clock.
+"""Punctuation: callbacks that repeat at an interval of stream time or of the wall clock.
 
     queue = PunctuationQueue()                                   one per task and kind of time
     handle = queue.schedule(first_due(STREAM_TIME, None, 5_000), 5_000, callback)
-    queue.may_punctuate(now_ms)                                  how many fired; the next commit holds what they did
+    queue.may_punctuate(now_ms)                                  how many fired; the next commit has their writes
     handle.cancel()
 
-While the head of the queue is due it is taken out, put back at its next time and fired once, with *now*. However many
-of its times have gone by, it fires once; the next time is the first one after now on the same grid (first due 5 s,
-interval 5 s, now 21 s: next is 25 s). Order: time due, then registration; a schedule keeps its place for life.
+While the head of the queue is due, the queue removes it, puts it back at its next time and fires it once, with *now*.
+However many of its times have passed, it fires once; the next time is the first one after now on the same grid (first
+due 5 s, interval 5 s, now 21 s: next is 25 s). Order: time due, then registration; a schedule keeps its place for life.
 
-Decided here, where a reader may wonder:
+Decisions of this file that a reader may question:
 - A schedule made inside a callback and already due fires in the same call, in its turn, as in Kafka Streams. So a
-  callback that makes another such schedule each time it fires, and whose schedules do the same, never lets go.
+  callback that makes another such schedule each time it fires, and whose schedules do the same, never returns.
 - Unknown time (None, or negative) fires nothing: first times are never negative.
 - A clock that goes back fires nothing until it has passed the next time again.
-- An exception of a callback goes through to the caller. Its schedule is back in the queue at its next time (in Kafka
-  Streams it is lost); those that were due after it still are and fire with the next call.
-- A call from inside a callback fires what else is due, never the schedule that is firing.
+- An exception of a callback propagates to the caller. Its schedule is back in the queue at its next time (in Kafka
+  Streams it is lost); schedules that were due after it still are and fire with the next call.
+- A call from inside a callback fires the other due schedules, never the schedule that is firing.
 
 Rules of this file: pure; no clock, thread, store, task or record. It does not know which of the two times it is given:
 stream time before wall clock, none on a standby, the callback's context and the commit are the shell's business. A
-firing asks for no commit: what it wrote waits for the commit interval, as what a record wrote does.
-`Cancellable.cancel` is one assignment and may come from any thread; all else belongs to the task's own.
+firing asks for no commit: its writes wait for the commit interval, as the writes of a record do.
+`Cancellable.cancel` is one assignment and may come from any thread; all other calls belong to the task's own thread.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Callback = Callable[[int], object]
 
 
 class PunctuationType(Enum):
-    """Which time drives a schedule."""
+    """The time that drives a schedule."""
 
     STREAM_TIME = "stream_time"
     WALL_CLOCK_TIME = "wall_clock_time"
@@ -51,9 +51,9 @@ WALL_CLOCK_TIME = PunctuationType.WALL_CLOCK_TIME
 
 
 def first_due(kind: PunctuationType, now_ms: int | None, interval_ms: int, start_ms: int | None = None) -> int:
-    """When a new schedule is due for the first time, in milliseconds of the time of its kind.
+    """The first due time of a new schedule, in milliseconds of the time of its kind.
 
-    STREAM_TIME: `start_ms`, or 0: the first record that makes stream time known fires it. `now_ms` is not looked at.
+    STREAM_TIME: `start_ms`, or 0: the first record that makes stream time known fires it. `now_ms` is ignored.
     WALL_CLOCK_TIME: one interval after `now_ms`. With `start_ms` the schedule is anchored: `start_ms` itself if it is
     not past (exactly now counts), otherwise the first of `start_ms + n * interval_ms` after `now_ms`.
 
@@ -71,14 +71,14 @@ def first_due(kind: PunctuationType, now_ms: int | None, interval_ms: int, start
     _check_time("now_ms", now_ms)
     if start_ms is None:
         return now_ms + interval_ms
-    # A start in the past is as a schedule that fired just now: of its grid, only a time after now is due.
+    # A start in the past counts as a firing just now: of its grid, only a time after now is due.
     return start_ms if start_ms >= now_ms else next_due(start_ms, interval_ms, now_ms)
 
 
 def next_due(due_ms: int, interval_ms: int, now_ms: int) -> int:
     """First of `due_ms + interval_ms`, `due_ms + 2 * interval_ms`, ... that lies after `now_ms`; `due_ms` <= `now_ms`.
 
-    One step, however long the gap (no records, a long pause): nothing is fired again for what was missed.
+    One step, however long the gap (no records, a long pause): missed times never fire later.
     """
     return due_ms + ((now_ms - due_ms) // interval_ms + 1) * interval_ms
 
@@ -92,8 +92,8 @@ class Cancellable:
         self._callback: Callback | None = callback
 
     def cancel(self) -> None:
-        """Fire no more. From anywhere, also from inside any callback; a second time changes nothing."""
-        self._callback = None  # lets go of what the callback holds, long before the queue meets the entry
+        """Fire no more. May be called from any thread and from inside any callback; a second call changes nothing."""
+        self._callback = None  # frees the callback's objects at once; the entry may stay queued until a far time
 
     @property
     def cancelled(self) -> bool:
@@ -101,7 +101,7 @@ class Cancellable:
         return self._callback is None
 
 
-# Time due, number of registration, interval, handle. Numbers differ, so that a comparison never goes further.
+# Time due, number of registration, interval, handle. The numbers differ, so that tuples never compare handles.
 _Entry = tuple[int, int, int, Cancellable]
 
 
@@ -111,13 +111,13 @@ class PunctuationQueue:
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
         self._registered = 0
-        self.late_ms = 0  # how long after its time the last one fired
+        self.late_ms = 0  # delay of the last firing after its due time
         self._sweep_at = _SWEEP_LEAST
 
     def schedule(self, first_due_ms: int, interval_ms: int, callback: Callback) -> Cancellable:
         """Call `callback(now_ms)` when `first_due_ms` is reached and every `interval_ms` from there.
 
-        InvalidRequest, and nothing changed: interval below 1 ms, a negative or non-integer time, nothing to call.
+        InvalidRequest, and nothing changed: interval below 1 ms, a negative or non-integer time, no callable.
         """
         _check_time("first_due_ms", first_due_ms)
         _check_interval(interval_ms)
@@ -131,9 +131,9 @@ class PunctuationQueue:
         return handle
 
     def may_punctuate(self, now_ms: int | None) -> int:
-        """Fire each schedule that is due, once; how many fired. 0 if the time is unknown (None or negative).
+        """Fire each due schedule once and return how many fired. 0 if the time is unknown (None or negative).
 
-        What a callback raises goes through; see the head of this file for what is left in the queue.
+        Exceptions of callbacks propagate; the module header says in which state they leave the queue.
         """
         if now_ms is None:
             return 0
@@ -159,14 +159,14 @@ class PunctuationQueue:
 
     @property
     def next_due_ms(self) -> int | None:
-        """Earliest time at which something is due; None if nothing is scheduled."""
+        """The earliest due time; None if no schedule is left."""
         heap = self._heap
         while heap and heap[0][3].cancelled:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def _sweep(self) -> None:
-        """Drop cancelled entries that wait for a far time, or an application that makes and cancels many would leak."""
+        """Drop cancelled entries with far due times; an application that schedules and cancels often would leak."""
         self._heap = [entry for entry in self._heap if not entry[3].cancelled]
         heapify(self._heap)
         self._sweep_at = max(_SWEEP_LEAST, 2 * len(self._heap))

@@ -1,4 +1,4 @@
-"""A record as a processor sees it.
+"""The record that a processor receives.
 
 Rules of this file: plain data, no behaviour.
 """
@@ -13,8 +13,8 @@ from standfast.replication.log import Headers
 class Record(NamedTuple):
     """Key and value decoded; `timestamp` in milliseconds.
 
-    `old_value` is what the key had before, where the record is an update of a table or of an aggregation; None
-    elsewhere, and for a key that was not there.
+    `old_value` is the key's previous value, where the record is an update of a table or of an aggregation; None
+    elsewhere, and for a key that did not exist.
     """
 
     key: Any

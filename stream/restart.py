@@ -1,20 +1,20 @@
-"""Restart strategies: whether a task that failed is opened again, and when.
+"""Restart strategies: whether a failed task is opened again, and when.
 
-    FixedDelay         the same delay each time, so often in the task's whole life
-    ExponentialDelay   1 s, 2 s, 4 s ... up to a bound; begins anew after a time without failures. The default. It gives
-                       up on a task that does not come on: five failures in a row at one source offset, or ten minutes
+    FixedDelay         the same delay each time, a limited number of times in the task's whole life
+    ExponentialDelay   1 s, 2 s, 4 s ... up to a bound; starts over after a time without failures. The default. It gives
+                       up on a task that makes no progress: five failures in a row at one source offset, or ten minutes
                        of failures without a commit
-    FailureRate        the same delay each time, unless failures come too thick
+    FailureRate        the same delay each time, unless too many failures lie within an interval
     NoRestart          never
 
     history = RestartHistory(FixedDelay(attempts=2, delay_ms=500))     one per task
     history.failed(now_ms)          500, 500, then None: the task stays failed, and `reason` says why
-    history.failed(now_ms, "in-0 at offset 7")      the same, and where; without it a failure is at no offset
-    history.committed()                             the task came on
-    history.interrupted()                           the log was away: time without a commit is not the task's doing
+    history.failed(now_ms, "in-0 at offset 7")      the same, with the offset; without it a failure is at no offset
+    history.committed()                             the task made progress
+    history.interrupted()                           the log was away: time without a commit is not the task's fault
 
-Semantics and boundaries are Flink's. Where Flink merges failures that come before the restart, because many tasks
-share one strategy, each one counts here: one task fails once between two restarts.
+Semantics and boundaries are Flink's. Flink merges failures that come before the restart, because many tasks share one
+strategy; here each failure counts, since one task fails once between two restarts.
 
 Rules of this file: pure. It knows no task and no clock; `now_ms` comes in and is monotonic. Strategies are values,
 checked on construction (BadConfig, every problem at once); only a history changes.
@@ -30,12 +30,12 @@ from dataclasses import dataclass
 from standfast.store.errors import BadConfig, InvalidRequest
 
 DELAY_MAX_MS = 2**63 - 1
-COUNT_MAX = 1_000_000  # of attempts, and of failures that a rate remembers
+COUNT_MAX = 1_000_000  # bounds attempts, and the failure times that a FailureRate keeps in memory
 
 
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
-    """At most `attempts` restarts over the task's whole life, each `delay_ms` after the failure. 0 attempts: none."""
+    """At most `attempts` restarts over the task's whole life, each `delay_ms` after the failure. 0: no restart."""
 
     attempts: int = 3
     delay_ms: int = 10_000
@@ -52,10 +52,10 @@ class FixedDelay:
 class ExponentialDelay:
     """The n-th restart in a row comes `initial_ms * multiplier ** (n - 1)` after the failure, at most `max_ms`.
 
-    When the task has run for `reset_after_ms` since its restart was due, the row begins anew. `attempts` bounds the
-    restarts of one row; None: no bound. `same_offset`: with so many failures in a row at one source offset there is no
-    restart any more. `without_commit_ms`: nor with a failure so long after the first one since the task's last commit.
-    None: for ever.
+    When the task has run for `reset_after_ms` since its restart was due, the row starts over. `attempts` bounds the
+    restarts of one row; None: no bound. `same_offset`: no restart after so many failures in a row at one source offset.
+    `without_commit_ms`: no restart after a failure so long after the first one since the task's last commit. None: no
+    bound.
     """
 
     initial_ms: int = 1_000
@@ -88,6 +88,7 @@ class ExponentialDelay:
         """Delay before the restart with this number in its row, from 1, in whole milliseconds (rounded down)."""
         try:
             delay = self.initial_ms * float(self.multiplier) ** (attempt - 1)
+        # Far along a row the power leaves the range of floats.
         except OverflowError:
             return self.max_ms
         return self.max_ms if delay >= self.max_ms else int(delay)
@@ -115,14 +116,14 @@ class FailureRate:
 
 @dataclass(frozen=True, slots=True)
 class NoRestart:
-    """A task that failed stays failed."""
+    """A failed task stays failed."""
 
 
 RestartStrategy = FixedDelay | ExponentialDelay | FailureRate | NoRestart
 
 
 class RestartHistory:
-    """The failures of one task under one strategy. Once it says None it stays with that."""
+    """The failures of one task under one strategy. After its first None it returns None for ever."""
 
     def __init__(self, strategy: RestartStrategy) -> None:
         if not isinstance(strategy, RestartStrategy):
@@ -133,25 +134,25 @@ class RestartHistory:
         self._failures = 0
         self._given_up = False
         self._last_ms: int | None = None
-        self._in_row = 0  # exponential: failures since the backoff began anew
+        self._in_row = 0  # exponential: failures since the backoff started over
         self._restart_ms = 0  # exponential: when the last restart was due
         self._recent: deque[int] = deque()  # failure rate: the last failures + 1 times
-        self._at: str | None = None  # where the last failure was
-        self._at_same = 0  # failures in a row there
+        self._at: str | None = None  # offset of the last failure
+        self._at_same = 0  # failures in a row at that offset
         self._since_ms: int | None = None  # of the first failure since the last commit
-        self.reason = ""  # why there is no restart any more
+        self.reason = ""  # why the task is not restarted any more
 
     @property
     def failures(self) -> int:
-        """How often the task failed."""
+        """The number of failures of the task."""
         return self._failures
 
     def failed(self, now_ms: int, at: str | None = None) -> int | None:
-        """Note a failure; the delay until the restart in milliseconds, or None: no restart any more, see `reason`.
+        """Note a failure; return the delay until the restart in milliseconds, or None: no restart, see `reason`.
 
-        `at` is the source offset that was in hand, or that the task was committed to, as a text.
+        `at` is the source offset in hand, or the task's committed offsets, as text.
 
-        Raises InvalidRequest for a time that is no whole number or lies before the last failure; nothing is noted.
+        Raises InvalidRequest, and notes nothing, for a time that is no whole number or lies before the last failure.
         """
         if type(now_ms) is not int or (self._last_ms is not None and now_ms < self._last_ms):
             raise InvalidRequest(
@@ -171,15 +172,16 @@ class RestartHistory:
         return delay_ms
 
     def committed(self) -> None:
-        """The task committed something."""
+        """Note a commit of the task."""
+        # `_at_same` stays: other partitions of the task may commit while one record fails again and again.
         self._since_ms = None
 
     def interrupted(self) -> None:
-        """The log was unavailable: what time went by without a commit does not count."""
+        """Note that the log was unavailable: the time without a commit so far does not count."""
         self._since_ms = None
 
     def _stuck(self, now_ms: int) -> bool:
-        """Whether the task does not come on, however often it is opened again."""
+        """Whether the task makes no progress, however often it is opened again."""
         strategy, at = self.strategy, self._at
         if not isinstance(strategy, ExponentialDelay) or at is None:
             return False

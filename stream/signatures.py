@@ -1,9 +1,9 @@
-"""Options that a method takes as `**options: Unpack[SomeOptions]`, spelled out for help().
+"""Options that a method declares as `**options: Unpack[SomeOptions]`, listed one by one for help().
 
     the TypedDict SomeOptions     names and types, for type checkers
-    the dataclass of its settings what each option does, in rows `name   text` of its docstring, and its default
+    the dataclass of its settings rows `name   text` in its docstring describe each option; its defaults
 
-Rules of this file: pure; it changes what help() and inspect.signature() show of a class, and nothing that runs.
+Rules of this file: pure; it changes the output of help() and inspect.signature() for a class, and no behaviour.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ROW = re.compile(r"(\w+) {2,}(\S.*)")
 def spelled_out(settings: Mapping[Any, type]) -> Callable[[C], C]:
     """Class decorator: help() of its methods lists the options of each `Unpack[...]`, with defaults and descriptions.
 
-    `settings` names the dataclass of a TypedDict of options; one without has the default None and describes itself.
-    Those of `__init__` are described with the class.
+    `settings` maps a TypedDict of options to its dataclass; a TypedDict without one has the default None and describes
+    itself. Options of `__init__` are described with the class.
     """
 
     def spell(cls: C) -> C:
@@ -53,7 +53,7 @@ def _spell(function: FunctionType, described: Any, settings: Mapping[Any, type])
 
 
 def rows_with_defaults(text: str, signature: inspect.Signature, options: Collection[str]) -> str:
-    """The text, with each row `name   text` of a parameter as `name=default` and its text below.
+    """`text` with each row `name   text` of a parameter written as `name=default` and its text below.
 
     Rows of `options` that the signature does not take are left out.
     """

@@ -1,4 +1,4 @@
-"""The two clocks that records move: a task's stream time, and the observed stream time of one aggregation.
+"""The two clocks that records advance: a task's stream time, and the observed stream time of one aggregation.
 
     task stream time       for punctuation. Policy "min": unknown until every input partition that is not idle has had
                            a record, then the smallest over those partitions of the largest timestamp seen.
@@ -9,9 +9,9 @@
             min          unknown         4              4               12              20
             max          10              10             20              20              20
 
-Rules of this file: pure; no store, thread or wall clock. The two clocks never read each other. Neither goes back,
-whatever comes: an older record, an added partition, one that was idle, a restored state. Times are milliseconds since
-the epoch; unknown is None, never a number.
+Rules of this file: pure; no store, thread or wall clock. The two clocks never read each other. Neither goes back: not
+by an older record, an added partition, one that was idle, nor a restored state. Times are milliseconds since the epoch;
+unknown is None, never a number.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from standfast.store.errors import InvalidRequest
 
 Policy = Literal["min", "max"]
 
-# Where a state keeps the clock itself: partition keys hold a slash (store/task/cut.py), so none can be called this. The
-# partitions' times alone do not tell it: one that is idle or new may be far behind a clock that must not go back.
+# The key under which a state keeps the clock itself: partition keys hold a slash (store/task/cut.py), so none equals
+# it. The partitions' times do not determine the clock: an idle or new partition may be far behind it.
 CLOCK_KEY = "task"
 
 
@@ -48,13 +48,14 @@ class TaskStreamTime:
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """The input partitions, in the order in which they were given."""
+        """The input partitions, in the order in which they were added."""
         return tuple(self._largest)
 
     def add(self, partition: str) -> None:
-        """Take a partition in, such as one just discovered. A clock that is known stays and waits for its records.
+        """Add an input partition, such as a discovered one. A known clock stays and waits for its records.
 
-        One that is there already is left as it is. Raises InvalidRequest for a key that is not `topic/partition`.
+        A partition that is an input already stays as it is. Raises InvalidRequest for a key that is not
+        `topic/partition`.
         """
         if "/" not in partition:
             raise InvalidRequest(f"stream time: {partition!r} is not a partition key: write it as topic/partition")
@@ -80,7 +81,7 @@ class TaskStreamTime:
             self._advance(self._smallest())
 
     def set_idle(self, partition: str, idle: bool) -> None:
-        """Leave a partition out, or take it in again. While all are idle the clock stands still."""
+        """Exclude a partition, or include it again. While all are idle the clock stands still."""
         self._time_of(partition)
         if idle:
             self._idle.add(partition)
@@ -90,11 +91,11 @@ class TaskStreamTime:
             self._advance(self._smallest())
 
     def partition_ms(self, partition: str) -> int | None:
-        """The largest timestamp seen on a partition; None without a record. Raises InvalidRequest if unknown."""
+        """The largest timestamp seen on a partition; None without a record. InvalidRequest for an unknown partition."""
         return self._time_of(partition)
 
     def holding_back(self) -> str | None:
-        """The partition that the clock waits for: the first without a record, else the one that is furthest behind.
+        """The partition that the clock waits for: the first without a record, else the one furthest behind.
 
         None with policy "max", and while every partition is idle.
         """
@@ -104,7 +105,7 @@ class TaskStreamTime:
         return min(active, key=lambda partition: _or_before_all(self._largest[partition]), default=None)
 
     def to_state(self) -> dict[str, int]:
-        """What must be kept: partition key -> largest timestamp, and under CLOCK_KEY the clock once it is known.
+        """The state to keep: partition key -> largest timestamp, and under CLOCK_KEY the clock once it is known.
 
         Idleness is not kept: after a restart a partition counts until it is found idle again.
         """
@@ -114,10 +115,11 @@ class TaskStreamTime:
         return state
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Go on from a state, or from several: what is later wins. Partitions that are no longer inputs are left out.
+        """Continue from a state, or from several: the later time wins. Other partitions are ignored.
 
-        Raises InvalidRequest for a time that is no whole number from 0, and changes nothing then.
+        Raises InvalidRequest, and changes nothing, for a time that is no whole number from 0.
         """
+        # All are checked before the first is set, so that a refused state changes nothing.
         for key, timestamp_ms in state.items():
             _check_timestamp(timestamp_ms, key)
         for partition, largest in self._largest.items():
@@ -167,7 +169,7 @@ class ObservedStreamTime:
         return self._now_ms
 
     def observe(self, timestamp_ms: int) -> int:
-        """Note a record and give the observed stream time, this record included.
+        """Note a record and return the observed stream time, this record included.
 
         Raises InvalidRequest for a timestamp that is no whole number from 0.
         """
@@ -177,11 +179,11 @@ class ObservedStreamTime:
         return self._now_ms
 
     def to_state(self) -> int | None:
-        """What must be kept: the clock, None before the first record."""
+        """The state to keep: the clock, None before the first record."""
         return self._now_ms
 
     def restore(self, state: int | None) -> None:
-        """Go on from a state; an earlier one than the clock changes nothing. Raises as `observe` does."""
+        """Continue from a state; one earlier than the clock changes nothing. Raises as `observe` does."""
         if state is not None:
             self.observe(state)
 

@@ -1,4 +1,4 @@
-"""A timer of a processor, as it is set and as it comes due.
+"""A timer of a processor, as it is set and as it fires.
 
 Rules of this file: plain data.
 """
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class TimerKind(Enum):
-    """Which time a timer waits for: the watermark, or the wall clock."""
+    """The time that a timer waits for: the watermark, or the wall clock."""
 
     EVENT_TIME = "event_time"
     PROCESSING_TIME = "processing_time"
@@ -21,7 +21,7 @@ PROCESSING_TIME = TimerKind.PROCESSING_TIME
 
 
 class Timer(NamedTuple):
-    """A timer that is due: `time` in milliseconds."""
+    """A due timer: `time` in milliseconds."""
 
     key: Any
     time: int

@@ -1,25 +1,25 @@
-"""Watermarks: how a source makes them, and how a task's clock follows those of its inputs.
+"""Watermarks: how a source generates them, and how a task's clock follows its inputs.
 
     records of a partition ──> assigner ──> SourceWatermarks ──┐
                                             (monotone, idle)   ├──> WatermarkValve ──> AdvanceClock, FireTimers, Send
     signals of upstream tasks, over a repartition topic ───────┘    (the task's clock)
 
-A watermark w says that no record with a timestamp at or before w is expected any more; one that comes all the same is
+A watermark w says that no record with a timestamp at or before w is expected any more; a record that still comes is
 late. The task's clock is the smallest watermark over the inputs that count:
 
     input             counts     its watermark
     active            yes        holds the clock back until it is known and past the clock
-    idle              no         is not listened to until the input is active again
-    active, behind    no         as it came back from idleness behind the clock: counts from where it has caught up
+    idle              no         is ignored until the input is active again
+    active, behind    no         after idleness, behind the clock: counts once it has caught up
 
 An input that goes idle matters only if it held the clock: counted, with its watermark unknown or equal to the clock.
-Then the clock follows those that still count; if none is active any more, it first goes to the largest watermark of
-all inputs, because nothing else could ever bring it there. An input that is active again moves nothing before its next
-watermark. These are Flink's rules (StatusWatermarkValve); an unknown watermark, Flink's smallest number, is None here:
-no record is late, no timer is due.
+Then the clock follows the inputs that still count; if none is active any more, it first goes to the largest watermark
+of all inputs, because nothing else could ever bring it there. An input that is active again moves nothing before its
+next watermark. These are Flink's rules (StatusWatermarkValve); an unknown watermark, Flink's smallest number, is None
+here: no record is late, no timer is due.
 
 Rules of this file: pure; no log, store, thread or clock; `now_ms` comes in. Watermarks and the clock never go back.
-Who uses it first lets a record through, then carries out what its watermark brings.
+The caller processes a record first, then carries out the steps of its watermark.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from typing import Any, NamedTuple, Protocol
 from standfast.store.errors import InvalidRequest
 
 PROGRESS_PREFIX = "watermark:"  # before the names of a state among a task's progress numbers
-CLOCK_KEY = "task"  # in a state: the clock itself; channels hold a slash, so none can be called this
+CLOCK_KEY = "task"  # in a state: the clock itself; channels hold a slash, so none equals it
 
 
 class Channel(NamedTuple):
-    """One input of a task: a partition key such as `flights/0`, and the upstream task that writes there, if one does.
+    """One input of a task: a partition key such as `flights/0`, and the upstream task that writes there, if any.
 
     Written `topic/0` for a source and `topic/0@0_3` for upstream task 0_3: each upstream task has its own watermark.
     """
@@ -53,7 +53,7 @@ class Channel(NamedTuple):
         return cls(partition, upstream)
 
 
-# --- what travels from a source or an upstream task to a valve ---
+# --- signals from a source or an upstream task to a valve ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +65,22 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Do not wait for this input until it is active again."""
+    """The input does not hold the clock back until it is active again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """This input counts again, from the moment when it has caught up with the clock."""
+    """The input counts again, once it has caught up with the clock."""
 
 
 Signal = Watermark | Idle | Active
 
-# --- what a task does, in the order given ---
+# --- steps of a task, in the order given ---
 
 
 @dataclass(frozen=True, slots=True)
 class AdvanceClock:
-    """The task's event time is this now."""
+    """Set the task's event time to this."""
 
     watermark_ms: int
 
@@ -89,7 +89,7 @@ class AdvanceClock:
 class FireTimers:
     """Fire the event-time timers up to and including this time, by time, then by key.
 
-    One that a callback sets at or before this time fires in the same step, one that it cancels does not.
+    A timer that a callback sets at or before this time fires in the same step, one that it cancels does not.
     """
 
     until_ms: int
@@ -97,7 +97,7 @@ class FireTimers:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Write the signal to every downstream partition, behind all that timers and records brought forth."""
+    """Write the signal to every downstream partition, after all output of timers and records."""
 
     signal: Signal
 
@@ -107,7 +107,7 @@ Step = AdvanceClock | FireTimers | Send
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """The clock went on. `steps`: first the clock, then the timers that are due, then the watermark downstream."""
+    """The clock advanced. `steps`: first the clock, then the due timers, then the watermark downstream."""
 
     watermark_ms: int
 
@@ -119,7 +119,7 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class WentIdle:
-    """The last active input went idle; `advanced` if that moved the clock. Downstream learns it last."""
+    """The last active input went idle; `advanced` if that moved the clock. Downstream receives Idle last."""
 
     advanced: Advanced | None = None
 
@@ -130,7 +130,7 @@ class WentIdle:
 
 @dataclass(frozen=True, slots=True)
 class WentActive:
-    """The first input of an idle task is active again; downstream learns it before anything else."""
+    """The first input of an idle task is active again; downstream receives Active before anything else."""
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -144,18 +144,18 @@ Outcome = Advanced | WentIdle | WentActive
 
 
 class WatermarkAssigner(Protocol):
-    """Makes the watermarks of one source partition; write one of your own with these two methods.
+    """Generates the watermarks of one source partition; an application may implement its own with these two methods.
 
-    Every partition needs its own. What it gives is a whole number of milliseconds, or None for nothing new; it may be
-    lower than an earlier one, and is then ignored.
+    Every partition needs its own. Each method returns a whole number of milliseconds, or None for nothing new; a number
+    lower than an earlier one is ignored.
     """
 
     def on_record(self, value: Any, timestamp_ms: int) -> int | None:
-        """See a record; give a watermark if this record carries one."""
+        """See a record; return a watermark if this record carries one."""
         ...
 
     def on_periodic(self) -> int | None:
-        """Give the watermark as of now; called at an interval."""
+        """Return the current watermark; called at an interval."""
         ...
 
 
@@ -171,7 +171,7 @@ class BoundedDisorder:
         self._largest_ms: int | None = None
 
     def on_record(self, value: Any, timestamp_ms: int) -> int | None:
-        """Note the timestamp; the watermark itself comes at the interval."""
+        """Note the timestamp; `on_periodic` returns the watermark."""
         if self._largest_ms is None or timestamp_ms > self._largest_ms:
             self._largest_ms = timestamp_ms
         return None
@@ -182,25 +182,25 @@ class BoundedDisorder:
 
 
 class Punctuated:
-    """Some records carry the watermark: `watermark_of(value, timestamp_ms)` gives it, or None for other records."""
+    """Some records carry the watermark: `watermark_of(value, timestamp_ms)` returns it, or None for other records."""
 
     def __init__(self, watermark_of: Callable[[Any, int], int | None]) -> None:
         self._watermark_of = watermark_of
 
     def on_record(self, value: Any, timestamp_ms: int) -> int | None:
-        """What the function says of this record."""
+        """The result of the function for this record."""
         return self._watermark_of(value, timestamp_ms)
 
     def on_periodic(self) -> int | None:
-        """Nothing: only records bring watermarks."""
+        """None: only records bring watermarks."""
         return None
 
 
 class SourceWatermarks:
     """The signals of one source partition: its assigner's watermarks made monotone, and its idleness.
 
-    With `idle_after_ms` the partition is idle at the first periodic call that comes *more* than so long after its
-    last record (or after `now_ms` of the beginning); without, only if it is declared. A record ends idleness.
+    With `idle_after_ms` the partition is idle at the first periodic call that comes *more* than that long after its
+    last record (or after `now_ms` of the beginning); without, only if it is declared idle. A record ends idleness.
     """
 
     def __init__(self, assigner: WatermarkAssigner, *, now_ms: int = 0, idle_after_ms: int | None = None) -> None:
@@ -211,7 +211,7 @@ class SourceWatermarks:
         self._heard_ms = now_ms
         self._idle = False
         self._watermark_ms: int | None = None
-        self._again = False  # a restored watermark is sent once more
+        self._again = False  # a restored watermark is sent once more: downstream may not have had it
 
     @property
     def watermark_ms(self) -> int | None:
@@ -224,9 +224,9 @@ class SourceWatermarks:
         return self._idle
 
     def on_record(self, value: Any, timestamp_ms: int, now_ms: int) -> tuple[Signal, ...]:
-        """See a record. Send it on first, then the signals: a record is never late by its own watermark.
+        """See a record. Forward it first, then the signals: a record is never late by its own watermark.
 
-        Raises InvalidRequest if the assigner gives something else than whole milliseconds or None.
+        Raises InvalidRequest if the assigner returns anything but whole milliseconds or None.
         """
         mark = self._raised(self._assigner.on_record(value, timestamp_ms))
         back = (Active(),) if self._idle else ()
@@ -235,10 +235,10 @@ class SourceWatermarks:
         return (*back, *mark)
 
     def on_periodic(self, now_ms: int, *, blocked: bool = False) -> tuple[Signal, ...]:
-        """Ask the assigner, and see whether the partition has become idle.
+        """Poll the assigner, and check whether the partition has become idle.
 
-        `blocked`: the partition is paused or has records waiting here, so that its silence is ours; the time until
-        it is idle begins anew. What the assigner still had to say goes before Idle.
+        `blocked`: the partition is paused or has records buffered here, so that its silence is not the source's; the
+        time until it is idle starts over. A last watermark of the assigner goes before Idle.
         """
         if blocked:
             self._heard_ms = now_ms
@@ -253,18 +253,18 @@ class SourceWatermarks:
         return mark
 
     def declare_idle(self) -> tuple[Signal, ...]:
-        """The source itself says that nothing is to be waited for; the next record ends it."""
+        """Mark the partition idle on the source's own word; the next record ends it."""
         if self._idle:
             return ()
         self._idle = True
         return (Idle(),)
 
     def to_state(self) -> int | None:
-        """What must be kept: the last watermark. Call `on_periodic` before, so that nothing is left to be said."""
+        """The state to keep: the last watermark. Call `on_periodic` before, so that no watermark is still unsent."""
         return self._watermark_ms
 
     def restore(self, state: int | None) -> None:
-        """Go on from a state: nothing lower is given out, and the watermark is sent once more."""
+        """Continue from a state: no lower watermark is sent, and this one is sent once more."""
         if state is not None and (self._watermark_ms is None or state > self._watermark_ms):
             _check_whole(state, "a watermark kept")
             self._watermark_ms = state
@@ -292,7 +292,7 @@ class _Input:
 
 
 class InputStatistics(NamedTuple):
-    """One input as a status shows it: state is `active`, `idle` or `behind`."""
+    """The status of one input: state is `active`, `idle` or `behind`."""
 
     channel: Channel
     watermark_ms: int | None
@@ -331,7 +331,7 @@ class WatermarkValve:
         return self._clock_ms is not None and timestamp_ms <= self._clock_ms
 
     def add(self, channel: Channel) -> WentActive | None:
-        """A new input: the clock waits for its first watermark, and for it to catch up. A known one is left alone."""
+        """Add an input: the clock waits for its first watermark, and until it has caught up. A known one stays."""
         if channel in self._inputs:
             return None
         was_idle = self.is_idle
@@ -339,13 +339,13 @@ class WatermarkValve:
         return WentActive() if was_idle else None
 
     def on_signal(self, channel: Channel, signal: Signal) -> Outcome | None:
-        """Take a signal of an input; None if nothing changes. Raises InvalidRequest for an unknown channel."""
+        """Apply a signal of an input; None if nothing changes. Raises InvalidRequest for an unknown channel."""
         if isinstance(signal, Watermark):
             return self.on_watermark(channel, signal.watermark_ms)
         return self.on_idle(channel) if isinstance(signal, Idle) else self.on_active(channel)
 
     def on_watermark(self, channel: Channel, watermark_ms: int) -> Advanced | None:
-        """The watermark of an input; ignored unless higher than its last, and while the input is idle."""
+        """Apply the watermark of an input; ignored unless higher than its last, and while the input is idle."""
         _check_whole(watermark_ms, f"a watermark of {channel}")
         entry = self._input(channel)
         if entry.idle or (entry.watermark_ms is not None and watermark_ms <= entry.watermark_ms):
@@ -355,7 +355,7 @@ class WatermarkValve:
         return self._advance(self._smallest())
 
     def on_idle(self, channel: Channel) -> Advanced | WentIdle | None:
-        """An input went idle: it is left out, which lets the clock go on if it held it."""
+        """Mark an input idle: it no longer counts, which lets the clock go on if this input held it."""
         entry = self._input(channel)
         if entry.idle:
             return None
@@ -364,11 +364,12 @@ class WatermarkValve:
         entry.counts = False
         if not self.is_idle:
             return self._advance(self._smallest()) if held else None
+        # With every input idle, only this brings the clock to the largest watermark: no input will do so later.
         known = (other.watermark_ms for other in self._inputs.values() if other.watermark_ms is not None)
         return WentIdle(self._advance(max(known, default=None)) if held else None)
 
     def on_active(self, channel: Channel) -> WentActive | None:
-        """An input is active again. If it is behind the clock it does not count until it has caught up."""
+        """Mark an input active again. If it is behind the clock it does not count until it has caught up."""
         entry = self._input(channel)
         if not entry.idle:
             return None
@@ -380,7 +381,7 @@ class WatermarkValve:
     def holding_back(self) -> Channel | None:
         """The input that the clock waits for: the first without a watermark, else the one with the smallest.
 
-        If all active inputs are behind the clock, the one that is nearest to it; None while every input is idle.
+        If all active inputs are behind the clock, the one nearest to it; None while every input is idle.
         """
         known = {channel: entry for channel, entry in self._inputs.items() if not entry.idle}
         counting = [channel for channel, entry in known.items() if entry.counts]
@@ -389,14 +390,14 @@ class WatermarkValve:
         return max(known, key=lambda channel: _none_first(known[channel].watermark_ms), default=None)
 
     def announce(self) -> tuple[Step, ...]:
-        """What a task sends when it begins: downstream may still believe it idle, and listen to nothing else."""
+        """The steps of a starting task: downstream may still believe it idle, and ignores other signals until then."""
         again = () if self._clock_ms is None else (Send(Watermark(self._clock_ms)),)
         return (Send(Active()), *again)
 
     def to_state(self) -> dict[str, int]:
-        """What must be kept: channel -> watermark, and under CLOCK_KEY the clock; what is unknown is absent.
+        """The state to keep: channel -> watermark, and under CLOCK_KEY the clock; unknown watermarks are absent.
 
-        The clock alone is enough where room is scarce: it then waits until every input was heard again.
+        The clock alone is enough where space is scarce: it then waits until every input has sent a watermark again.
         """
         state = {
             str(channel): entry.watermark_ms
@@ -406,10 +407,10 @@ class WatermarkValve:
         return state if self._clock_ms is None else {**state, CLOCK_KEY: self._clock_ms}
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Go on from a state, or from several: what is higher wins. Channels that are no inputs any more are left out.
+        """Continue from a state, or from several: the higher time wins. Channels that are no inputs are ignored.
 
-        Every input is active afterwards; one that is behind the clock is as one that came back from idleness. This
-        moves no timers: those at or before the clock had fired when the state was kept.
+        Every input is active afterwards; one that is behind the clock counts once it has caught up. This moves no
+        timers: those at or before the clock had fired when the state was kept.
         """
         for key, watermark_ms in state.items():
             _check_whole(watermark_ms, f"the watermark kept of {key}")
@@ -424,7 +425,7 @@ class WatermarkValve:
             entry.counts = entry.watermark_ms is None or self._caught_up(entry)
 
     def statistics(self) -> ValveStatistics:
-        """The status of the clock and its inputs, as it is now."""
+        """The current status of the clock and its inputs."""
         inputs = (
             InputStatistics(
                 channel, entry.watermark_ms, "idle" if entry.idle else "active" if entry.counts else "behind"

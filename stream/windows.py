@@ -1,4 +1,4 @@
-"""Windows: which ones a record belongs to, which ones it makes, and when they are closed.
+"""Windows: the windows that a record belongs to, the windows that it creates, and when each one closes.
 
     tumbling, hopping   [start, end)   aligned to 0: every `advance_ms`, `size_ms` long
     sliding             [start, end]   aligned to the records: `difference_ms` long
@@ -16,8 +16,8 @@ processed. Semantics and boundaries are those of Kafka Streams (TimeWindows, KIP
 
 Rules of this file: pure. Whole milliseconds from 0 to 2^63 - 1; stores, serdes, topics and clocks are unknown here.
 Settings are checked on construction (BadConfig, every problem at once), timestamps at each call (InvalidRequest). An
-end that would lie beyond 2^63 - 1 is given as that; whether the window is closed is still told by start + size, which
-the stream time never reaches, so that no record is late for it.
+end beyond 2^63 - 1 is given as 2^63 - 1; whether the window is closed still goes by start + size, which the stream time
+never reaches, so that no record is late for it.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from standfast.store import window_key
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.window_key import end_of
 
-TIME_MAX = window_key.TIME_MAX  # the layouts of the stores hold times in 8 bytes with a sign
-WINDOWS_PER_RECORD_MAX = 100_000  # hopping: a day that advances by the second; each record updates them all
+TIME_MAX = window_key.TIME_MAX  # the layouts of the stores hold times in 8 signed bytes
+WINDOWS_PER_RECORD_MAX = 100_000  # hopping: a day that advances by the second; a record updates each of its windows
 
 
 class Window(NamedTuple):
-    """A stretch of time in milliseconds. The end is excluded for aligned windows, included for sliding and session."""
+    """A range of time in milliseconds. The end is excluded for aligned windows, included for sliding and session."""
 
     start: int
     end: int
 
 
 class SlidingChange(NamedTuple):
-    """One row to write. In words: take the aggregate of `source`, add the record if `adds`, put it at window.start.
+    """One row to write: take the aggregate of `source`, add the record if `adds`, put the result at window.start.
 
-    source      start of the stored window to begin with, as it was *before* this record; None: the initial value
+    source      start of the stored window to begin with, in its state *before* this record; None: the initial value
     adds        False only for the window right of an out-of-order record, which does not hold the record itself
     timestamp   of the result: the newest record in the window
     """
@@ -56,17 +56,17 @@ class SlidingChange(NamedTuple):
 
 
 class SlidingPlan(NamedTuple):
-    """What a record does to its key's sliding windows, by window start. Each of `dropped` counts as one skip."""
+    """The changes of a record to its key's sliding windows, by window start. Each of `dropped` counts as one skip."""
 
     changes: tuple[SlidingChange, ...]
     dropped: tuple[Window, ...]
 
 
 class SessionMerge(NamedTuple):
-    """What a record does to its key's sessions.
+    """The changes of a record to its key's sessions.
 
     session     the session that holds the record now
-    absorbed    stored sessions whose aggregates go into it, by end
+    absorbed    stored sessions whose aggregates are merged into it, by end
     removed     rows to delete before `session` is put: all of `absorbed`, except where the record met only a session
                 at its very timestamp, which is overwritten. A session that did not change its bounds is removed too
                 and put again, as in Kafka Streams: downstream sees the old result go before the new one comes.
@@ -89,7 +89,7 @@ class _AlignedWindows:
 
     @property
     def retention_safe_ms(self) -> int:
-        """Smallest retention with which no window that is still open is hidden: here the same."""
+        """Smallest retention with which no open window is hidden: equal to `retention_min_ms`."""
         return self.retention_min_ms
 
     def close_time(self, observed_ms: int) -> int:
@@ -97,18 +97,19 @@ class _AlignedWindows:
         return observed_ms - self.grace_ms
 
     def is_closed(self, window: Window, observed_ms: int) -> bool:
-        """Whether a record may not update the window any more: it may while end > observed - grace."""
+        """Whether the window takes no further record: it takes records while end > observed - grace."""
+        # At the bound, the given end is smaller than start + size and would close the window too early.
         end = window.end if window.end < TIME_MAX else window.start + self.size_ms
         return end <= observed_ms - self.grace_ms
 
     def closed_through(self, observed_ms: int) -> int:
-        """The largest end that is closed; negative while none can be."""
+        """The largest end that is closed; negative while no window can be closed."""
         return observed_ms - self.grace_ms
 
 
 @dataclass(frozen=True, slots=True)
 class TumblingWindows(_AlignedWindows):
-    """Windows side by side: [0, size), [size, 2 size), ... A record belongs to exactly one."""
+    """Adjacent windows: [0, size), [size, 2 size), ... A record belongs to exactly one."""
 
     def __post_init__(self) -> None:
         _refuse(self, _lengths(size_ms=self.size_ms) + _graces(self.grace_ms))
@@ -125,10 +126,10 @@ class TumblingWindows(_AlignedWindows):
 class HoppingWindows(_AlignedWindows):
     """Windows of `size_ms` that begin every `advance_ms`, from 0 on. They overlap where the advance is smaller.
 
-    The advance is the size unless it is given; the windows are then tumbling.
+    The default advance is the size; the windows are then tumbling.
     """
 
-    advance_ms: int = field(kw_only=True)  # __init__ below takes it in its place
+    advance_ms: int = field(kw_only=True)  # the base has defaults; __init__ below takes it as the second argument
 
     def __init__(self, size_ms: int, advance_ms: int | None = None, grace_ms: int = 0) -> None:
         advance_ms = size_ms if advance_ms is None else advance_ms
@@ -144,12 +145,13 @@ class HoppingWindows(_AlignedWindows):
                 f"{WINDOWS_PER_RECORD_MAX} windows: give a larger advance, or use SlidingWindows"
             )
         _refuse(self, problems)
+        # The dataclass is frozen, also for an __init__ of its own.
         object.__setattr__(self, "size_ms", size_ms)
         object.__setattr__(self, "advance_ms", advance_ms)
         object.__setattr__(self, "grace_ms", grace_ms)
 
     def windows_for(self, timestamp: int) -> list[Window]:
-        """Every window with start <= timestamp < end, by start. None begins before 0."""
+        """Every window with start <= timestamp < end, by start. No window begins before 0."""
         if timestamp.__class__ is not int or not 0 <= timestamp <= TIME_MAX:
             raise _bad_timestamp(timestamp)
         size, advance = self.size_ms, self.advance_ms
@@ -159,7 +161,7 @@ class HoppingWindows(_AlignedWindows):
 
 @dataclass(frozen=True, slots=True)
 class UnlimitedWindows:
-    """One window from `start_ms` on that never closes; its end is given as 2^63 - 1. Earlier records are in none."""
+    """One window from `start_ms` on that never closes; its end is 2^63 - 1. Earlier records belong to no window."""
 
     start_ms: int = 0
 
@@ -173,7 +175,7 @@ class UnlimitedWindows:
 
     @property
     def grace_ms(self) -> int:
-        """No record is too late, so there is nothing to grant."""
+        """0: no record of an unlimited window is late."""
         return 0
 
     @property
@@ -183,11 +185,11 @@ class UnlimitedWindows:
 
     @property
     def retention_safe_ms(self) -> int:
-        """The same: the window is open for ever."""
+        """Equal to `retention_min_ms`: the window is open for ever."""
         return TIME_MAX
 
     def windows_for(self, timestamp: int) -> list[Window]:
-        """The one window, or none for a record before its start."""
+        """The one window; empty for a record before its start."""
         _check_timestamp(timestamp)
         return [Window(self.start_ms, TIME_MAX)] if timestamp >= self.start_ms else []
 
@@ -196,7 +198,7 @@ class UnlimitedWindows:
         return False
 
     def closed_through(self, observed_ms: int) -> int:
-        """-1: nothing is ever closed."""
+        """-1: no window is ever closed."""
         return -1
 
 
@@ -208,12 +210,11 @@ class SlidingWindows:
     it holds another record. No window begins before 0: a record before `difference_ms` has [0, difference] for its left
     window, which also holds later records up to its end.
 
-    An aggregation reads the key's rows in `search_starts`, asks `plan`, and writes what the plan says.
+    An aggregation reads the key's rows in `search_starts`, calls `plan`, and writes the rows of the plan.
 
-    Records within grace, in any order, end up in exactly the windows of this definition. A later one, of which only
-    windows right of it are open, goes into those that are stored; as its left window is closed and never written, the
-    windows made afterwards may not know of it (two of them at one time: may hold it where they should not), as in
-    Kafka Streams.
+    Records within grace, in any order, end up in exactly the windows of this definition. A later record, of which only
+    windows right of it are open, goes into the stored ones; as its left window is closed and never written, windows
+    made afterwards may miss it (two such records at one time: may hold it where they should not), as in Kafka Streams.
     """
 
     difference_ms: int
@@ -236,13 +237,13 @@ class SlidingWindows:
     def retention_safe_ms(self) -> int:
         """Smallest retention with which every row that an open window is made from can be read.
 
-        The window right of a record at p is open while p + 1 + difference >= observed - grace; that the record exists
-        is known from the row at p - difference; and a store hides rows with start <= observed - retention.
+        The window right of a record at p is open while p + 1 + difference >= observed - grace; the row at
+        p - difference shows that the record exists; and a store hides rows with start <= observed - retention.
         """
         return min(self.retention_min_ms + 2, TIME_MAX)
 
     def windows_for(self, timestamp: int) -> list[Window]:
-        """The windows that the record itself defines: the one left of it, which holds it, and the one right of it."""
+        """The windows that the record itself defines: the left one, which holds it, and the right one."""
         _check_timestamp(timestamp)
         left = self._window(max(0, timestamp - self.difference_ms))
         return [left, self._window(timestamp + 1)] if timestamp < TIME_MAX else [left]
@@ -252,11 +253,11 @@ class SlidingWindows:
         return observed_ms - self.grace_ms
 
     def is_closed(self, window: Window, observed_ms: int) -> bool:
-        """Whether a record may not update the window any more. The end is included, so end = close time is open."""
+        """Whether the window takes no further record. The end is included, so end = close time is open."""
         return window.end < observed_ms - self.grace_ms
 
     def closed_through(self, observed_ms: int) -> int:
-        """The largest end that is closed; negative while none can be."""
+        """The largest end that is closed; negative while no window can be closed."""
         return observed_ms - self.grace_ms - 1
 
     def search_starts(self, timestamp: int) -> tuple[int, int]:
@@ -265,11 +266,11 @@ class SlidingWindows:
         return max(0, timestamp - 2 * self.difference_ms), min(timestamp + 1, TIME_MAX)
 
     def plan(self, timestamp: int, stored: Iterable[tuple[int, int]], observed_ms: int) -> SlidingPlan:
-        """Which windows the record updates and which it creates.
+        """The windows that the record updates and creates.
 
         `stored` has (start, timestamp of the newest record) of each of the key's windows in `search_starts`, in any
-        order; others are left out of account. A record that no open window can hold is dropped as one: `dropped`
-        then names its left window only.
+        order; other windows are ignored. A record that no open window can hold is dropped as one: `dropped` then names
+        its left window only.
         """
         low, high = self.search_starts(timestamp)
         length = self.difference_ms
@@ -279,7 +280,7 @@ class SlidingWindows:
         newest = {start: at for start, at in sorted(stored) if low <= start <= high}
         holding = [start for start in newest if start <= timestamp <= start + length]
         changes = [SlidingChange(self._window(s), s, True, max(timestamp, newest[s])) for s in holding]
-        if timestamp < length or newest.get(left_start) != timestamp:  # else a record at this time made them all
+        if timestamp < length or newest.get(left_start) != timestamp:  # else a record at this time created them all
             changes += self._created(timestamp, left_start, newest, holding)
         changes.sort()
         late = [change.window for change in changes if self.is_closed(change.window, observed_ms)]
@@ -290,7 +291,8 @@ class SlidingWindows:
     ) -> Iterable[SlidingChange]:
         length = self.difference_ms
         ended = max((start for start in newest if start + length < timestamp), default=None)
-        before = None if ended is None else newest[ended]  # the record before this one, as far as it matters
+        # The record before this one, where it is near enough to share a window with it.
+        before = None if ended is None else newest[ended]
         if left_start in newest and newest[left_start] < timestamp:
             before = newest[left_start]
         if left_start not in newest:
@@ -312,7 +314,7 @@ class SlidingWindows:
 class SessionWindows:
     """Records of a key with no pause longer than `gap_ms`: exactly the gap apart is one session, one more is two.
 
-    An aggregation reads the key's sessions in `search_bounds`, asks `merge`, and drops the record if the merged
+    An aggregation reads the key's sessions in `search_bounds`, calls `merge`, and drops the record if the merged
     session is closed; otherwise it removes, merges the aggregates, adds the record and puts.
     """
 
@@ -333,15 +335,15 @@ class SessionWindows:
         return min(self.retention_min_ms + 1, TIME_MAX)
 
     def close_time(self, observed_ms: int) -> int:
-        """Sessions that end before this are closed: no record in time can come within the gap of them."""
+        """Sessions that end before this are closed: no record within grace can come within the gap of them."""
         return observed_ms - self.grace_ms - self.gap_ms
 
     def is_closed(self, session: Window, observed_ms: int) -> bool:
-        """Whether the session is final; of a merged session: whether the record that made it is too late."""
+        """Whether the session is final; for a merged session: whether the record that made it is too late."""
         return session.end < self.close_time(observed_ms)
 
     def closed_through(self, observed_ms: int) -> int:
-        """The largest end that is closed; negative while none can be."""
+        """The largest end that is closed; negative while no session can be closed."""
         return self.close_time(observed_ms) - 1
 
     def search_bounds(self, timestamp: int) -> tuple[int, int]:
@@ -350,9 +352,9 @@ class SessionWindows:
         return timestamp - self.gap_ms, min(timestamp + self.gap_ms, TIME_MAX)
 
     def merge(self, existing: Iterable[tuple[int, int]], timestamp: int) -> SessionMerge:
-        """The session that holds the record, and what becomes of those it joins.
+        """The session that holds the record, and the changes to the sessions that it joins.
 
-        `existing` has (start, end) of the key's sessions, in any order; those outside `search_bounds` stay alone.
+        `existing` has (start, end) of the key's sessions, in any order; those outside `search_bounds` stay unchanged.
         An out-of-order record may join two sessions into one. It never joins more: two sessions are more than a gap
         apart, and both must be within a gap of the record.
         """

@@ -1,1 +1,1 @@
-"""The application, and the driver that tests it without a broker."""
+"""The application, and the test driver that runs it without a broker."""

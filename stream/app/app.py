@@ -1,4 +1,4 @@
-"""An application: sources, processors and stores, run over the tasks that fall to this instance.
+"""An application: sources, processors and stores, run over the tasks that are assigned to this instance.
 
     app = App("delays", log=..., state_dir=..., stores=[...])
     @app.source("flights", key=serde.string, value=serde.json)
@@ -63,16 +63,16 @@ class App:
     state_dir              folder of all state; it and `log` may be left out for the test driver only
     stores                 definitions of its stores, such as `KeyValueStore("counts", serde.string, serde.int64)`
     stream_time            "min": the smallest over a task's inputs of the largest timestamp; "max": the largest of all
-    commit_interval_ms     milliseconds that what was processed may stay uncommitted
+    commit_interval_ms     milliseconds that processed records may stay uncommitted
     linger_ms              at least once, output records are written once the oldest waits so many milliseconds, or
                            they are `batch_bytes`; exactly once they are written with the commit
     batch_bytes            see `linger_ms`; bytes of keys and values that wait
-    restart                what becomes of a task that fails, such as `FixedDelay(3, 1_000)`; None: `ExponentialDelay()`
-    watermark_interval_ms  milliseconds after which periodic assigners are asked again; 0: after every record
+    restart                strategy for a failed task, such as `FixedDelay(3, 1_000)`; None: `ExponentialDelay()`
+    watermark_interval_ms  milliseconds between polls of periodic assigners; 0: after every record
     default_key_serde      of keys, in streams that name none
     default_value_serde    of values, in streams that name none
-    clock                  where times come from; None: the system's
-    listeners              told of restores, standbys and commits from the start
+    clock                  source of times; None: the system's clock
+    listeners              receive restores, standbys and commits from the start
 
     The options that follow are those of its session; `placement` is always "shared".
     """
@@ -173,7 +173,7 @@ class App:
         partitioner: Partitioner | None = None,
         **step: Unpack[StepOptions],
     ) -> Callable[[P], P]:
-        """Class decorator, above the sources: what the processor forwards is written to this topic."""
+        """Class decorator, above the sources: the processor's forwarded records are written to this topic."""
         named: StepOptions = {**step, "name": step.get("name") or f"{topic}-sink"}
         sink, policy = named_step(self.builder, topic, named)
 
@@ -208,14 +208,14 @@ class App:
     def table(self, topic: str, store: str | None = None, **options: Unpack[TableOptions]) -> Table:
         """A topic as a table: the latest value of each key, with the topic itself as the store's changelog.
 
-        `store` names a declared KeyValueStore, whose serdes the topic is read with; without it the store is called as
-        the topic and has the default serdes. Records without a key are skipped and counted.
+        `store` names a declared KeyValueStore, whose serdes read the topic; without it the store has the topic's name
+        and the default serdes. Records without a key are skipped and counted.
 
-        With `timestamp` or `invalid_timestamp` rows are not those of the topic, so that the store has a changelog of
-        its own: a change of that kind is another store, for which the application is reset or another name given.
+        With `timestamp` or `invalid_timestamp` rows differ from those of the topic, so that the store has a changelog
+        of its own: such a change makes another store, for which the application is reset or another name given.
         """
         unknown = ", ".join(sorted(options.keys() - TableOptions.__annotations__.keys()))
-        if unknown:  # such as `late`: rows would be left out of the table, though not of a restore from its topic
+        if unknown:  # such as `late`: rows would be missing in the table, though not after a restore from its topic
             raise TypeError(f"table() takes no {unknown}: read the topic as a stream for that")
         name = topic if store is None else store
         check_topic(topic)
@@ -224,6 +224,7 @@ class App:
         else:
             spec = store_of_kind(self.builder, name, [KeyValueStore], f"table {topic!r}")
         settings = SourceSettings(key=spec.key, value=spec.value, **options)
+        # The topic has every row already: a changelog beside it would double them.
         if settings.timestamp is None and settings.invalid_timestamp == "fail":
             spec = replace(spec, source_topic=topic)
         elif spec.source_topic is not None:
@@ -241,7 +242,7 @@ class App:
         return Table(self.builder, node, self._defaults, spec.key, spec.value, store=name)
 
     def topology(self) -> Topology:
-        """What the application is made of; numbers of partitions are known once it has run or was opened."""
+        """The application's topology; partition counts are known once it has run or was opened."""
         if self._assembled is not None:
             return self._assembled.topology
         return Topology(self.name, self.builder.sub_topologies(), tuple(self.builder.internal.values()))
@@ -249,12 +250,14 @@ class App:
     # --- life ---
 
     def open(self) -> Session:
-        """Open the session (state directory, log, membership); run() does it too."""
+        """Open the session (state directory, log, membership); run() does this too."""
         if self.session is None:
             if self._log_address is None or self._state_dir is None:
                 raise BadConfig([f"application {self.name!r} needs log=... and state_dir=... to run"])
+            # State under a numbered name would not be found again after the next change of the program.
             if self.builder.nameless:
                 raise BadConfig(self.builder.nameless)
+            # A log of its own, closed before the session opens one: topics are checked before any state is opened.
             log = open_log(self._log_address, clock=self.clock)
             try:
                 growing = self.discovery_interval_ms is not None
@@ -272,7 +275,7 @@ class App:
         """A session with this application's stores and settings; for run() and the test driver."""
         shared: SessionOptions = {**self.settings, "placement": "shared"}
         if not background:
-            shared.pop("http_port", None)  # a test driver is no instance
+            shared.pop("http_port", None)  # a test driver is not an instance that clients read
         session = Session(
             self.name,
             log=log,
@@ -284,11 +287,12 @@ class App:
             listeners=self._listeners,
             **shared,
         )
+        # The same counter object, so that metrics of the session show drops without copying them.
         session.counters.dropped = self.drops.counts
         return session
 
     def runner_settings(self, assembled: Assembled, clock: Clock) -> RunnerSettings:
-        """What the runners of this application's tasks share."""
+        """The settings that the runners of this application's tasks share."""
         return RunnerSettings(
             clock,
             self.drops,
@@ -303,10 +307,10 @@ class App:
     def run(self) -> None:
         """Process until stop() or SIGTERM/SIGINT; commits and closes cleanly at the end.
 
-        A task that fails is opened again as the restart strategy says. Once it may not be, the other tasks commit, all
-        is closed, and its error ends the run, with a note that says why. What was not committed is processed again by
+        A failed task is opened again as the restart strategy says. Once it may not be, the other tasks commit, all
+        is closed, and its error ends the run, with a note that says why. Uncommitted records are processed again by
         the next run. Lines about tasks and failures go through the logger `standfast`; while the program has set up
-        no handler that gets them, they are printed to stderr.
+        no handler for them, they are printed to stderr.
         """
         with printed():
             try:
@@ -327,6 +331,7 @@ class App:
             with _closing(f"application {self.name}", session.close):
                 self._work(session, assembled)
         finally:
+            # Last, so that a second signal does not break off the last commit or the closing.
             for number, handler in previous.items():
                 signal.signal(number, handler)
             self.session = None
@@ -348,18 +353,19 @@ class App:
             while not self._stop.is_set():
                 loop.paused = self._paused
                 loop.poll_once(POLL_MS)
+            # Not after an error: for a task that is given up, the loop has committed the others already.
             loop.commit_all()
 
     def stop(self) -> None:
-        """Ask run() to end; may be called from any thread."""
+        """Make run() end; may be called from any thread."""
         self._stop.set()
 
     def pause(self) -> None:
-        """Process nothing until resume(); tasks stay here, standbys go on. May be called from any thread."""
+        """Process nothing until resume(); tasks stay here, standbys continue. May be called from any thread."""
         self._paused = True
 
     def resume(self) -> None:
-        """Go on after pause()."""
+        """Continue after pause()."""
         self._paused = False
 
     def _source_settings(
@@ -375,6 +381,7 @@ class App:
             raise InvalidRequest(f"{where}: {problem}")
 
     def _catch_signals(self) -> dict[int, Any]:
+        # Python refuses handlers outside the main thread; there the program itself calls stop().
         if threading.current_thread() is not threading.main_thread():
             return {}
 
@@ -385,7 +392,7 @@ class App:
 
 
 def _setting_problems(settings: Mapping[str, Any]) -> list[str]:
-    """Of a session's settings, as far as they are wrong whatever the application is made of."""
+    """Problems of a session's settings that are wrong for any application."""
     try:
         return SessionSettings.of(settings).problems()
     except BadConfig as error:
@@ -405,7 +412,7 @@ def _check(stream_time: str, *numbers: tuple[tuple[str, int, int], ...]) -> None
 
 @contextmanager
 def _closing(what: str, close: Callable[[], None]) -> Iterator[None]:
-    """Close at the end. After an error, another one of closing is only logged: the first stays the reason."""
+    """Close at the end. After an error, an error of closing is only logged: the first one stays the reason."""
     try:
         yield
     except BaseException:

@@ -1,15 +1,15 @@
-"""The test driver: an application runs in the test's own thread, without a broker, with a clock the test moves.
+"""The test driver: an application runs in the test's own thread, without a broker, on a clock that the test advances.
 
     driver = sf.testing.Driver(app, now_ms=0)
     driver.pipe("flights", "N123", {"delay": 4}, 1_000)
     driver.read("out")
 
 The parts are the real ones: stores on RocksDB, changelogs and commits in an embedded log, both in a folder that is
-removed afterwards. Only fetching is left out: what is piped goes straight to the task, and what a task writes to an
-internal topic straight on to the next one, committed or not.
+removed afterwards. Only fetching is missing: piped records go straight to the task, and records that a task writes to
+an internal topic straight to the next task, committed or not.
 
-Rules of this file: nothing runs but inside a call of the test. `pipe` does not commit unless a processor or a full
-buffer asks for it, nor does a punctuation; `commit` lets go what caches hold back. Public as `standfast.testing`.
+Rules of this file: nothing runs outside a call of the test. `pipe` does not commit unless a processor or a full
+buffer requests it, nor does a punctuation; `commit` forwards cached results. Public as `standfast.testing`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from standfast.stream.topology.topology import TopologyBuilder
 if TYPE_CHECKING:
     from standfast.stream.app.app import App
 
-ROUNDS_MAX = 10_000
+ROUNDS_MAX = 10_000  # a driver that makes no progress ends with an error instead of a test that hangs
 
 
 class Driver(Closing):
-    """Runs all tasks of an application. `partitions` is what its topics have; one, unless a test needs more."""
+    """Runs all tasks of an application. `partitions`: the partition count of its topics; 1 by default."""
 
     def __init__(self, app: App, now_ms: int = 0, *, partitions: int = 1) -> None:
         if not isinstance(getattr(app, "builder", None), TopologyBuilder):
@@ -63,8 +63,10 @@ class Driver(Closing):
         self.clock = ManualClock(now_ms)
         self._partitions = partitions
         self._folder = Path(tempfile.mkdtemp(prefix="standfast-driver-"))
+        # A driver's log need not survive a power loss, so the syncs of a commit are saved.
         self._address = f"sqlite:///{self._folder}/log?synchronous=normal"
         self._held: list[Session] = []
+        # For a test that fails before close(), too.
         self._finalizer = weakref.finalize(self, _clean_up, self._held, self._folder)
         self._nodes = {node.name: node for group in app.builder.sub_topologies() for node in group.nodes}
         self._offsets: dict[TopicPartition, int] = defaultdict(int)
@@ -77,7 +79,7 @@ class Driver(Closing):
         self._readers = {topic: one.group for one in self._assembled.topology.groups for topic in one.topics}
         self._open()
 
-    # --- what a test does ---
+    # --- calls of a test ---
 
     def pipe(
         self,
@@ -89,11 +91,11 @@ class Driver(Closing):
         headers: Headers = (),
         partition: int | None = None,
     ) -> None:
-        """Hand one record to the application and process all that follows from it.
+        """Pass one record to the application and process everything that follows from it.
 
-        Key and value go through the source's serdes; bytes that those cannot take go in as they are, so that damaged
-        input can be tried. `timestamp` in milliseconds, by default the driver's clock. What a processor raises goes
-        through, and the driver is of no more use then.
+        Key and value go through the source's serdes; bytes that these cannot serialise are passed unchanged, so that
+        damaged input can be tested. `timestamp` in milliseconds, by default the driver's clock. Exceptions of
+        processors propagate, and the driver is of no more use then.
         """
         check_topic(topic)
         if timestamp is not None and not is_whole(timestamp, -INT64_MAX):
@@ -109,12 +111,13 @@ class Driver(Closing):
             raise InvalidRequest(f"driver: {topic!r} has {self._partitions} partitions, not one numbered {partition!r}")
         stamp = self.clock.wall_ms() if timestamp is None else timestamp
         at = TopicPartition(topic, partition)
+        # Written to the log with the next commit only, before the tasks' offsets, which refer to these records.
         self._piped[at].append(Outgoing(raw_key, raw_value, max(stamp, 0), headers))
         self._deliver(at, raw_key, raw_value, stamp, headers)
         self._settle()
 
     def advance_wall_clock(self, duration_ms: int) -> None:
-        """Move the clock forward; what it brings is done once, whatever it skipped."""
+        """Advance the clock; due work is done once, however many intervals were skipped."""
         if not is_whole(duration_ms):
             raise InvalidRequest(f"driver: the clock moves forward by whole milliseconds, not by {duration_ms!r:.100}")
         self.clock.advance(duration_ms)
@@ -123,7 +126,7 @@ class Driver(Closing):
         self._settle()
 
     def read(self, topic: str) -> list[Record]:
-        """What came to an output topic since the last read, committed or not, in the order in which it was written."""
+        """Records of an output topic since the last read, committed or not, in the order in which they were written."""
         check_topic(topic)
         outputs = self._assembled.topology.output_topics
         if topic not in outputs and topic not in self._results:
@@ -142,9 +145,9 @@ class Driver(Closing):
         ]
 
     def commit(self) -> None:
-        """Commit every task; what aggregations hold back in their caches goes downstream before."""
+        """Commit every task; cached results of aggregations are forwarded before."""
         moved = True
-        while moved:  # what one lets go may be held back again by the next
+        while moved:  # a released result may be held back again by the next aggregation
             moved = False
             for task_id in sorted(self._runners):
                 self._runners[task_id].flush()
@@ -163,8 +166,8 @@ class Driver(Closing):
     def store(self, store: str | StoreSpec, partition: int = 0) -> Any:
         """A store as the application's processors see it, uncommitted writes included; of one task, by its partition.
 
-        Asked for by its definition it has the types of that (KeyValueState[K, V], ...), by its name it is Any. Raises
-        InvalidRequest for one that the application does not have, or declares otherwise.
+        By its definition the result has its types (KeyValueState[K, V], ...), by its name it is Any. Raises
+        InvalidRequest for a store that the application does not have, or declares otherwise.
         """
         name = store_name(store)
         for group in self._assembled.topology.groups:
@@ -175,7 +178,7 @@ class Driver(Closing):
 
     @property
     def dropped(self) -> int:
-        """How many records or updates were left out: late, without a key, damaged, ... (`app.drops.counts`)."""
+        """The number of skipped records or updates: late, without a key, damaged, ... (`app.drops.counts`)."""
         return self.app.drops.total
 
     def restart(self) -> None:
@@ -185,7 +188,7 @@ class Driver(Closing):
         self._open()
 
     def close(self) -> None:
-        """Close the application and remove the folder; what is uncommitted is gone."""
+        """Close the application and remove the folder; uncommitted changes are lost."""
         self._close()
         self._finalizer()
 
@@ -196,6 +199,7 @@ class Driver(Closing):
         try:
             for node in self._nodes.values():
                 for topic in _outside_topics(node):
+                    # `assemble` refuses absent external topics, and no other program creates them here.
                     log.admin.create_topic(topic, self._partitions, TopicPolicy())
             return assemble(self.app.builder, log.admin, self._address)
         finally:
@@ -221,7 +225,7 @@ class Driver(Closing):
             known = task.source_offsets()
             runner = TaskRunner(task, group, settings, {at: known.get(at, 0) for at in inputs})
             for one in runner.inputs.values():
-                one.at_end = True  # nothing waits for a fetch
+                one.at_end = True  # without fetching, an input has all its records at all times
             self._runners[task_id] = runner
         for runner in self._runners.values():
             runner.start()
@@ -244,7 +248,7 @@ class Driver(Closing):
         self._runners[TaskId(self._readers[at.topic], at.partition)].add(at.topic, [record], offset + 1, True)
 
     def _settle(self) -> None:
-        """Process until nothing is left; commit if anybody asked for it."""
+        """Process until nothing is left; commit if a task requested it."""
         self._route()
         self._run_all()
         for _ in range(ROUNDS_MAX):
@@ -255,11 +259,12 @@ class Driver(Closing):
         raise InternalError(f"driver: {self.app.name!r} asks for a commit after every commit")
 
     def _run_all(self) -> bool:
-        """Process what waits; whether there was anything."""
+        """Process all waiting records; return whether there were any."""
         progress, any_progress = True, False
         while progress:
             progress = False
             for runner in self._runners.values():
+                # One record at a time, so that its outputs reach the next task before the following record.
                 while runner.run(1):
                     progress = any_progress = True
                     self._route()
@@ -269,7 +274,7 @@ class Driver(Closing):
         return any_progress
 
     def _route(self) -> bool:
-        """Hand on what tasks have written since the last look: to the next task, to the test, or to both."""
+        """Pass the records written since the last call: to the next task, to the test, or to both."""
         moved = False
         internal = {one.name for one in self._assembled.topology.internal}
         for task_id, runner in self._runners.items():

@@ -2,7 +2,7 @@
 
 Rules of this file: semantics of Kafka Streams' KStreamAggregate and KStreamReduce: a record without key or value is
 skipped and counted, None from the user's function removes the key, and the result's timestamp is the largest of its
-inputs; a removal that a cache held back has the time of the record that removed the key.
+inputs; a removal that the cache delayed has the time of the record that removed the key.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ class Aggregate(Aggregation):
         else:
             aggregate = old = self.decode_value(old_row[8:])
             stamp = max(stamp, TIMESTAMP.unpack_from(old_row)[0])
+            # The user's function may change the aggregate in place, so the old value needs an object of its own. With
+            # a cache the old value is decoded at the flush instead.
             if self.held is None:
                 old = self.decode_again(old, old_row, 8)
         new = self.add(key, value, self.initial() if aggregate is None else aggregate)
         raw = self.encode_value(new)
-        # A delete is written, and told after a cache, at the time of its record, as Kafka Streams does both.
+        # A delete is written, and forwarded by a cache, at the time of its record: Kafka Streams does both.
         written = record.timestamp if raw is None else stamp
         self.rows.write(self.store_name, raw_key, None if raw is None else TIMESTAMP.pack(stamp) + raw, raw, written)
         if self.held is not None:
@@ -41,6 +43,7 @@ class Aggregate(Aggregation):
 
     def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
         row = self.rows.get(self.store_name, row_key)
+        # Created and removed between two flushes: downstream never saw the key.
         if row is None and old_row is None:
             return None
         new = None if row is None else self.decode_value(row[8:])

@@ -1,13 +1,13 @@
-"""What all aggregations share: how values are combined, bytes in and out, and what is skipped.
+"""The base of all aggregations: combining values, encoding and decoding rows, skipping records.
 
     record ──> key bytes ──> row of the store ──> aggregate ──> add(key, value, aggregate) ─> row ──> result
                                                                                                  ├──> at once
                                                                                                  └──> held back (cached)
 
-A result is a Record whose `old_value` is what the key had before. Aggregates are decoded anew each time, because the
-user's function may change what it is given.
+A result is a Record whose `old_value` is the key's previous value. Aggregates are decoded for each record, because the
+user's function may change its argument.
 
-Rules of this file: a processor without a window is `standfast.stream.dsl.aggregate`; those with windows add to this.
+Rules of this file: the processor without windows is `standfast.stream.dsl.aggregate`; those with windows add to this.
 They work in bytes of the store, so that a key is encoded once per record.
 """
 
@@ -24,7 +24,7 @@ from standfast.stream.dsl.held_updates import HeldUpdates
 from standfast.stream.record import Record
 from standfast.stream.topology.processor import Context, Processor
 
-# Values that nobody can change, so that one decoded object may be handed out twice.
+# Immutable types, so that one decoded object may be handed out twice.
 _UNCHANGEABLE = frozenset({int, float, str, bytes, bool})
 
 Init = Callable[[], Any]
@@ -36,7 +36,7 @@ Merge = Callable[[Any, Any, Any], Any]
 class Aggregator:
     """How values become an aggregate: `init()`, `add(key, value, aggregate)`, and for sessions `merge(key, a, b)`.
 
-    `takes_null`: whether `add` is given values that are None; else such records are skipped and counted.
+    `takes_null`: whether `add` receives values that are None; otherwise such records are skipped and counted.
     """
 
     init: Init
@@ -46,7 +46,7 @@ class Aggregator:
 
 
 def counter(*, takes_null: bool) -> Aggregator:
-    """The number of records."""
+    """An aggregator that counts records."""
     return Aggregator(lambda: 0, _add_one, _sum, takes_null)
 
 
@@ -60,7 +60,7 @@ def reducer(function: Callable[[Any, Any], Any]) -> Aggregator:
 
 
 def add_merged(function: Callable[[Any, Any], Any]) -> Merge:
-    """A reducer as a merge of two aggregates, either of which may be missing."""
+    """The reducer as a merge of two aggregates, either of which may be missing."""
 
     def merge(_key: Any, one: Any, other: Any) -> Any:
         return other if one is None else function(one, other)
@@ -78,25 +78,26 @@ class Aggregation(Processor):
 
     def init(self, context: Context) -> None:
         self.context = context
-        self.forward = context.downstream  # of a record that is in hand: part of what it causes
-        self.give = context.give  # of a result that was held back, or is final: by itself
+        self.forward = context.downstream  # for results of the record in hand: they belong to that record
+        self.give = context.give  # for suppressed or final results: each is processed by itself
         self.state = context.store(self.store_name)
         self.rows = self.state.rows
         self.buffer = self.rows.buffer
         spec = self.state.spec
         self.key_serde, self.value_serde = spec.key, spec.value
         self.held: HeldUpdates | None = None
+        # With emission on close the cache does not delay anything: a result is final and is given once.
         if self.rows.caching and self.gives_updates():
             self.held = HeldUpdates(self.buffer, self._let_go)
             context.on_flush(self.held.flush)
 
     def gives_updates(self) -> bool:
-        """Whether each change is a result."""
+        """Whether each change of a row is a result."""
         return True
 
     @abstractmethod
     def read_held(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> Record | None:
-        """What became of a row that was held back; None if it was made and removed in between."""
+        """The result for a suppressed row; None if it was created and removed in between."""
 
     def _let_go(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
         result = self.context.read_result(self.read_held, row_key, old_row, headers, timestamp)
@@ -104,7 +105,7 @@ class Aggregation(Processor):
             self.give(result)
 
     def skipped(self, record: Record) -> bool:
-        """Whether the record has no key, or no value where one is needed: counted, and nothing else."""
+        """Whether the record has no key, or no value where one is needed; such a record is only counted."""
         if record.key is None:
             self.context.drop("null_key", f"a record at {record.timestamp} has no key, which {self.store_name!r} needs")
             return True
@@ -114,7 +115,7 @@ class Aggregation(Processor):
         return False
 
     def encode_key(self, key: Any) -> bytes:
-        """InvalidRequest that names store and serde if it cannot be done; so the other three, Corruption for reads."""
+        """Encode a key; InvalidRequest names store and serde on failure. So do the other three; reads: Corruption."""
         try:
             raw: bytes = self.key_serde.serialize(key)
             return raw
@@ -140,7 +141,7 @@ class Aggregation(Processor):
             raise serde_error(self.value_serde, self.store_name, "value", "deserialize", error) from error
 
     def decode_again(self, value: Any, row: bytes, skip: int) -> Any:
-        """An object of its own for a value that was decoded from this row already."""
+        """A separate object for a value that was decoded from this row already."""
         return value if type(value) in _UNCHANGEABLE else self.decode_value(row[skip:])
 
 

@@ -1,13 +1,13 @@
-"""Final results: each window once, when it is closed, in order of end, then start, then key bytes.
+"""Final results: each window once, when it closes, in order of end, then start, then key bytes.
 
-    closed:<store>   among the task's progress numbers: the largest end that results were given through
+    closed:<store>   among the task's progress numbers: the largest end whose results were given
 
 They come before the record that closed them changes anything: its put may move the store's own clock and hide rows.
 Progress is committed with the offsets, so that no window is given twice, nor lost, across restarts and take-overs.
 
-Rules of this file: which windows are open is `standfast.stream.open_windows`; rows are read through two functions of
+Rules of this file: the open windows are kept by `standfast.stream.open_windows`; rows are read through two functions of
 the aggregation. Undone as a whole when the record that closed them fails and is skipped; a result that fails further
-on is left out by itself, as the policy there says. Semantics of Kafka Streams' EmitStrategy.onWindowClose.
+downstream is skipped by itself, as the policy there says. Semantics of Kafka Streams' EmitStrategy.onWindowClose.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Scan = Callable[[int], Iterable[Entry]]
 
 
 class FinalResults:
-    """Results of one aggregation on close. `stored`: the store may hold windows from before."""
+    """Results of one aggregation on close. `stored`: the store may hold windows from before this opening."""
 
     __slots__ = ("_buffer", "_give", "_index", "_key", "_progress", "_read", "_scan", "next_end")
 
@@ -41,32 +41,33 @@ class FinalResults:
         self._key = f"closed:{store}"
         self._read = partial(context.read_result, read)
         self._scan = scan
-        # What a store holds already is looked for when something of it may close, not now.
+        # The scan for stored windows waits until one of them may close.
         frontier = (self.closed_through + 1,) if stored else None
         self._index = OpenWindows(frontier, open_windows.LIMIT_ENTRIES)
         self.next_end = self._index.next_end
 
     @property
     def closed_through(self) -> int:
-        """The largest end that results were given through; -1 before any."""
+        """The largest end whose results were given; -1 before the first."""
         return self._progress.get(self._key, -1)
 
     def add(self, end: int, rest: Any) -> None:
-        """A window was made."""
-        if end > self.closed_through:  # else it was given before the grace was made longer
+        """Note a window that was created."""
+        if end > self.closed_through:  # else its result was given, before the grace was made longer
             self._index.add(end, rest)
             self.next_end = self._index.next_end
 
     def discard(self, end: int, rest: Any) -> None:
-        """A window was removed."""
+        """Note a window that was removed."""
         self._buffer.on_rollback(partial(self.add, end, rest))
         self._index.discard(end, rest)
 
     def give(self, through: int, headers: Headers) -> None:
-        """Forward every window with end <= through; worth a call once `next_end` is reached."""
+        """Forward every window with end <= through; only needed once `next_end` is reached."""
         index, buffer = self._index, self._buffer
         while True:
             due = index.take(through)
+            # Registered before the first result goes on, because any of them may fail and roll the record back.
             buffer.on_rollback(partial(self._put_back, due))
             for end, rest in due:
                 result = self._read(end, rest, headers)
@@ -74,6 +75,7 @@ class FinalResults:
                     self._give(result)
             if not index.needs_scan(through):
                 break
+            # One scan fills the index up to its limit; with more windows due than that the loop scans again.
             index.refill(self._scan(index.next_end))
         self.next_end = index.next_end
         if through > self.closed_through:

@@ -3,12 +3,13 @@
     app.stream("clicks").filter(f).group_by_key().window(sf.SessionWindows(60_000)).count("visits").to("out")
 
 Each step adds a node to the application's topology. Functions take (key, value) as in Kafka Streams. A step that may
-change the key marks the stream; what needs equal keys together then puts a repartition topic before itself.
+change the key marks the stream; a later step that needs equal keys together puts a repartition topic before itself.
 
-Every step takes `name=`, and `on_error=` with `dead_letter=` for what fails in it and further on: see
+Every step takes `name=`, and `on_error=` with `dead_letter=` for failures in it and further downstream: see
 `standfast.stream.topology.policy`.
 
-Rules of this file: it declares, nothing runs here. Semantics and names are those of Kafka Streams' KStream and KTable.
+Rules of this file: it declares, and processes nothing. Semantics and names are those of Kafka Streams' KStream and
+KTable.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 SerdeOrNone = Serde[Any] | None
 
-# Steps of streams that a table cannot be taken through, and why.
+# Steps of streams that are wrong for a table, and why.
 _LOST = "a key whose value passed before, and does not any more, would stay downstream"
 _CHANGED = "the old value of a changed key would stay downstream"
 _ALONE = "the old value of an update does not go through a topic"
@@ -60,7 +61,7 @@ TABLE_REFUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Serdes for streams whose own are unknown, as after a map."""
+    """Serdes for streams whose own are unknown, such as after a map."""
 
     key: Serde[Any]
     value: Serde[Any]
@@ -96,14 +97,14 @@ class Stream:
         value: SerdeOrNone = None,
         **step: Unpack[StepOptions],
     ) -> Stream:
-        """`mapper(key, value)` gives the new (key, value)."""
+        """`mapper(key, value)` returns the new (key, value)."""
         self._check("map", key, value, mapper=mapper)
         return replace(self._step("map", partial(Map, mapper), step), key=key, value=value, rekeyed=True)
 
     def map_values(
         self, mapper: Callable[[Any], Any], *, value: SerdeOrNone = None, **step: Unpack[StepOptions]
     ) -> Stream:
-        """`mapper(value)` gives the new value; the key stays."""
+        """`mapper(value)` returns the new value; the key stays."""
         self._check("map_values", value, mapper=mapper)
         return replace(self._step("map-values", partial(MapValues, mapper), step), value=value)
 
@@ -115,24 +116,24 @@ class Stream:
         value: SerdeOrNone = None,
         **step: Unpack[StepOptions],
     ) -> Stream:
-        """`mapper(key, value)` gives any number of (key, value)."""
+        """`mapper(key, value)` returns any number of (key, value)."""
         self._check("flat_map", key, value, mapper=mapper)
         return replace(self._step("flat-map", partial(FlatMap, mapper), step), key=key, value=value, rekeyed=True)
 
     def select_key(
         self, mapper: Callable[[Any, Any], Any], *, key: SerdeOrNone = None, **step: Unpack[StepOptions]
     ) -> Stream:
-        """`mapper(key, value)` gives the new key."""
+        """`mapper(key, value)` returns the new key."""
         self._check("select_key", key, mapper=mapper)
         return replace(self._step("select-key", partial(SelectKey, mapper), step), key=key, rekeyed=True)
 
     def peek(self, action: Callable[[Any, Any], Any], **step: Unpack[StepOptions]) -> Stream:
-        """Call `action(key, value)` for each record, which goes on as it is."""
+        """Call `action(key, value)` for each record, which is forwarded unchanged."""
         self._check("peek", action=action)
         return self._step("peek", partial(Peek, action), step)
 
     def merge(self, other: Stream, **step: Unpack[StepOptions]) -> Stream:
-        """Records of both, in the order in which the task meets them."""
+        """Records of both streams, in the order in which the task reads them."""
         self._check("merge")
         if not isinstance(other, Stream):
             raise BadConfig([f"merge: it takes another stream, not {other!r:.100}"])
@@ -156,11 +157,11 @@ class Stream:
         value: SerdeOrNone = None,
         **step: Unpack[StepOptions],
     ) -> Stream:
-        """A processor of your own, connected to `stores`; what it forwards is the stream that this returns.
+        """A processor of your own, connected to `stores`; its forwarded records are the returned stream.
 
         Timers are kept under the step's name: `name`, or the class's, which only one unnamed step of an
-        application that runs may have. An `on_error` here covers its timers and punctuations too, which are counted:
-        they have no record to be kept.
+        application that runs may have. An `on_error` here covers its timers and punctuations too; their failures are
+        only counted, since there is no record for a dead letter.
         """
         problem = processor_problem(processor, "give")
         if problem:
@@ -174,7 +175,7 @@ class Stream:
         kind = processor.__name__
         timer_key = (processor.timer_key or self._key()) if has_timers(processor) else None
         if timer_key is not None and step.get("name") is None:
-            # Checked first, so that what is refused takes no name.
+            # The policy is checked before the lasting name is taken, so that a refused step takes no name.
             named_step(self.builder, kind, step)
             step = {**step, "name": self.builder.lasting_name(kind, f"process({kind}), which has timers")}
         name, policy = named_step(self.builder, kind, step)
@@ -188,6 +189,7 @@ class Stream:
             given=self.serdes(),
             results=(key or self.defaults.key, value or self.defaults.value),
         )
+        # A processor may change keys, which its type does not show.
         return Stream(self.builder, node, self.defaults, key, value, rekeyed=True)
 
     def to(
@@ -199,7 +201,7 @@ class Stream:
         partitioner: Partitioner | None = None,
         **step: Unpack[StepOptions],
     ) -> None:
-        """Write to a topic; `partitioner(key, value, partitions)` chooses, by default the hash of the key."""
+        """Write to a topic; `partitioner(key, value, partitions)` chooses the partition, by default the key's hash."""
         self._check("to", key, value)
         if partitioner is not None:
             self._check("to", partitioner=partitioner)
@@ -217,7 +219,7 @@ class Stream:
         value: SerdeOrNone = None,
         **on_error: Unpack[OnErrorOptions],
     ) -> Stream:
-        """Through `<app>-<name>-repartition`: records of one key come together again, in a task of their own."""
+        """Through `<app>-<name>-repartition`: records of equal keys come together again, in a task of their own."""
         self._check("repartition")
         policy = step_policy(name, **on_error)
         return self._through(name, "repartition", partitions, key or self._key(), value or self._value(), policy)
@@ -231,16 +233,16 @@ class Stream:
         value: SerdeOrNone = None,
         **on_error: Unpack[OnErrorOptions],
     ) -> Stream:
-        """Through `<app>-<name>-broadcast`: every record to every task behind it."""
+        """Through `<app>-<name>-broadcast`: every record goes to every downstream task."""
         self._check("broadcast")
         policy = step_policy(name, **on_error)
         return self._through(name, "broadcast", partitions, key or self._key(), value or self._value(), policy)
 
     def group_by_key(self, *, key: SerdeOrNone = None, value: SerdeOrNone = None) -> GroupedStream:
-        """Records of one key together, for count, reduce and aggregate."""
-        from standfast.stream.dsl.grouped import GroupedStream  # here, because the two name each other
+        """Group records by key, for count, reduce and aggregate."""
+        from standfast.stream.dsl.grouped import GroupedStream  # here, because the two modules name each other
 
-        # Any, because type checkers know this class by two paths once the other file names it.
+        # Any, because the import cycle gives type checkers two paths to this class.
         self._check("group_by_key", key, value)
         own: Any = replace(self, key=key or self.key, value=value or self.value)
         return GroupedStream(own)
@@ -253,7 +255,7 @@ class Stream:
         value: SerdeOrNone = None,
         **step: Unpack[StepOptions],
     ) -> GroupedStream:
-        """Records together by `mapper(key, value)`, which goes through a repartition topic."""
+        """Group records by `mapper(key, value)`, through a repartition topic."""
         self._check("group_by", key, value, mapper=mapper)
         return self.select_key(mapper, key=key, **step).group_by_key(value=value)
 
@@ -295,6 +297,7 @@ class Stream:
             )
         self._check("left_join" if left else "join", value, joiner=joiner)
         name = step.get("name")
+        # Failures are counted under the table's name: a numbered one would change with the steps before it.
         policy = named_step(self.builder, "join", {**step, "name": name or f"{table.store}-join"})[1]
         own = self.keyed(self._join_topic(table.store, name), policy)
         node = self.builder.add_processor(
@@ -302,6 +305,7 @@ class Stream:
             partial(TableJoin, table.store, joiner, left),
             [own.node],
             [table.store],
+            # KIP-962: a left join processes records without a key, an inner join drops them.
             null_keys=left,
             policy=policy,
             given=own.serdes(),
@@ -309,7 +313,7 @@ class Stream:
         return Stream(self.builder, node, self.defaults, own.key, value, own.rekeyed)
 
     def _join_topic(self, store: str, name: str | None) -> str:
-        """Name of the topic before a join, if there must be one; what shares it would be joined too."""
+        """Name of the repartition topic before a join, if one is needed; two joins never share one."""
         what = f"join with table {store!r}, of a stream whose key may have changed"
         if name is None:
             return self.builder.lasting_name(f"{store}-join", what) if self.rekeyed else ""
@@ -320,18 +324,18 @@ class Stream:
     def keyed(self, name: str, policy: ErrorPolicy | None = None, key: SerdeOrNone = None) -> Stream:
         """This stream with equal keys together: itself, or through `<app>-<name>-repartition` if its key changed.
 
-        `policy` is that of the step which needs them together, and holds on the way there too.
+        `policy` is that of the step that needs equal keys together; it covers the repartition too.
         """
         if not self.rekeyed:
             return self
         return self._through(name, "repartition", 0, key or self._key(), self._value(), policy)
 
     def serdes(self) -> Serdes:
-        """Of its keys and values, as far as they are known."""
+        """The serdes of its keys and values, or the defaults."""
         return self._key(), self._value()
 
     def _check(self, step: str, *serdes: SerdeOrNone, **functions: object) -> None:
-        """Refuse arguments of a step before it is declared: what is no serde, and what is no function."""
+        """Refuse wrong arguments of a step before it is declared: serdes that are none, functions that are none."""
         refuse([f"{step}: {problem}" for one in serdes if one is not None for problem in serde_problems(serde=one)])
         check_functions(step, **functions)
 
@@ -366,26 +370,26 @@ class Stream:
 class Table(Stream):
     """A stream of updates: the latest value of each key; `record.old_value` is the one before, None value a delete.
 
-    `store` is the name of the store that holds it, if one does. A table goes on by `map_values`, `peek`, `process`,
-    `to` and `to_stream`. A step of streams that would answer for updates instead of for the table, such as a filter
-    that loses the delete of what it let through before, is BadConfig.
+    `store` is the name of the store that holds it, if one does. A table supports `map_values`, `peek`, `process`,
+    `to` and `to_stream`. A step of streams that would treat updates as plain records, such as a filter that loses the
+    delete of a value that it let through before, is BadConfig.
     """
 
     store: str | None = None
 
     def to_stream(self) -> Stream:
-        """The updates as a plain stream: a delete is a record whose value is None, and steps give it to functions."""
+        """The updates as a plain stream: a delete is a record whose value is None, and functions receive that None."""
         return Stream(self.builder, self.node, self.defaults, self.key, self.value, self.rekeyed)
 
     def map_values(
         self, mapper: Callable[[Any], Any], *, value: SerdeOrNone = None, **step: Unpack[StepOptions]
     ) -> Table:
-        """`mapper(value)` gives the new value, of the old one too; it is not called for a delete, which stays one."""
+        """`mapper(value)` returns the new value, and is applied to the old value too; a delete stays a delete."""
         self._check("map_values", value, mapper=mapper)
         return self._updates("map-values", partial(MapTableValues, mapper), step, value)
 
     def peek(self, action: Callable[[Any, Any], Any], **step: Unpack[StepOptions]) -> Table:
-        """Call `action(key, value)` for each update, with value None for a delete; the update goes on as it is."""
+        """Call `action(key, value)` for each update, with value None for a delete; the update goes on unchanged."""
         self._check("peek", action=action)
         return self._updates("peek", partial(Peek, action), step, self.value)
 
@@ -417,7 +421,7 @@ class Table(Stream):
 
 
 def named_step(builder: TopologyBuilder, kind: str, step: StepOptions) -> tuple[str, ErrorPolicy | None]:
-    """Name and policy of a step. TypeError for an option that no step has, BadConfig for one that cannot be used."""
+    """Name and policy of a step. TypeError for an option that no step has, BadConfig for an invalid one."""
     given, on_error = _split(**step)
     name = builder.new_name(kind) if given is None else check_name("step", given)
     return name, step_policy(name, **on_error)
@@ -428,7 +432,7 @@ def _split(*, name: str | None = None, **on_error: Unpack[OnErrorOptions]) -> tu
 
 
 def store_of_kind(builder: TopologyBuilder, name: str, kinds: Sequence[type], what: str) -> Any:
-    """The declared store that a step names; BadConfig if there is none, or one of another kind."""
+    """The declared store that a step names; BadConfig if it is absent or of another kind."""
     spec = builder.specs.get(name) if isinstance(name, str) else None
     if spec is None:
         declared = ", ".join(builder.specs) or "none"

@@ -1,13 +1,13 @@
-"""The fluent layer's aggregations: what `group_by_key()` and `.window(...)` return.
+"""The fluent layer's aggregations: the results of `group_by_key()` and `.window(...)`.
 
     stream.group_by_key().count("seen")
     stream.group_by_key().window(sf.TumblingWindows(60_000)).aggregate(init, add, "delays", emit=sf.ON_WINDOW_CLOSE)
 
 The named store is declared with the application and must fit: its kind, the size of its windows, a retention that keeps
-every window that is still open. A stream whose key may have changed goes through `<app>-<store>-repartition` first.
+every open window. A stream whose key may have changed goes through `<app>-<store>-repartition` first.
 A store of `UnlimitedWindows(s)` has window_size_ms = 2^63 - 1 - s and retention_ms = 2^63 - 1: its rows never expire.
 
-Rules of this file: it declares, nothing runs here; what does not fit is BadConfig with every problem and its fix.
+Rules of this file: it declares, and processes nothing; a misfit is BadConfig with every problem and its fix.
 Semantics and names are those of Kafka Streams' KGroupedStream, TimeWindowedKStream and SessionWindowedKStream.
 """
 
@@ -41,7 +41,7 @@ Reduce = Callable[[Any, Any], Any]
 @spelled_out({})
 @dataclass(frozen=True, slots=True)
 class GroupedStream:
-    """A stream with equal keys together."""
+    """A stream grouped by key."""
 
     stream: Stream
 
@@ -59,12 +59,12 @@ class GroupedStream:
     def aggregate(
         self, init: Init, add: Add, store: str, *, emit: EmitStrategy = ON_WINDOW_UPDATE, **step: Unpack[StepOptions]
     ) -> Table:
-        """`add(key, value, aggregate)` gives the new aggregate, from `init()` on; None removes the key."""
+        """`add(key, value, aggregate)` returns the new aggregate, starting from `init()`; None removes the key."""
         check_functions("aggregate", init=init, add=add)
         return self._into(store, Aggregator(init, add), "aggregate", emit, step)
 
     def window(self, windows: AnyWindows) -> WindowedStream:
-        """By key and window."""
+        """Group by key and window."""
         if not isinstance(windows, AnyWindows):
             raise BadConfig([f"window: {windows!r} are no windows: give TumblingWindows(size_ms) or another kind"])
         return WindowedStream(self.stream, windows)
@@ -74,6 +74,7 @@ class GroupedStream:
         problems = _common_problems(self.stream, spec)
         if emit is not ON_WINDOW_UPDATE:
             problems.append(f"emit={emit!r} needs windows: put .window(...) before it, or leave emit out")
+        # Puts into such a store are not logged: a restore applies the topic and would lose the aggregates.
         if spec.from_source:
             problems.append("it holds a source topic as a table: give the aggregation a store of its own")
         _refuse(what, store, problems)
@@ -85,7 +86,7 @@ class GroupedStream:
 @spelled_out({})
 @dataclass(frozen=True, slots=True)
 class WindowedStream:
-    """A stream with equal keys together, by windows. Keys of results are `Windowed(key, start, end)`."""
+    """A stream grouped by key and window. Keys of results are `Windowed(key, start, end)`."""
 
     stream: Stream
     windows: AnyWindows
@@ -113,8 +114,8 @@ class WindowedStream:
     ) -> Table:
         """`add(key, value, aggregate)` from `init()` on. Sessions also need `merge(key, one, other)`.
 
-        `add` is given values that are None; sliding windows skip and count records without a value.
-        `merge` is given `init()` first, and then the aggregate of each session that the record joins.
+        `add` receives values that are None, too; sliding windows skip and count records without a value.
+        `merge` receives `init()` first, and then the aggregate of each session that the record joins.
         """
         check_functions("aggregate", init=init, add=add)
         sessions = isinstance(self.windows, SessionWindows)
@@ -141,6 +142,7 @@ class WindowedStream:
         make = partial(_processor_for(windows), store, aggregator, windows, emit)
         key = session_windowed(spec.key) if kind is SessionStore else windowed(spec.key, spec.window_size_ms)
         stream, node = _add(self.stream, spec, make, what, (key, spec.value), step)
+        # No store name: rows of a window store cannot be joined by a record's plain key.
         return Table(builder, node, stream.defaults, key, spec.value)
 
 
@@ -164,6 +166,7 @@ def _add(
 
 def _common_problems(stream: Stream, spec: StoreSpec) -> list[str]:
     problems = []
+    # A store as a whole belongs to one writer, or two aggregations would add to each other's rows.
     for node in stream.builder.nodes.values():
         if isinstance(node, ProcessorNode) and spec.name in (node.stores or ()) and _writes(node):
             problems.append(f"node {node.name!r} writes it already: give each aggregation and table a store of its own")

@@ -1,11 +1,11 @@
-"""Updates that an aggregation over a cached store holds back until the next flush.
+"""Suppression: updates that an aggregation over a cached store holds back until the next flush.
 
     update, update, update of a row      ->  one result: the last value, and the one before the first update
-    row made and removed in between      ->  nothing
+    row created and removed in between   ->  no result
 
-Rules of this file: of each row that changed it keeps the bytes it had at the last flush, never a decoded value: the
-user's function may change what it was given. Bounded by the write buffer, which has a row for each and is told of what
-is kept here. Order of results: by last update, as Kafka Streams' record cache flushes.
+Rules of this file: of each changed row it keeps the bytes of the last flush, never a decoded value: the user's function
+may change its argument. The write buffer bounds it: the buffer has a row for each entry, and its size includes the
+bytes kept here. Order of results: by last update, as Kafka Streams' record cache flushes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeAlias
 from standfast.replication.log import Headers
 from standfast.store.buffer import WriteBuffer
 
-OVERHEAD_BYTES = 200  # roughly the entry and its tuple
+OVERHEAD_BYTES = 200  # estimate for the entry and its tuple
 
 # (number of the last update, row at the last flush, headers and timestamp of the last update)
 Held: TypeAlias = tuple[int, bytes | None, Headers, int]
@@ -25,7 +25,7 @@ LetGo: TypeAlias = Callable[[bytes, bytes | None, Headers, int], None]
 
 
 class HeldUpdates:
-    """`let_go(row_key, old row, headers, timestamp)` is called at the flush for each row that was updated."""
+    """The suppressed rows; the flush calls `let_go(row_key, old row, headers, timestamp)` for each updated row."""
 
     __slots__ = ("_buffer", "_held", "_let_go", "_number")
 
@@ -36,8 +36,9 @@ class HeldUpdates:
         self._number = 0
 
     def add(self, row_key: bytes, old_row: bytes | None, headers: Headers, timestamp: int) -> None:
-        """A row changed from `old_row` to what is in the store now."""
+        """Note that a row changed from `old_row` to its present content in the store."""
         buffer = self._buffer
+        # A skipped record takes its suppressed results back as well.
         if buffer.in_savepoint:
             buffer.remember(self._held, row_key)
         self._number = number = self._number + 1
@@ -45,11 +46,12 @@ class HeldUpdates:
         if held is None:
             buffer.size_bytes += OVERHEAD_BYTES if old_row is None else OVERHEAD_BYTES + len(old_row)
         else:
+            # The row of the last flush stays the old value; the versions in between are never forwarded.
             old_row = held[1]
         self._held[row_key] = (number, old_row, headers, timestamp)
 
     def flush(self) -> None:
-        """Let everything go, by last update."""
+        """Release every suppressed row, by last update."""
         if not self._held:
             return
         held = sorted(self._held.items(), key=itemgetter(1))

@@ -2,16 +2,16 @@
 
     record joins no session          a session of its own
     record joins one or two          they are removed, merged, and the record added; downstream sees each go before the
-                                     new one comes, also where the bounds did not change (cached: only what is different
-                                     at the flush)
-    on close                         a session that was given is not joined any more: it stays in the store as given
+                                     new one comes, also where the bounds did not change (cached: only differences, at
+                                     the flush)
+    on close                         a session whose result was given is never joined again: it stays as it was given
 
 So each record is in one final result, however long the store keeps its sessions. Kafka Streams joins such a session as
-long as it is kept and gives it again, with what it had and more; with the least retention, its DSL's default, it
-cannot, and the results are these.
+long as it is retained and emits it again, with the new record in it; with the least retention, its DSL's default, it
+cannot, and its results equal these.
 
-Rules of this file: what a record joins is `SessionWindows.merge`; here it is carried out. A result's timestamp is the
-end of its session. Semantics of Kafka Streams' KStreamSessionWindowAggregate.
+Rules of this file: `SessionWindows.merge` decides which sessions a record joins; this file carries it out. A result's
+timestamp is the end of its session. Semantics of Kafka Streams' KStreamSessionWindowAggregate.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class SessionAggregate(ClosingAggregation[SessionWindows]):
         raw_key = self.encode_key(key)
         through = self.observe(stamp, headers)
         earliest_end, latest_start = self.windows.search_bounds(stamp)
+        # Joining a session that was emitted would put its records into two final results.
         if self.finals is not None and earliest_end <= through:
             earliest_end = through + 1
         rows = {Window(start, end): row for start, end, row in self.state.rows_of(raw_key, earliest_end, latest_start)}
@@ -49,6 +50,7 @@ class SessionAggregate(ClosingAggregation[SessionWindows]):
         assert self.merge is not None  # checked where it is declared
         for one in absorbed:
             aggregate = self.merge(key, aggregate, self.decode_value(rows[one]))
+        # Removals before the put, so that downstream sees the old results go first, as in Kafka Streams.
         for one in removed:
             self._write(record, raw_key, one, rows.pop(one), None)
         self._write(record, raw_key, session, rows.get(session), self.add(key, value, aggregate))
@@ -60,6 +62,7 @@ class SessionAggregate(ClosingAggregation[SessionWindows]):
         start, end = session
         row_key = session_key.pack(raw_key, start, end)
         if not self.state.put_row(row_key, end, self.encode_value(new), record.timestamp):
+            # The store refused an expired row; a removal of such a row is no loss.
             if new is not None:
                 self.drop_window(record.key, record.timestamp, session)
         elif self.held is not None:

@@ -1,7 +1,7 @@
 """Aggregation by sliding windows, over a window store.
 
-Rules of this file: which windows a record updates and makes, and from which rows, is `SlidingWindows.plan`; here it is
-carried out. Rows are read before any is written, because the plan speaks of rows as they were before the record.
+Rules of this file: `SlidingWindows.plan` decides which windows a record updates and creates, and from which rows; this
+file carries it out. Rows are read before any is written, because the plan refers to rows before the record.
 Semantics of Kafka Streams' KStreamSlidingWindowAggregate.
 """
 
@@ -24,8 +24,10 @@ class SlidingAggregate(StartedWindows[SlidingWindows]):
         raw_key = self.encode_key(key)
         through = self.observe(stamp, headers)
         low, high = self.windows.search_starts(stamp)
+        # All of them before the first write: the plan refers to rows before the record.
         rows = dict(self.state.rows_of(raw_key, low, high))
         stored = [(start, TIMESTAMP.unpack_from(row)[0]) for start, row in rows.items()]
+        # The plan takes the observed time and subtracts the delay itself; `through` may be later than observed - delay.
         plan = self.windows.plan(stamp, stored, through + self.delay_ms)
         for window in plan.dropped:
             self.drop_window(key, stamp, window)
@@ -33,6 +35,7 @@ class SlidingAggregate(StartedWindows[SlidingWindows]):
             aggregate = self.initial() if source is None else self.decode_value(rows[source][8:])
             old_row = rows.get(start)
             old = None
+            # Only a result that is forwarded at once needs the old value; `aggregate` may be of another window.
             if old_row is not None and self.held is None and self.finals is None:
                 old = self.decode_value(old_row[8:])
             new = self.add(key, value, aggregate) if adds else aggregate

@@ -2,12 +2,12 @@
 
     time:<store>    among the task's progress numbers: observed stream time, the largest timestamp processed
 
-    window end > observed - grace    it is updated         (observed includes the record in hand)
-    else                             one "late_window" is counted, for each window; so for one that was given on close
+    window end > observed - grace    the window is updated (observed includes the record in hand)
+    else                             one "late_window" is counted for each window; also for one already given on close
 
 Rules of this file: semantics of Kafka Streams' KStreamWindowAggregate. A record without a key changes nothing, not even
-the observed stream time. Which windows a record belongs to is `standfast.stream.windows`; only tumbling windows, the
-path of most records, are worked out here.
+the observed stream time. `standfast.stream.windows` decides which windows a record belongs to; only tumbling windows,
+the path of most records, are computed here.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class ClosingAggregation(Aggregation, Generic[W]):
         self.progress = context.progress
         self.finals: FinalResults | None = None
         if self.emit is ON_WINDOW_CLOSE:
+            # A store without rows needs no scan for windows from before this opening.
             stored = self.rows.observed_ms >= 0
             self.finals = FinalResults(context, self.store_name, self.buffer, self.read_final, self.scan_open, stored)
 
@@ -64,12 +65,13 @@ class ClosingAggregation(Aggregation, Generic[W]):
         return self.emit is ON_WINDOW_UPDATE
 
     def observe(self, timestamp: int, headers: Headers) -> int:
-        """Move the observed stream time, give what it closes; returns the largest end that is closed now."""
+        """Advance the observed stream time and give the windows it closes; return the largest closed end."""
         if timestamp.__class__ is not int or not 0 <= timestamp <= TIME_MAX:
             self.check_time(timestamp)
         progress = self.progress
         observed = progress.get(self.time_key, -1)
         if timestamp > observed:
+            # A skipped record must not have moved the observed stream time.
             if self.buffer.in_savepoint:
                 self.buffer.remember(progress, self.time_key)
             progress[self.time_key] = observed = timestamp
@@ -77,14 +79,15 @@ class ClosingAggregation(Aggregation, Generic[W]):
         finals = self.finals
         if finals is None:
             return through
+        # Before the record updates anything: its put may move the store's own clock and hide the rows to be given.
         if through >= finals.next_end:
             finals.give(through, headers)
-        # With a longer grace than before, windows are open that were given already: they stay as they were given.
+        # After the grace was made longer, windows are open that were given already: those stay as given.
         return max(through, finals.closed_through)
 
     @abstractmethod
     def check_time(self, timestamp: int) -> None:
-        """Raise InvalidRequest for a timestamp that is none."""
+        """Raise InvalidRequest for an invalid timestamp."""
 
     @abstractmethod
     def read_final(self, end: int, rest: Any, headers: Headers) -> Record | None:
@@ -95,7 +98,7 @@ class ClosingAggregation(Aggregation, Generic[W]):
         """Every stored window with end >= end_from."""
 
     def drop_window(self, key: Any, timestamp: int, window: Window | tuple[int, int]) -> None:
-        """Count a window that is not updated any more."""
+        """Count a window that a record came too late for."""
         self.context.drop(
             "late_window",
             f"key {key!r} at {timestamp}: window {window[0]}..{window[1]} of {self.store_name!r} is closed "
@@ -104,9 +107,9 @@ class ClosingAggregation(Aggregation, Generic[W]):
 
 
 class StartedWindows(ClosingAggregation[S]):
-    """What aggregations over a window store share: rows by key and start, windows of one size.
+    """The base of aggregations over a window store: rows by key and start, windows of one size.
 
-    The index of open windows has start + size, also where that lies beyond 2**63 - 1: so the end tells the start.
+    The index of open windows has start + size, also where that lies beyond 2**63 - 1, so that start = end - size.
     """
 
     def init(self, context: Context) -> None:
@@ -119,7 +122,7 @@ class StartedWindows(ClosingAggregation[S]):
     def write(
         self, record: Record, row_key: bytes, start: int, old_row: bytes | None, old: Any, new: Any, stamp: int
     ) -> None:
-        """Put the new aggregate of a window, and give or hold back the result. `old` is decoded from `old_row`."""
+        """Put the new aggregate of a window, and forward or suppress the result. `old` is decoded from `old_row`."""
         written = record.timestamp if new is None else stamp  # a removal: see `standfast.stream.dsl.aggregate`
         if not self.state.put_row(row_key, start, self.encode_value(new), written):
             self.drop_window(record.key, record.timestamp, (start, end_of(start, self.size_ms)))
@@ -128,6 +131,7 @@ class StartedWindows(ClosingAggregation[S]):
         elif self.finals is None:
             key = Windowed(record.key, start, end_of(start, self.size_ms))
             self.forward(Record(key, new, stamp, record.headers, old))
+        # An existing row is in the index, or beyond its frontier, already.
         elif old_row is None:
             self.finals.add(start + self.size_ms, row_key[: -window_key.SUFFIX_BYTES])
 

@@ -3,7 +3,7 @@
     windowed           key | start 8              "A", 60000            ->  41 000000000000ea60
     session_windowed   key | end 8 | start 8      "A", start 10, end 20 ->  41 0000000000000014 000000000000000a
 
-Big-endian. The end of a time window is not written: a reader must know the size.
+Big-endian. The end of a time window is not written: a reader must know the window size.
 
 Rules of this file: bytes only; equal to Kafka Streams' TimeWindowedSerde and SessionWindowedSerde, byte for byte.
 """
@@ -22,7 +22,7 @@ _START = struct.Struct(">q")
 _END_START = struct.Struct(">qq")
 
 
-@cache  # the same serde each time, so that two streams with equal keys are known to have them
+@cache  # the same object each time: streams compare their serdes, and those with equal keys must compare equal
 def windowed(key: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
     """For `Windowed(key, start, start + size_ms)`: keys of tumbling, hopping, sliding and unlimited windows."""
 

@@ -1,1 +1,1 @@
-"""Tasks at work: the loop, a task's inputs, clocks and timers."""
+"""Running tasks: the loop, a task's inputs, clocks and timers."""

@@ -1,15 +1,14 @@
-"""Watermarks of one task: what its sources say, what upstream tasks say, and what is passed on.
+"""Watermarks of one task: signals of its sources and of upstream tasks, and the signals that it sends downstream.
 
     source record ──> assigner of its partition ──┐
                                                   ├──> valve: the task's clock ──> timers, then downstream partitions
     control record of an upstream task ───────────┘
 
-A task that begins again knows its clock but not where each upstream task stands, and hears from one that is idle or
-quiet only what it says anew. So whoever has said nothing for `REPEAT_MS` repeats where it stands.
+A task that starts again knows its clock but not the watermark of each upstream task, and an idle or quiet upstream task
+sends nothing new. So a task that has sent no signal for `REPEAT_MS` repeats its last one.
 
 Rules of this file: it feeds the pure rules of `standfast.stream.watermarks`, carries their steps out in their order
-through the two functions it is given (fire timers, send downstream), and keeps their state among the task's progress
-numbers.
+through two given functions (fire timers, send downstream), and keeps their state among the task's progress numbers.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ REPEAT_MS = 10_000
 class EventTime:
     """The event-time clock of one task. `upstream` names, per internal topic, the tasks that write to it.
 
-    `interval_ms`: how often periodic assigners are asked; 0: also after every record of a source.
-    `fire(until_ms)` fires the timers that are due, `send(signal)` writes to every downstream partition.
+    `interval_ms`: how often periodic assigners are polled; 0: also after every record of a source.
+    `fire(until_ms)` fires the due timers, `send(signal)` writes to every downstream partition.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class EventTime:
         self._next_periodic_ms = now_ms
         self._repeat_at_ms = now_ms + REPEAT_MS
         for one in inputs:
-            # An input without watermarks is not waited for: it would hold the clock back for ever.
+            # An input without watermarks gets no channel: it would hold the clock back for ever.
             for task in upstream.get(one.topic, ()):
                 self._upstream.add(Channel(one.key, task))
                 self._valve.add(Channel(one.key, task))
@@ -84,7 +83,7 @@ class EventTime:
         return self._valve.clock_ms
 
     def add_upstream(self, inputs: Iterable[Input], upstream: Mapping[str, Sequence[str]]) -> None:
-        """Wait for upstream tasks that are new, too."""
+        """Wait for the watermarks of new upstream tasks, too."""
         for one in inputs:
             for task in upstream.get(one.topic, ()):
                 channel = Channel(one.key, task)
@@ -99,27 +98,27 @@ class EventTime:
         return self._valve.is_late(timestamp_ms)
 
     def announce(self, now_ms: int) -> None:
-        """Let downstream know that this task is there."""
+        """Report this task to downstream tasks."""
         self._repeat_at_ms = now_ms + REPEAT_MS
         for step in self._valve.announce():
             if isinstance(step, Send):
                 self._send_signal(step.signal)
 
     def on_record(self, one: Input, signals: Sequence[Signal], now_ms: int) -> None:
-        """What a source's record brought, once it was processed."""
+        """Apply the signals of a source's record, after the record was processed."""
         self._take(Channel(one.key), signals, now_ms)
         if self._interval_ms == 0:
             self._ask(now_ms)
 
     def on_control(self, one: Input, raw: LogRecord, now_ms: int) -> None:
-        """What an upstream task says; one that is upstream no more is not listened to."""
+        """Apply the signal of an upstream task; signals of a task that is upstream no more are ignored."""
         task, signal = parse_control(raw, one.at(raw))
         channel = Channel(one.key, task)
         if channel in self._upstream:
             self._take(channel, (signal,), now_ms)
 
     def tick(self, now_ms: int) -> None:
-        """What the wall clock brings: ask the assigners, see who is idle, repeat what was said long ago."""
+        """Periodic work: poll the watermark assigners, detect idle inputs, repeat the last signal after a pause."""
         if now_ms >= self._next_periodic_ms:
             self._next_periodic_ms = now_ms + self._interval_ms
             self._ask(now_ms)
@@ -127,12 +126,13 @@ class EventTime:
             self._repeat(now_ms)
 
     def progress(self) -> dict[str, int]:
-        """What must be kept with the commit: the clock, and the watermark of every source partition."""
+        """The state for the commit: the clock, and the watermark of every source partition."""
+        # Watermarks of upstream tasks are not kept: those tasks repeat them, and metadata of a commit has little room.
         kept = {str(channel) for _, _, channel in self._sources} | {CLOCK_KEY}
         return {PROGRESS_PREFIX + name: stamp for name, stamp in self._valve.to_state().items() if name in kept}
 
     def statistics(self) -> ValveStatistics:
-        """The clock, who holds it back, and every input."""
+        """The clock, the input that holds it back, and every input."""
         return self._valve.statistics()
 
     def _restore(self, progress: Mapping[str, int]) -> None:
@@ -147,12 +147,14 @@ class EventTime:
 
     def _ask(self, now_ms: int) -> None:
         for one, marks, channel in self._sources:
+            # Records waiting here, or not fetched yet, are silence of this task and not of the source.
             blocked = one.waiting > 0 or not one.at_end
             self._take(channel, marks.on_periodic(now_ms, blocked=blocked), now_ms)
 
     def _repeat(self, now_ms: int) -> None:
         self._repeat_at_ms = now_ms + REPEAT_MS
         clock_ms = self.clock_ms
+        # Active, watermark, Idle: a valve ignores watermarks of an input that it believes idle.
         if not self._valve.is_idle:
             self._send_signal(Active())
         if clock_ms is not None:
@@ -174,4 +176,4 @@ class EventTime:
             elif isinstance(step, Send):
                 self._send_signal(step.signal)
             else:
-                assert isinstance(step, AdvanceClock)  # the valve has done that itself
+                assert isinstance(step, AdvanceClock)  # the valve has set its clock itself

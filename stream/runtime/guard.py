@@ -1,12 +1,12 @@
-"""Work that may fail without failing the task: a savepoint around it, and what is left out told once it is certain.
+"""Work that may fail without failing the task: a savepoint around it, and counts of skipped records once certain.
 
-    attempt ──> savepoint ──> work ──> release            it stays
-                                └───> rollback            as if it had not been: rows, outputs, held results, counts
+    attempt ──> savepoint ──> work ──> release            its effects stay
+                                └───> rollback            no trace: rows, outputs, held results and counts are as before
     attempt within an attempt         the inner one is undone by itself; the outer one undoes all of it
 
-Rules of this file: what was counted within a savepoint is told when the outermost one has ended well, so that a record
-that is skipped counts as one thing whatever it left out before it failed. An error that is not the record's doing, or
-that a step with on_error="fail" raised, goes through.
+Rules of this file: counts made within a savepoint are published when the outermost one has ended well, so that a
+skipped record counts once, whatever it skipped before it failed. An error that is not the record's fault, or that a
+step with on_error="fail" raised, propagates.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _FAILS = "standfast_fails_the_task"
 
 
 class Guard:
-    """The attempts of one task, and its counts of what is left out."""
+    """The attempts of one task, and its counts of skipped records and results."""
 
     def __init__(self, task: Task, drops: Drops) -> None:
         self._task = task
         self._drops = drops
         self._where = f"task {task.id}"
-        self._untold: list[tuple[str, str, str]] = []
-        self._marks: list[int] = []  # of each open savepoint: how many were untold before it
+        self._untold: list[tuple[str, str, str]] = []  # counts of the open savepoints, not published yet
+        self._marks: list[int] = []  # of each open savepoint: the length of `_untold` before it
 
     def drop(self, node: str | None, reason: str, detail: str) -> None:
-        """Count one thing that is left out."""
+        """Count one skipped record or result."""
         where = self._where if node is None else f"{self._where}, {node}"
         if self._marks:
             self._untold.append((reason, where, detail))
@@ -41,13 +41,14 @@ class Guard:
             self._drops.drop(reason, where, detail)
 
     def attempt(self, work: Callable[[Any], object], given: Any) -> Exception | None:
-        """Do `work(given)`; returns the error if it failed and may be left out: it is undone then."""
+        """Do `work(given)`; if it fails and may be skipped, undo it and return the error."""
         task = self._task
         task.savepoint()
         self._marks.append(len(self._untold))
         try:
             work(given)
         except Exception as error:
+            # Undone before anything is decided: an error that propagates must not leave half of a record behind.
             task.rollback()
             del self._untold[self._marks.pop() :]
             if not can_skip(error):
@@ -63,19 +64,21 @@ class Guard:
 
 
 def can_skip(error: Exception) -> bool:
-    """Whether leaving the record out may help: what the task or the log suffers from is not the record's doing."""
+    """Whether skipping the record may help: an error of the task or of the log would meet the next record, too."""
     if getattr(error, _FAILS, False):
         return False
+    # A serde that cannot read is the record's fault, whatever class of ours its error has.
     return isinstance(error, InvalidRequest) or not isinstance(error, StandfastError) or is_of_serde(error)
 
 
 def failing(work: Callable[[T], object]) -> Callable[[T], None]:
-    """`work` of a step with on_error="fail": what it raises fails the task, whatever attempts are around it."""
+    """`work` of a step with on_error="fail": its errors fail the task, whatever attempts are around it."""
 
     def insist(given: T) -> None:
         try:
             work(given)
         except Exception as error:
+            # A mark on the exception, because the attempts around it see nothing else of this step.
             setattr(error, _FAILS, True)
             raise
 

@@ -1,11 +1,11 @@
-"""One input partition of a task: records waiting, the next one decoded, and what becomes of those that cannot be.
+"""One input partition of a task: waiting records, the next one decoded, and the handling of undecodable ones.
 
     fetched ──> queue ──> head (decoded, with its timestamp) ──> processors
                             │ cannot be decoded, or has no valid timestamp
-                            └──> fail, skip and count, or dead letter, as the source says
+                            └──> fail, skip and count, or dead letter, as the source's policy says
 
 Rules of this file: it decides about one record at a time and keeps the offsets right: `consumed` is the next offset to
-process, and moves past what was left out.
+process, and moves past skipped records.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIME_MAX_MS = 2**63 - 1
 
 
 class RecordFailed(InvalidRequest):
-    """A record that cannot be deserialised, or has no valid timestamp; `reason` is what it is counted as."""
+    """A record that cannot be deserialised, or has no valid timestamp; it is counted as `reason`."""
 
     def __init__(self, message: str, reason: str) -> None:
         self.reason = reason
@@ -68,9 +68,9 @@ class Input:
         self.at_end = False
         self.consumed = position
         self.fetched = position
-        self.idle = False  # silent for so long that it holds back no stream time
+        self.idle = False  # silent for longer than idle_after_ms: it holds back no stream time
         self.largest_ms = -1
-        self.policy = policy  # of an internal topic: that of what is written to it
+        self.policy = policy  # for an internal topic: the policy of the nodes that write to it
         self.protected = policy.protects
         self.timestamp = source.settings.timestamp
         self.watermarks: SourceWatermarks | None = None
@@ -80,22 +80,23 @@ class Input:
 
     @property
     def waiting(self) -> int:
-        """Records fetched and not processed."""
+        """The number of records fetched and not processed."""
         return len(self.queue) + (self.head is not None)
 
     def add(self, records: Sequence[LogRecord], next_offset: int, at_end: bool) -> None:
-        """Take fetched records in; `next_offset` may lie beyond the last of them."""
+        """Add fetched records; `next_offset` may lie beyond the last of them."""
         self.queue.extend(records)
         self.fetched = next_offset
         self.at_end = at_end
 
     def advance(self, leave_out: LeaveOut) -> None:
-        """Decode the next record; those that cannot be are left out, or RecordFailed is raised, as the source says."""
+        """Decode the next record; undecodable ones are skipped, or RecordFailed is raised, as the source says."""
         queue, internal = self.queue, self.source.internal
         while queue:
             raw = queue.popleft()
             try:
                 if internal and is_control(raw):
+                    # A signal has no key or value to decode; its time only orders it among the records.
                     self.head = Record(None, None, max(raw.timestamp, 0))
                 else:
                     self.head = self.decode(raw)
@@ -109,10 +110,11 @@ class Input:
             self.raw = raw
             return
         self.head = self.raw = None
+        # Offsets may end in markers or gaps, which no record ever moves `consumed` past.
         self.consumed = max(self.consumed, self.fetched)
 
     def decode(self, raw: LogRecord) -> Record:
-        """The record with its timestamp. Raises RecordFailed."""
+        """Decode a record, with its timestamp. Raises RecordFailed."""
         try:
             key = None if raw.key is None else self._deserialize_key(raw.key)
             value = None if raw.value is None else self._deserialize_value(raw.value)
@@ -131,7 +133,7 @@ class Input:
         return record._replace(timestamp=stamp)
 
     def at(self, raw: LogRecord) -> str:
-        """Where a record is, for messages."""
+        """A record's topic, partition and offset, for messages."""
         return f"record of {self.topic}-{self.partition} at offset {raw.offset}"
 
     def _may_leave_out(self, failure: RecordFailed) -> bool:

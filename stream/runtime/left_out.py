@@ -1,9 +1,9 @@
-"""What becomes of what is left out: counted, and kept in a side topic if its source or step names one.
+"""Skipped records and results: counted, and written to a side topic if their source or step names one.
 
     record that cannot be deserialised       dead letter: the record as it was read, with headers that say why; behind a
-    or processed                             repartition the record as it stood there
-    record that fails in a step              dead letter: the record as it came to the step, by the serdes it had there
-    result that fails further on             dead letter: key and value of the result, by the serdes of its table
+    or processed                             repartition the record as the repartition topic has it
+    record that fails in a step              dead letter: the record as the step received it, by the serdes it had there
+    result that fails further downstream     dead letter: key and value of the result, by the serdes of its table
     timer, punctuation                       counted only: there is no record
     row that its serde cannot read           counted only, where a result was to be made of it: the store keeps it
     at or before the watermark               the source's `late` topic: the record as it was read
@@ -33,11 +33,11 @@ from standfast.stream.topology.policy import ErrorPolicy
 from standfast.stream.topology.processor import InHand
 
 DEAD_LETTER_PREFIX = "__streams.errors."
-TEXT_MAX_BYTES = 4_096  # of a message or a stack trace, where the whole would be too large for the log
+TEXT_MAX_BYTES = 4_096  # of a message or a stack trace, where the whole text would be too large for the log
 
 
 class LeftOut:
-    """What one task leaves out."""
+    """The skipped records and results of one task."""
 
     def __init__(self, task: Task, guard: Guard, in_hand: InHand, partitions_of: Mapping[str, int]) -> None:
         self._task = task
@@ -46,12 +46,13 @@ class LeftOut:
         self._partitions_of = partitions_of
 
     def failed(self, one: Input, raw: LogRecord, error: Exception, reason: str) -> None:
-        """Count a record that failed, and set it aside where its policy asks for that."""
+        """Count a failed record, and write it to the dead-letter topic of its policy, if any."""
         policy = one.policy
         self._guard.drop(None, policy.counted_as(reason), f"{one.at(raw)}: {_told(error)}")
         if policy.dead_letter is not None and reason != "invalid_timestamp":
             self._dead_letter(
                 policy.dead_letter,
+                # No log accepts a negative timestamp.
                 (raw.key, raw.value, max(raw.timestamp, 0)),
                 raw.headers,
                 error,
@@ -61,7 +62,7 @@ class LeftOut:
     def failed_at(
         self, policy: ErrorPolicy, node: str, serdes: Serdes | None, record: Record, error: Exception
     ) -> None:
-        """Count a record that failed in a step, or a result that failed behind one, and set it aside."""
+        """Count a record that failed in a step, or a result that failed downstream of one; write its dead letter."""
         hand = self._in_hand
         at = "" if hand.topic is None else f" (record of {hand.topic}-{hand.partition} at offset {hand.offset})"
         self._guard.drop(
@@ -74,6 +75,7 @@ class LeftOut:
             about |= {"topic": hand.topic, "partition": str(hand.partition), "offset": str(hand.offset)}
         parts = []
         for part, given, serde in zip(("key", "value"), record, serdes or (None, None), strict=False):
+            # Encoded again, since the processors before this step may have changed key and value.
             raw, as_text = _raw(given, serde)
             parts.append(raw)
             if as_text:
@@ -82,11 +84,11 @@ class LeftOut:
         self._dead_letter(policy.dead_letter, (key, value, record.timestamp), record.headers, error, about)
 
     def callback_failed(self, policy: ErrorPolicy, node: str, what: str, reason: str, error: Exception) -> None:
-        """Count a timer or a punctuation that failed, or a result that could not be read."""
+        """Count a failed timer or punctuation, or an unreadable result."""
         self._guard.drop(node, policy.counted_as(reason), f"{what}: {_told(error)}")
 
     def late(self, one: Input, raw: LogRecord, record: Record, watermark_ms: int | None) -> None:
-        """Set a late record aside, or count it where its source names no topic for those."""
+        """Write a late record to its source's `late` topic, or count it where the source names none."""
         topic = one.settings.late
         if topic is not None:
             self._send(topic, raw.key, raw.value, record.timestamp, raw.headers)
@@ -103,12 +105,12 @@ class LeftOut:
     ) -> None:
         try:
             self._send(topic, *record, dead_letter_headers(headers, error, about))
-        except InvalidRequest:  # headers over the limit: what is said about it gets shorter, never the record
+        except InvalidRequest:  # headers over the limit: the texts about the record get shorter, never the record
             self._send(topic, *record, dead_letter_headers(headers, error, about, TEXT_MAX_BYTES))
 
     def _send(self, topic: str, key: bytes | None, value: bytes | None, stamp: int, headers: Headers) -> None:
         partition = self._task.id.partition % self._partitions_of[topic]
-        # A copy for people: it must not fail for the very timestamp that the record may have failed for.
+        # A copy for people: it must not fail for the very timestamp that may have failed the record.
         stamp = min(writable(stamp, self._task.stores.limits.least_timestamp_ms), self._task.latest_ms(topic))
         self._task.send(topic, key, value, stamp, partition=partition, headers=headers)
 
@@ -116,7 +118,8 @@ class LeftOut:
 def dead_letter_headers(
     headers: Headers, error: Exception, about: Mapping[str, str], text_bytes: int | None = None
 ) -> Headers:
-    """The record's own headers and those that say why it is here, of what was raised first."""
+    """The record's own headers and those of the dead letter, which name the first error raised."""
+    # RecordFailed wraps the error of the serde or of the timestamp extractor, which is the one to report.
     first = error.__cause__ if isinstance(error, RecordFailed) and error.__cause__ is not None else error
     said = {
         "exception": type(first).__name__,
@@ -139,6 +142,6 @@ def _raw(given: Any, serde: Serde[Any] | None) -> tuple[bytes | None, bool]:
     if serde is not None:
         try:
             return serde.serialize(given), False
-        except Exception:  # noqa: BLE001 - this may be what failed; a dead letter is kept all the same
+        except Exception:  # noqa: BLE001 - the serde itself may be the failure; the dead letter is written nevertheless
             return repr(given).encode("utf-8", "replace"), True
     return repr(given).encode("utf-8", "replace"), True

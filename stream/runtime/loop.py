@@ -1,13 +1,13 @@
-"""The loop of an application: poll, initialise and restore, process, punctuate, commit.
+"""The loop of an application: poll, initialise and restore, process, punctuate, commit. As Kafka Streams' StreamThread.
 
     tasks that run here ──> fetch ──> turn of each task: records, clocks, commit ──> next round
                                            │ an exception
                                            └──> the task fails; the restart strategy says when it is opened again,
                                                 or that it never is: the others commit, and the loop ends with the error
 
-Rules of this file: one thread, driven by `poll_once`. It stands on the session: restore, standbys and take-over are
-the session's; while the gate is shut every source is paused and polled, and every position stays. What one task
-suffers the others do not feel; a task that may not be restarted any more ends the loop with its error.
+Rules of this file: one thread, driven by `poll_once`. The session restores, follows standbys and takes tasks over;
+while the gate is shut every source is paused and polled, and every position stays. A failing task does not affect the
+others; a task that may not be restarted any more ends the loop with its error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from standfast.stream.topology.topology import Topology
 
 FETCH_RECORDS_MAX = LIMITS.loop_fetch_records
 RECORDS_PER_TURN = 250
-WAITING_MAX = LIMITS.input_records  # taken in and not processed, when an input is paused; resumed at half of it
+WAITING_MAX = LIMITS.input_records  # fetched and unprocessed records that pause an input; it resumes at half of it
 BATCH_BYTES = 1 << 20
 LINGER_MS = 100  # Kafka Streams' default for its producers
 SHUT_WAIT_MS = 5
@@ -56,7 +56,7 @@ HINT = '; to go on without such records give the source, or the step, on_error="
 
 @dataclass(slots=True)
 class RunningTask:
-    """A task that processes here."""
+    """A task that this loop processes."""
 
     task: Task
     runner: TaskRunner
@@ -95,16 +95,16 @@ class Loop:
         self._reader = session.reader(SOURCE_READER)
         self._running: dict[TaskId, RunningTask] = {}
         self._turns: deque[TaskId] = deque()
-        self._held: set[TopicPartition] = set()  # paused because much of them waits here
+        self._held: set[TopicPartition] = set()  # paused because many of their records wait here
         self._shut: set[TopicPartition] = set()  # paused because the gate is shut
         self._failures: dict[TaskId, RestartHistory] = {}
         self._reopen_at: dict[TaskId, int] = {}
         self._fatal: Exception | None = None  # of a task that may not be opened again
-        self._ended = False  # whether the others had their last commit
+        self._ended = False  # whether the other tasks had their last commit
         self._next_purge_ms = clock.monotonic_ms() + PURGE_INTERVAL_MS
 
     def poll_once(self, timeout_ms: int = 0) -> int:
-        """One round; returns how many records were processed. Raises the error of a task that is given up."""
+        """Run one round and return the number of processed records. Raises the error of a task that is given up."""
         processed = self._round(timeout_ms)
         self._raise_fatal()
         return processed
@@ -117,8 +117,9 @@ class Loop:
                 self._guarded(task_id, one, one.runner.follow_upstream)
         tasks = self._session.open_tasks()
         self._follow_tasks(tasks)
+        # A running task that is not open: the restore gate is shut, with gate="all" for every task.
         if self.paused or self._session.disk.full or not tasks.keys() >= self._running.keys():
-            # What was processed before stays uncommitted for at most its interval.
+            # Records processed before stay uncommitted for at most their interval.
             self._commit_due()
             self._poll_shut()
             return 0
@@ -128,6 +129,7 @@ class Loop:
             return 0
         self._fetch(timeout_ms)
         processed = 0
+        # Another task begins each round, so that no task always waits for the others.
         self._turns.rotate(-1)
         for task_id in list(self._turns):
             running = self._running.get(task_id)
@@ -145,9 +147,9 @@ class Loop:
         self._raise_fatal()
 
     def close(self) -> None:
-        """Close the processors and the reader; what is uncommitted is forgotten.
+        """Close the processors and the reader; uncommitted changes are discarded.
 
-        The first error of a processor's `close` is raised once all had their turn.
+        The first error of a processor's `close` is raised once all processors are closed.
         """
         errors: list[Exception] = []
         for task_id in list(self._running):
@@ -160,11 +162,12 @@ class Loop:
         if errors:
             raise errors[0]
 
-    # --- tasks come and go ---
+    # --- start and end of tasks ---
 
     def _follow_tasks(self, tasks: Mapping[TaskId, Task]) -> None:
         held = self._session.all_tasks()
         for task_id, running in list(self._running.items()):
+            # Another object under the same id is another opening of the task, with stores of its own.
             if held.get(task_id) is not running.task or running.task.state is not TaskState.RUNNING:
                 self._leave(task_id)
         for task_id, task in tasks.items():
@@ -182,7 +185,7 @@ class Loop:
         try:
             positions = {at: task.source_offsets().get(at, bounds[at].begin) for at in partitions}
             runner = TaskRunner(task, group, self._runners, positions)
-        except Exception as error:  # noqa: BLE001 - taken over just now, or the application's code; decided there
+        except Exception as error:  # noqa: BLE001 - a take-over just now, or application code; `_failed` decides
             self._failed(task_id, task, error)
             return
         running = RunningTask(task, runner, self._clock.monotonic_ms() + self._commit_interval_ms)
@@ -207,7 +210,7 @@ class Loop:
         running.runner.close()
 
     def _leave(self, task_id: TaskId) -> None:
-        """End the run of a task that is not this instance's any more, or that failed."""
+        """End the run of a task that left this instance, or that failed."""
         try:
             self._end(task_id)
         except Exception:  # noqa: BLE001 - the task is gone either way, and the others go on
@@ -216,38 +219,40 @@ class Loop:
     def _guarded(self, task_id: TaskId, running: RunningTask, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - decided there
+        except Exception as error:  # noqa: BLE001 - `_failed` decides
             self._failed(task_id, running.task, error)
 
     def _failed(self, task_id: TaskId, task: Task, error: Exception) -> None:
-        """End a task's run; it is the session's, the restart strategy's, or the end of the loop."""
-        # Whoever takes a task over, revokes or loses it does so in a thread of its own, in the middle of our work.
+        """End a task's run after an error; the session, the restart strategy or the end of the loop comes next."""
+        # A take-over, a revocation or a loss happens in a thread of its own, in the middle of this loop's work.
         gone = task.state is not TaskState.RUNNING and task.error is not error
         if not gone:
             task.fail(error)
         running = self._running.get(task_id)
+        # Read before the run ends, because the runner goes with it.
         at = None if running is None else running.runner.failed_at
         hint = HINT if at or (running is not None and running.runner.failed_behind) else ""
         if running is not None:
             self._leave(task_id)
         if gone or (isinstance(error, (Corruption, Fenced, StateLost)) and not is_of_serde(error)):
+            # Such a task is the session's to open again or to give up; a restart would only repeat the error.
             logger.warning("task %s stops: %s", task_id, error)
             return
         self._session.counters.task_failures += 1
         self._open_later(task_id, error, at, _committed(task), hint if can_skip(error) else "")
 
     def _open_later(self, task_id: TaskId, error: Exception, at: str | None, committed: str, hint: str = "") -> None:
-        """`at` is the source offset of the record that failed, None where it was none; `committed` the task's last."""
+        """`at`: source offset of the failed record, None where there was none; `committed`: the task's last commit."""
         now_ms = self._clock.monotonic_ms()
         if isinstance(error, (Unavailable, DiskFull)):
             if task_id in self._failures:
                 self._failures[task_id].interrupted()
-            # Not the task's fault: it waits for the log as long as that takes, and goes on as soon as it is back.
+            # Not the task's fault: it waits for the log as long as needed, and goes on as soon as the log is back.
             logger.warning("task %s is opened again when the log answers: %s", task_id, error)
             self._reopen_at[task_id] = now_ms + RETRY_WAIT_MS
             return
         if isinstance(error, BadConfig):
-            # Such as a permission that was taken away: it stays wrong until a person puts it right.
+            # Such as a revoked permission: it stays wrong until a person puts it right.
             self._fatal = self._fatal or error
             return
         history = self._failures.setdefault(task_id, RestartHistory(self._restart))
@@ -278,7 +283,7 @@ class Loop:
                 self._open_later(task_id, again, None, _committed(task))
 
     def _raise_fatal(self) -> None:
-        """Raise the error of a task that is given up, once the others have committed what they did."""
+        """Raise the error of a task that is given up, once the other tasks have committed their work."""
         if self._fatal is None:
             return
         if not self._ended:
@@ -290,7 +295,7 @@ class Loop:
     # --- one round ---
 
     def _poll_shut(self) -> None:
-        """Sources stay paused, and are polled nevertheless: what is wrong with the log shows here too."""
+        """Poll the paused sources: errors of the log show here too."""
         sources = {at for running in self._running.values() for at in running.runner.partitions}
         shutting = sources - self._shut
         self._reader.pause(shutting)
@@ -305,6 +310,7 @@ class Loop:
             self._shut.clear()
 
     def _fetch(self, timeout_ms: int) -> None:
+        # The wait for records must not delay a wall-clock punctuation or a timer.
         wall_due_ms = min(running.runner.next_wall_ms - running.runner.wall_ms() for running in self._running.values())
         busy = any(running.runner.runnable for running in self._running.values())
         self._take_in_fetched(0 if busy else max(min(timeout_ms, wall_due_ms), 0))
@@ -327,23 +333,25 @@ class Loop:
 
     def _wait_for_log(self, error: Unavailable) -> None:
         logger.warning("the log does not answer, trying again: %s", error)
+        # An outage must not use up the ten minutes without a commit of tasks that failed before it.
         for history in self._failures.values():
             history.interrupted()
         self._clock.sleep_ms(RETRY_WAIT_MS)
 
     def _out_of_reach(self, lost: StateLost) -> None:
-        """Fail the tasks whose next record is gone: a newer owner processed and purged it, or it was kept too short.
+        """Fail the tasks whose next record is gone: purged by a newer owner that processed it, or kept too short.
 
-        Which of the two it was shows when the task is opened again.
+        The next opening of the task shows which of the two it was.
         """
         positions = self._reader.assignment()
         try:
             bounds = self._reader.bounds(positions)
         except Unavailable as error:
-            self._wait_for_log(error)  # what was lost is told again
+            self._wait_for_log(error)  # the reader reports the loss again
             return
         for at, (begin, end) in bounds.items():
             running = self._running.get(TaskId(self._groups[at.topic], at.partition))
+            # A recreated topic may hold the same offsets again, so bounds alone do not show the loss.
             anew = at in lost.sources and lost.reason in ("topic-recreated", "diverged")
             if running is not None and (anew or not begin <= positions[at] <= end):
                 problem = InvalidRequest(
@@ -354,9 +362,9 @@ class Loop:
                 self._failed(running.task.id, running.task, problem)
 
     def _hand_over(self, written: Outputs, acknowledged: Mapping[TopicPartition, int]) -> None:
-        """Give what a task wrote to an internal topic to the next task, if it runs here, without reading it again.
+        """Pass a task's records for an internal topic to the next task, if it runs here, without reading them again.
 
-        Only where it stands exactly at the first of these records: otherwise others wrote in between, or it lags.
+        Only if that task is exactly at the first of these records: otherwise other tasks wrote in between, or it lags.
         """
         for at, batch in written.items():
             task_id = TaskId(self._groups.get(at.topic, -1), at.partition)
@@ -367,6 +375,7 @@ class Loop:
                 continue
             records = [Record(offset, stamp, key, value, headers)
                        for offset, (key, value, stamp, headers) in enumerate(batch, first)]  # fmt: skip
+            # Or the reader would fetch the same records again.
             self._reader.seek(at, next_offset)
             self._session.counters.handed_over_records += len(records)
             self._guarded(task_id, running, partial(self._take_in, running.runner, at, records, next_offset, True))
@@ -375,6 +384,7 @@ class Loop:
         self, runner: TaskRunner, at: TopicPartition, records: Sequence[Record], next_offset: int, at_end: bool
     ) -> None:
         if runner.add(at.topic, records, next_offset, at_end) > WAITING_MAX:
+            # Paused at the bound and resumed at half of it: a pause throws librdkafka's prefetched records away.
             self._reader.pause([at])
             self._held.add(at)
 
@@ -390,11 +400,11 @@ class Loop:
                 self._commit(running)
             runner.tick()
             task.write_outputs(batch_bytes=self._batch_bytes, linger_ms=self._linger_ms)
-            # A punctuation waits for the interval like a record; what it wrote may have filled the buffer, though.
+            # A punctuation waits for the interval like a record; its writes may have filled the buffer, though.
             asked = task.commit_requested or task.stores.buffer.full
             if asked or self._clock.monotonic_ms() >= running.next_commit_ms:
                 self._commit(running)
-        except Exception as error:  # noqa: BLE001 - decided there
+        except Exception as error:  # noqa: BLE001 - `_failed` decides
             self._failed(task_id, task, error)
             return processed
         self._resume(runner)
@@ -419,11 +429,12 @@ class Loop:
         before = counters.commits["committed"]
         running.runner.commit()
         history = self._failures.get(running.task.id)
+        # A commit with nothing to commit is no progress of the task.
         if history is not None and counters.commits["committed"] > before:
             history.committed()
 
     def _purge_due(self) -> None:
-        """Records of internal topics that were processed are of no use to anybody."""
+        """Delete processed records of internal topics, as Kafka Streams purges its repartition topics."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._next_purge_ms:
             return
@@ -433,7 +444,7 @@ class Loop:
         for running in self._running.values():
             try:
                 offsets = running.task.source_offsets()
-            except StandfastError:  # gone just now, which the next round finds out
+            except StandfastError:  # lost just now, which the next round finds out
                 continue
             done.update({at: offset for at, offset in offsets.items() if at.topic in internal})
         if not done:
@@ -445,7 +456,7 @@ class Loop:
 
 
 def _committed(task: Task) -> str:
-    """Where a task stands, also one that failed: the source offsets of its last commit."""
+    """The source offsets of a task's last commit, as text; of a failed task, too."""
     offsets = sorted(task.stores.cut.sources.items())
     return ", ".join(f"{source} at offset {offset}" for source, offset in offsets) or "none was committed yet"
 

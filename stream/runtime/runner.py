@@ -1,14 +1,14 @@
-"""One task at work: its sub-topology, one instance of every processor, its clocks, and the commit.
+"""One running task: its sub-topology, one instance of every processor, its clocks, and the commit.
 
     add(fetched) ──> inputs ──> smallest head timestamp first ──> source ──> processors ──> sinks ──> task.send
                                       │                                │
                                       └── stream time, watermarks      └── stores (write buffer of the task)
     after each record    stream-time punctuation, event-time timers
     tick()               wall-clock punctuation, processing-time timers, periodic watermarks, idle partitions
-    commit()             what aggregations held back goes downstream; then task.commit
+    commit()             suppressed results of aggregations go downstream; then task.commit
 
-Rules of this file: one thread; it fetches nothing and knows no log beyond the task it is given. What an exception means
-for the task is the loop's business: here it goes through, with a note that says which record was in hand.
+Rules of this file: one thread; it fetches nothing and knows no log beyond its task. The loop decides how an exception
+ends the task: here it propagates, with a note that names the record in hand.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NEVER = 2**63
 
 @dataclass(slots=True)
 class RunnerSettings:
-    """What all runners of an application share."""
+    """Settings that all runners of an application share."""
 
     clock: Clock
     drops: Drops
@@ -67,13 +67,13 @@ class RunnerSettings:
     watermark_interval_ms: int = 200
     partitions_of: Mapping[str, int] = field(default_factory=dict)
     upstream: Mapping[str, Sequence[str]] = field(default_factory=dict)  # internal topic -> tasks with watermarks
-    event_time: frozenset[int] = frozenset()  # groups that know watermarks
+    event_time: frozenset[int] = frozenset()  # groups that have watermarks
     outputs: Mapping[str, TopicInfo] = field(default_factory=dict)  # the output topics by name
     progress: LeaseProgress = field(default_factory=LeaseProgress)  # each record and callback is a step of the loop
 
 
 class TaskRunner:
-    """Runs the sub-topology of one task that is restored."""
+    """Runs the sub-topology of one restored task."""
 
     def __init__(
         self, task: Task, topology: SubTopology, settings: RunnerSettings, positions: Mapping[TopicPartition, int]
@@ -83,13 +83,13 @@ class TaskRunner:
         self._name = str(task.id)
         self.topology = topology
         self.in_hand = InHand()
-        self.failed_at: str | None = None  # the source offset of the record that could not be processed
-        self.failed_behind = False  # in what records caused without one in hand, which an on_error covers too
+        self.failed_at: str | None = None  # the source offset of the failed record
+        self.failed_behind = False  # in work without a record in hand, such as a timer, which an on_error covers too
         self._settings = settings
         self._clock = settings.clock
         self._wall_offset_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
         self._thread = threading.get_ident()
-        self._inside = False  # whether a processor is at work
+        self._inside = False  # whether a processor is running
         self._begun = 0  # processors whose init was called
         self._guard = Guard(task, settings.drops)
         self._left_out = LeftOut(task, self._guard, self.in_hand, settings.partitions_of)
@@ -100,15 +100,15 @@ class TaskRunner:
         self._stream_queue = PunctuationQueue()
         self._wall_queue = PunctuationQueue()
         self._stream_due_ms = NEVER
-        self._timers: dict[str, Timers] = {}  # parents first, so that what their timers bring is there for the next
+        self._timers: dict[str, Timers] = {}  # parents first, so that the output of their timers reaches the next
         self._contexts: list[Context] = []
         self._processors: list[Processor] = []
         self._time = TaskStreamTime(policy=settings.stream_time)
         self.inputs: dict[str, Input] = {}
-        # What one record brings forth, or falls due at once, cannot be committed in parts; the commit follows it.
+        # The output of one record, or of one due time, cannot be committed in parts; the commit follows it.
         task.stores.buffer.refuse_bytes = NEVER
         task.output_topics = settings.outputs
-        task.stores.buffer.leave_disk()  # the loop looks before it begins a record
+        task.stores.buffer.leave_disk()  # the loop checks the disk before it begins a record
         self._build(positions)
         self._time.restore(task.stream_times)
         self._single = next(iter(self.inputs.values())) if len(self.inputs) == 1 else None
@@ -133,16 +133,17 @@ class TaskRunner:
     # --- life ---
 
     def start(self) -> None:
-        """Call every processor's `init`, and let downstream know that this task is there."""
+        """Call every processor's `init`, and report this task to downstream tasks."""
         with self._at_work(behind_records=False):
             for processor, context in zip(self._processors, self._contexts, strict=True):
+                # Counted before the call, so that a processor whose init failed is closed, too.
                 self._begun += 1
                 processor.init(context)
         if self._event_time is not None:
             self._event_time.announce(self._clock.monotonic_ms())
 
     def close(self) -> None:
-        """Close every processor that was begun; the first error is raised once all had their turn."""
+        """Close every processor whose init was called; the first error is raised once all are closed."""
         errors: list[Exception] = []
         for processor in self._processors[: self._begun]:
             try:
@@ -157,7 +158,7 @@ class TaskRunner:
     # --- records ---
 
     def add(self, topic: str, records: Sequence[LogRecord], next_offset: int, at_end: bool) -> int:
-        """Take in what was fetched of one input; returns how many of its records wait here now."""
+        """Add the fetched records of one input; returns how many of its records wait here now."""
         one = self.inputs[topic]
         one.add(records, next_offset, at_end)
         if records:
@@ -167,7 +168,7 @@ class TaskRunner:
         return one.waiting
 
     def run(self, limit: int) -> int:
-        """Process up to `limit` records, until none may be or a commit is due; returns how many."""
+        """Process up to `limit` records, until none is ready or a commit is due; returns how many."""
         task, buffer, single = self.task, self.task.stores.buffer, self._single
         words = self._settings.progress.words
         count = 0
@@ -178,6 +179,7 @@ class TaskRunner:
                 if one is None or one.head is None:
                     break
                 self._process(one, one.head)
+                # A word in shared memory: the lease process renews only while the loop makes progress.
                 words[LOOP] += 1
                 count += 1
                 if task.commit_requested or buffer.full:
@@ -195,13 +197,13 @@ class TaskRunner:
         return self._choose() is not None
 
     def waiting(self, at: TopicPartition) -> int:
-        """Records of one input that were taken in and not processed."""
+        """The number of records of one input that were fetched and not processed."""
         return self.inputs[at.topic].waiting
 
     # --- time ---
 
     def tick(self) -> None:
-        """What the wall clock brings, with or without records."""
+        """Periodic work, with or without records: idle inputs, watermarks, wall-clock punctuation and timers."""
         now_ms = self._clock.monotonic_ms()
         with self._at_work():
             for one in self._idles:
@@ -214,20 +216,21 @@ class TaskRunner:
             self._fire_timers(PROCESSING_TIME, wall_ms)
 
     def follow_upstream(self) -> None:
-        """There are more upstream tasks, which `settings.upstream` names by now."""
+        """Wait for the new upstream tasks, which are in `settings.upstream` already."""
         if self._event_time is not None:
             with self._at_work():
                 self._event_time.add_upstream(self.inputs.values(), self._settings.upstream)
 
     def flush(self) -> None:
-        """Let go what aggregations hold back."""
+        """Forward the suppressed results of aggregations."""
         with self._at_work():
             for flush in self._flushes:
                 flush()
                 self._settings.progress.step(LOOP)
 
     def commit(self) -> None:
-        """Let go what is held back, then make state, outputs and offsets durable as one cut."""
+        """Forward suppressed results, then make state, outputs and offsets durable as one cut."""
+        # First, because suppressed results belong to the records whose offsets are committed.
         self.flush()
         reach("commit.flushed")
         task = self.task
@@ -237,13 +240,14 @@ class TaskRunner:
         task.commit({(one.topic, one.partition): one.consumed for one in self._moved()})
 
     def _moved(self) -> Iterator[Input]:
+        # Only offsets that moved: an unchanged one would make a commit of a turn in which nothing happened.
         known = self.task.source_offsets()
         for one in self.inputs.values():
             if known.get(TopicPartition(one.topic, one.partition)) != one.consumed:
                 yield one
 
     def status(self) -> TaskStatus:
-        """The task's clocks, who holds them back, and its inputs, as they are now."""
+        """The current state of the task's clocks, the inputs that hold them back, and its inputs."""
         wall_ms = self.next_wall_ms
         return TaskStatus(
             task=self._name,
@@ -290,7 +294,7 @@ class TaskRunner:
 
     @property
     def next_wall_ms(self) -> int:
-        """When the wall clock brings something next, in its milliseconds; NEVER if nothing is scheduled."""
+        """The next due time of wall-clock work, in milliseconds of that clock; NEVER if nothing is scheduled."""
         due_ms = self._wall_queue.next_due_ms
         timers = (one.next_ms(PROCESSING_TIME) for one in self._timers.values())
         return min([NEVER if due_ms is None else due_ms, *timers])
@@ -302,7 +306,7 @@ class TaskRunner:
         return None if self._event_time is None else self._event_time.clock_ms
 
     def wall_ms(self) -> int:
-        """The wall clock of the task's beginning, moved on by the monotonic clock: it never goes back."""
+        """The wall clock at the task's start plus monotonic time since: it never goes back."""
         return self._wall_offset_ms + self._clock.monotonic_ms()
 
     def drop(self, node: str, reason: str, detail: str) -> None:
@@ -375,10 +379,11 @@ class TaskRunner:
             ) from None
 
     def _choose(self) -> Input | None:
-        """The input whose next record is the earliest; None while one that is not at its end has nothing here."""
+        """The input with the earliest next record; None while an input that is not at its end has no record here."""
         chosen: Input | None = None
         for one in self.inputs.values():
             if one.head is None:
+                # More may come with an earlier timestamp (KIP-695): topics are merged by time and not by arrival.
                 if not one.at_end:
                     return None
             elif chosen is None or one.head.timestamp < chosen.head.timestamp:  # type: ignore[union-attr]
@@ -414,6 +419,7 @@ class TaskRunner:
         self._advance(one)
         now_ms = self._time.now_ms
         if now_ms is not None and now_ms >= self._stream_due_ms:
+            # After each record and not once per batch: how often a callback fires must not depend on the fetches.
             self._punctuate_stream()
 
     def _advance(self, one: Input) -> None:
@@ -434,6 +440,7 @@ class TaskRunner:
                 signals.extend(self._process_unless_late(one, record, raw, event_time))
 
             error = self._guard.attempt(process, record)
+            # Outside of the savepoint: a dead letter written inside would be rolled back with the record.
         if error is not None:
             self._left_out.failed(one, raw, error, "process")
         return signals
@@ -449,7 +456,7 @@ class TaskRunner:
     def _process_unless_late(
         self, one: Input, record: Record, raw: LogRecord, event_time: EventTime
     ) -> Sequence[Signal]:
-        """Returns what the record's watermark brings, which comes after the record itself."""
+        """Process the record and return the signals of its watermark, which follow the record itself."""
         marks = one.watermarks
         if marks is None:
             one.process(record)
@@ -468,7 +475,7 @@ class TaskRunner:
             one.idle = True
             before_ms = self._time.now_ms
             self._time.set_idle(one.key, True)
-            if self._time.now_ms != before_ms:  # records of the others had brought it there
+            if self._time.now_ms != before_ms:  # records of the other inputs had advanced them already
                 self._punctuate_stream()
 
     def _punctuate_stream(self) -> None:
@@ -485,7 +492,7 @@ class TaskRunner:
         outcome = "failed"
         policy = self._step_policies.get(node)
         try:
-            # No record has caused it, so that only the step itself can say what becomes of it.
+            # No record has caused it, so that only the step's own policy covers it.
             error = None if policy is None else self._guard.attempt(callback, now_ms)
             if policy is None:
                 callback(now_ms)
@@ -504,7 +511,7 @@ class TaskRunner:
                 processor.on_timer(timer)
                 return
             error = self._guard.attempt(processor.on_timer, timer)
-            if error is not None:  # the timer stays fired: it would fail again, and hold up those behind it
+            if error is not None:  # the timer stays fired: it would fail again, and delay the timers behind it
                 what = f"timer of key {timer.key!r} at {timer.time} ({timer.kind.value})"
                 self._left_out.callback_failed(policy, node.name, what, "timer", error)
         finally:
@@ -515,6 +522,7 @@ class TaskRunner:
             timers.fire(kind, until_ms)
 
     def _set_aside(self, now_ms: int) -> tuple[Any, ...]:
+        # A callback is progress for the lease like a record, or a long series of timers would stop its renewal.
         self._settings.progress.step(LOOP)
         hand = self.in_hand
         kept = (hand.topic, hand.partition, hand.offset, hand.headers, self.task.record_timestamp)
@@ -529,7 +537,8 @@ class TaskRunner:
     def _send_signal(self, signal: Signal) -> None:
         stamp = signal.watermark_ms if isinstance(signal, Watermark) else (self.watermark_ms() or 0)
         headers = control_headers(str(self.task.id), signal)
-        written = writable(stamp, self.task.stores.limits.least_timestamp_ms)  # the header has the watermark itself
+        written = writable(stamp, self.task.stores.limits.least_timestamp_ms)  # the header holds the watermark itself
+        # To every partition: each downstream task waits for each upstream task.
         for sink in self.topology.sinks:
             if sink.internal is not None:
                 for partition in range(self._settings.partitions_of[sink.topic]):

@@ -1,14 +1,14 @@
-"""New partitions of an application's source topics: seen at an interval, given to session and runners.
+"""New partitions of an application's source topics: found at an interval, passed to session and runners.
 
     describe source topics ──> Discovery (pure) ──> session: changelogs grow, then tasks are shared out
                                                 └─> runners: further upstream tasks to wait for
 
-A group of tasks gets as many as the source topic with the fewest partitions has, and never more than a topic of the
-application's own that it reads together with them. Topics between tasks keep their partitions: another number would
-give keys to other tasks than have their state.
+A group has as many tasks as its smallest source topic has partitions, and never more than an internal topic that it
+reads together with them. Topics between tasks keep their partitions: another number would send keys to tasks that do
+not have their state.
 
-Rules of this file: one thread, the loop's. A log that does not answer, or a topic that is gone or made anew, is logged
-and looked at again an interval later; what is to be done about it is decided where records are read.
+Rules of this file: one thread, the loop's. A log that does not answer, or a topic that is gone or recreated, is logged
+and checked again an interval later; the reading of records decides about it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from standfast.stream.topology.topology import Topology
 
 
 class SourceDiscovery:
-    """Looks every `interval_ms`; None: never. Raises BadConfig for a source topic that is gone by now."""
+    """Checks every `interval_ms`; None: never. Raises BadConfig for a source topic that was deleted."""
 
     def __init__(
         self, session: Session, topology: Topology, runners: RunnerSettings, interval_ms: int | None, clock: Clock
@@ -47,7 +47,7 @@ class SourceDiscovery:
         gone = [name for name, info in found.items() if info is None]
         if gone:
             raise BadConfig([f"source topic {name!r} was deleted just now: create it again" for name in gone])
-        # As many partitions as tasks were made for: what was added since is found by the first look.
+        # As many partitions as there are tasks: the first check finds partitions that were added since.
         infos = {
             name: replace(info, partitions=min(info.partitions, runners.partitions_of[name]))
             for name, info in found.items()
@@ -57,7 +57,7 @@ class SourceDiscovery:
         self._discovery = Discovery(groups, interval_ms, clock.monotonic_ms())
 
     def poll(self) -> bool:
-        """Look if it is time; whether there are more tasks now."""
+        """Check if the interval has passed; return whether there are more tasks now."""
         names = self._discovery.poll(self._clock.monotonic_ms())
         if not names:
             return False
@@ -104,7 +104,7 @@ class SourceDiscovery:
         return fewest
 
     def _tell_downstream(self, group: SubTopology, tasks: list[str]) -> None:
-        """Their watermarks count downstream, too."""
+        """Add the new tasks to those whose watermarks downstream tasks wait for."""
         if group.group not in self._runners.event_time:
             return
         internal = {one.name for one in self._topology.internal}

@@ -1,4 +1,4 @@
-"""What a running task tells about its clocks and inputs, for status and metrics.
+"""The state of a running task's clocks and inputs, for status and metrics.
 
 Rules of this file: plain frozen data, a copy of one moment. Times in milliseconds; None is unknown.
 """
@@ -27,10 +27,10 @@ class InputStatus:
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """A task's clocks, and who holds each of them back.
+    """A task's clocks, and the inputs that hold them back.
 
     `stream_time_waits_for` is a partition such as `flights/0`; None with `stream_time="max"` and while all are idle.
-    `event_time` is None in a task that knows no watermarks; its `holding_back` names the partition and, behind a
+    `event_time` is None in a task without watermarks; its `holding_back` names the partition and, behind a
     repartition topic, the upstream task, as `topic/0@0_3`.
     """
 

@@ -4,11 +4,11 @@
 
 A processor sets a timer for a key and a time; when the clock of its kind reaches that time, `on_timer` is called once
 and the row is gone. A row is its own identity, so setting a timer twice is one timer. Semantics of Flink's
-TimerService: timers fire by time, then by key; one that a callback sets at or before the clock fires in the same step,
-one that it cancels does not.
+TimerService: timers fire by time, then by key; a timer that a callback sets at or before the clock fires in the same
+step, one that it cancels does not.
 
-Rules of this file: one instance serves one processor of one task. The clocks are told; it reads none. The earliest
-time of each kind is kept in memory, so that asking whether anything is due costs a comparison.
+Rules of this file: one instance serves one processor of one task. The caller passes the time; this file reads no
+clock. The earliest time of each kind is kept in memory, so that checking for due timers costs a comparison.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Timers:
         self._next = {kind: self._earliest(kind) for kind in TimerKind}
 
     def next_ms(self, kind: TimerKind) -> int:
-        """No timer of this kind is due before this time; NEVER if there is none."""
+        """A lower bound of the next due time of this kind; NEVER if there is no timer."""
         return self._next[kind]
 
     def set(self, key: Any, time_ms: int, kind: TimerKind) -> None:
@@ -52,16 +52,17 @@ class Timers:
         self._next[kind] = min(self._next[kind], time_ms)
 
     def cancel(self, key: Any, time_ms: int, kind: TimerKind) -> None:
-        """Take one back; an absent one is fine."""
+        """Cancel a timer; an absent one is fine."""
         row_key = self._row_key(key, time_ms, kind)
         if self._store.get(row_key) is not None:
             self._put(row_key, None)
 
     def fire(self, kind: TimerKind, now_ms: int) -> int:
-        """Fire what is due at or before `now_ms`; how many fired. What a callback raises goes through."""
+        """Fire the timers due at or before `now_ms`; returns how many fired. Exceptions of callbacks propagate."""
         if self._next[kind] > now_ms:
             return 0
         fired = 0
+        # Timers that callbacks set at or before the clock belong to this step, so it looks until none is left.
         while due := self._due(kind, now_ms):
             fired += self._fire_all(kind, due)
         self._next[kind] = self._earliest(kind)
@@ -71,17 +72,18 @@ class Timers:
         fired = 0
         for row_key in due:
             time_ms = _HEAD.unpack_from(row_key)[1]
-            if self._next[kind] <= time_ms:  # a callback set a timer that comes first: ask the store again
+            if self._next[kind] <= time_ms:  # a callback set an earlier timer: read the store again
                 return fired
             if self._store.get(row_key) is None:  # a callback cancelled it just now
                 continue
+            # Removed before the callback, which may set the same timer again.
             self._put(row_key, None)
             self._fire(Timer(self._key.deserialize(row_key[_HEAD.size :]), time_ms, kind))
             fired += 1
         return fired
 
     def _put(self, row_key: bytes, row: bytes | None) -> None:
-        # Nothing reads the timestamp of a timer's change: it must not fail for that of the record in hand.
+        # No code reads the timestamp of a timer's change: it must not fail for that of the record in hand.
         rows = self._store.rows
         self._store.put(row_key, row, writable(rows.now_ms(), rows.limits.least_timestamp_ms))
 

@@ -9,8 +9,8 @@
     await consumer.subscribe(["flights"], on_assign=session.on_assign, on_revoke=session.on_revoke,
                              on_lost=session.on_lost)       # the callbacks of session.blocking
 
-Rules of this file: no logic; what may block (opening, assigning, waiting, committing, closing) runs in a worker
-thread, one call at a time per task, everything else is the session's own. Arguments and help come from there.
+Rules of this file: no logic; blocking calls (opening, assigning, waiting, committing, closing) run in a worker thread,
+one call at a time per task, everything else is the session's own. Arguments and help come from there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 def _in_thread(
     method: Callable[Concatenate[BlockingSession, P], T],
 ) -> Callable[Concatenate[Session, P], Coroutine[Any, Any, T]]:
-    """A method of the session underneath, to be awaited: it runs in a worker thread."""
+    """A method of the blocking session, to be awaited: it runs in a worker thread."""
 
     @wraps(method)
     async def call(self: Session, /, *given: P.args, **named: P.kwargs) -> T:
@@ -44,7 +44,7 @@ def _in_thread(
 def _kept(
     opens: Callable[Concatenate[BlockingSession, P], None],
 ) -> Callable[[Callable[[Session, Callable[[], BlockingSession]], None]], Callable[Concatenate[Session, P], None]]:
-    """Decorator of an __init__ that is given what opens the session underneath, with the arguments of that one."""
+    """Decorator of an __init__ that receives a function to open the blocking session, with that session's arguments."""
 
     def decorate(init: Callable[[Session, Callable[[], BlockingSession]], None]) -> Any:
         @wraps(opens)
@@ -57,7 +57,7 @@ def _kept(
 
 
 class _Same(Generic[T]):
-    """What the session underneath has by the same name, and its help."""
+    """An attribute of the blocking session by the same name, with its help."""
 
     def __init__(self, get: Callable[[BlockingSession], T]) -> None:
         self._get = get
@@ -66,22 +66,24 @@ class _Same(Generic[T]):
         self._name = name
 
     def __get__(self, one: Session | None, owner: type | None = None) -> T:
+        # On the class itself, help() and inspect find the description that the blocking session has.
         described: Any = getattr(BlockingSession, self._name, self)
         return described if one is None else self._get(one.blocking)
 
 
 class Session:
-    """An asyncio face of `standfast.Session`, with the same arguments and errors; opened by `async with`."""
+    """The asyncio variant of `standfast.Session`, with the same arguments and errors; opened by `async with`."""
 
     @_kept(BlockingSession.__init__)
     def __init__(self, open_session: Callable[[], BlockingSession]) -> None:
         self._open = open_session
         self._session: BlockingSession | None = None
+        # Commits run in worker threads, where two of them would overlap.
         self._commits = asyncio.Lock()
 
     @property
     def blocking(self) -> BlockingSession:
-        """The session underneath, once the `async with` block was entered."""
+        """The blocking session, once the `async with` block was entered."""
         if self._session is None:
             raise InvalidRequest("use `async with aio.Session(...) as session`: it is opened there")
         return self._session
@@ -132,6 +134,7 @@ class Session:
 
     async def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
         """See Session.on_assign; the consumer is an asyncio one."""
+        # Here, because only sessions under a consumer of their own need the Kafka client.
         from standfast.replication.kafka.consumer import drive_async
 
         given = source_partitions("on_assign", partitions)
@@ -145,7 +148,9 @@ class Session:
             if loop.of_asyncio:
                 from standfast.replication.kafka.consumer import drive_async
 
+                # Taken before the steps: a task that is opened again meanwhile must not get this commit's offsets.
                 tasks = self.all_tasks()
+                # On the event loop: the consumer's methods are coroutines; only the commit itself blocks.
                 source_offsets = await drive_async(loop.consumer, loop.committing(source_offsets))
                 await asyncio.to_thread(self.blocking.commit_tasks, tasks, source_offsets)
             else:

@@ -1,10 +1,10 @@
-"""Placement `group`: the application's own consumer group decides the actives; here the standbys follow.
+"""Placement `group`: the application's own consumer group decides the actives; this file places the standbys.
 
-    each tick   view of the group ──> lost to a newer owner?  ──> place_standbys (pure) ──> open, keep, let go
-                                  ──> a task that is wanted here and does not run: open it, if it is free
+    each tick   view of the group ──> lost to a newer owner?  ──> place_standbys (pure) ──> open, keep, close
+                                  ──> a wanted task that does not run here: open it, if it is free
 
-Rules of this file: driven by the instance under the session's lock; who stands by for what is decided by
-`standfast.replication.placement`. What could not be done for want of the log is tried again at the next tick.
+Rules of this file: driven by the instance under the session's lock; `standfast.replication.placement` decides which
+member has which standby. Work that failed because the log was unavailable is tried again at the next tick.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from standfast.stream.session.task import TaskState
 
 FOLLOW_TICK_MS = 500
 WARM_LAG_RECORDS = 10_000  # Kafka Streams' acceptable.recovery.lag
-RETAKE_MS = 2_000  # how long the last owner of a task may be alive without running it
+RETAKE_MS = 2_000  # an owner that is alive and has not run its task for so long counts as having given it up
 
 
 class GroupFollower:
-    """What one instance adds to its consumer group's decisions."""
+    """One instance's part in the placement of standbys beside its consumer group."""
 
     def __init__(self, instance: Holder, replicas: int, learn_partitions: Callable[[], None]) -> None:
-        self.wanted: frozenset[TaskId] = frozenset()  # active here by the group's word
+        self.wanted: frozenset[TaskId] = frozenset()  # active here, as the group decided
         self._instance = instance
         self._replicas = replicas
-        self._learn_partitions = learn_partitions  # an instance without an active task may not know how many there are
+        self._learn_partitions = learn_partitions  # an instance without an active task may not know the partition count
         self._idle_since: dict[TaskId, int] = {}
-        self._told: tuple[frozenset[TaskId], int] = (frozenset(), 0)  # warm, missing
+        self._told: tuple[frozenset[TaskId], int] = (frozenset(), 0)  # warm, missing: as last published
 
     def warm(self) -> frozenset[TaskId]:
         """Standbys here that are close enough to the end to take their task over at once."""
@@ -46,7 +46,7 @@ class GroupFollower:
         return frozenset(task_id for task_id in standing_by if task_id not in behind)
 
     def tick(self, now_ms: int) -> None:
-        """Look at the group, open what is wanted here, and bring the standbys in line with the group."""
+        """Look at the group, open the wanted tasks, and bring the standbys in line with the group."""
         instance, writers, member = self._instance, self._instance.writers, self._instance.membership.member
         members = plans(instance.membership.look())
         if member not in members:
@@ -62,13 +62,14 @@ class GroupFollower:
             elif task.state is TaskState.FAILED and isinstance(task.error, Unavailable):
                 try:
                     instance.reopen(task_id)
-                except StandfastError as error:  # it says so at its owner's next call; the others are looked after
+                except StandfastError as error:  # its owner's next call raises it; the other tasks are served
                     logger.warning("task %s is not opened again: %s", task_id, error)
         placed = place_standbys(members, self._replicas)
         changed = False
         mine = placed.standbys[member]
         for task_id, task in list(instance.tasks.items()):
             surplus = task.role == "standby" and task_id not in mine
+            # A surplus standby stays until its successor has caught up, or a failure in between would find none.
             if surplus and may_let_go(member, task_id, placed, members):
                 instance.revoke(task_id)
                 changed = True
@@ -81,7 +82,7 @@ class GroupFollower:
         self._tell(placed.missing, changed)
 
     def _left_idle(self, task_id: TaskId, owner: str | None, members: Mapping[str, MemberPlan], now_ms: int) -> bool:
-        """Whether the last owner, though alive, has not run a task for a while: it gave it up, the group says."""
+        """Whether a task's last owner is alive but has not run it for RETAKE_MS: the group took the task from it."""
         plan = None if owner is None or owner == self._instance.membership.member else members.get(owner)
         if plan is None or task_id in plan.active:
             self._idle_since.pop(task_id, None)

@@ -6,7 +6,7 @@
 All groups share the application's consumer group, so a committed offset belongs to the group that names its topic.
 State directories, transactional ids and members' plans hold whole task ids; store names are unique over all groups.
 
-Rules of this file: plain data and the checks of it; every problem is told at once.
+Rules of this file: plain data and its checks; every problem is reported at once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from standfast.store.specs import StoreSpec
 class TaskGroup:
     """One sub-topology: `partitions` tasks with the same stores.
 
-    `topics` are the source topics whose committed offsets belong to these tasks; None: any topic, which only the one
-    group of an application without sub-topologies may say.
+    `topics` are the source topics whose committed offsets belong to these tasks; None: any topic, allowed only for the
+    one group of an application without sub-topologies.
     """
 
     partitions: int
@@ -44,7 +44,7 @@ def all_specs(groups: Mapping[int, TaskGroup]) -> tuple[StoreSpec, ...]:
 
 
 def group_problems(groups: Mapping[int, TaskGroup]) -> list[str]:
-    """What is wrong with the groups themselves; their stores are checked as those of a plain session are."""
+    """Problems of the groups themselves; their stores are checked as those of a plain session are."""
     if not groups:
         return ["groups is empty: give at least one TaskGroup, or leave groups out"]
     problems = []
@@ -56,6 +56,7 @@ def group_problems(groups: Mapping[int, TaskGroup]) -> list[str]:
         if not _whole(one.partitions, 1):
             problems.append(f"{where}: partitions must be a whole number of at least 1, not {one.partitions!r}")
         if one.topics is None:
+            # Offsets are committed under one group name: without topics two tasks of one number would share them.
             if len(groups) > 1:
                 problems.append(f"{where} names no topics: with several groups each must say whose offsets are its own")
             continue
@@ -70,7 +71,7 @@ def group_problems(groups: Mapping[int, TaskGroup]) -> list[str]:
 
 
 def source_topic_problems(specs: Iterable[StoreSpec], app: str) -> list[str]:
-    """A topic is the changelog of one store: what it is applied to must be one position."""
+    """Problems of source topics: each is the changelog of one store, since its position is the task's source offset."""
     owners: dict[str, str] = {}
     problems = []
     for spec in specs:

@@ -1,4 +1,4 @@
-"""All tasks of one process: opened, restored, promoted, given up. In Kafka Streams this is the TaskManager.
+"""All tasks of one process: opened, restored, promoted, revoked. As Kafka Streams' TaskManager.
 
     assign / take over ──> opener ──> restorer ──> RUNNING            standby ──> tailer ──> promote ──┐
                              ^                                                                          │
@@ -7,8 +7,8 @@
     writers.py      which instance may write a task     readiness.py    restore, standbys, gate
     membership.py   this process in the group           opener.py       files, stores and restore plan of one task
 
-Rules of this file: driven by `poll_once` under the session's lock, by one thread at a time; it owns no thread. What
-to take over, when a gate opens and what to restore are decided by pure code; this carries it out.
+Rules of this file: driven by `poll_once` under the session's lock, by one thread at a time; it owns no thread. Pure
+code decides on take-overs, gates and restores; this file carries the decisions out.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from standfast.stream.session.task import GONE, Task, TaskState
 from standfast.stream.session.writers import Writers
 
 TAKE_OVER_TICK_MS = 100
-RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, looks every 100 ms took a tenth of its time
+RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, a look every 100 ms took a tenth of its time
 AGAIN_TICK_MS = 500
 
 
 class Instance:
-    """The tasks of one process and what drives them."""
+    """The tasks of one process and the parts that drive them."""
 
     def __init__(
         self,
@@ -85,21 +85,21 @@ class Instance:
         self._take_over = TakeOver(self, settings.standby_replicas, allowed=settings.take_over)
         self._opener = opener
         self._clock = clock
-        # Closed for want of the log: why they had to be opened anew, and what of their state is lost.
+        # Closed because the log was unavailable: the reason to open them again, and the lost part of their state.
         self._again: dict[TaskId, tuple[str, Loss]] = {}
         self._next_again_ms = 0
-        self._returning: set[TaskId] = set()  # lost, and to be stood by for again, as they were assigned
-        # Rows of failed tasks that are assigned anew, though closed: the log has their commit, and no directory has.
+        self._returning: set[TaskId] = set()  # lost, and to become standbys again, as they were assigned
+        # Rows of failed tasks that are assigned again, though closed: the log has their commit, and no directory has.
         self._unwritten: dict[TaskId, Unwritten] = {}
         self._next_take_over_ms = 0
 
     def assign(
         self, active: Iterable[TaskId], standby: Iterable[TaskId], *, take_back: frozenset[TaskId] | None = None
     ) -> None:
-        """Make exactly these the tasks of the process; what is missing is closed, what is there stays as it is.
+        """Make exactly these the tasks of the process; others are closed, and held ones stay as they are.
 
         Of the tasks that another instance took over, those in `take_back` are taken back, None: all of them. The
-        others stay lost (`ownership.lost`), however short a time ago it was.
+        others stay lost (`ownership.lost`), however recent the loss.
         """
         wanted_active, wanted_standby = frozenset(active), frozenset(standby)
         both = wanted_active & wanted_standby
@@ -108,7 +108,7 @@ class Instance:
         stay_lost: frozenset[TaskId] = frozenset()
         if take_back is not None:
             held = take_back & self._active()
-            if held:  # one that commits nothing would not meet a newer owner at the log
+            if held:  # a task that commits nothing would not meet a newer owner at the log
                 self.writers.give_way(self.tasks, self.writers.owners(held))
             self._look_for_fenced(wanted_active)
             stay_lost = wanted_active & self.ownership.lost.keys() - take_back
@@ -118,11 +118,13 @@ class Instance:
     def _hold(self, wanted_active: frozenset[TaskId], wanted_standby: frozenset[TaskId]) -> None:
         for task_id, task in list(self.tasks.items()):
             if task_id not in wanted_active | wanted_standby or task.state in GONE:
+                # Kept beyond the closed task: under exactly once only these rows complete the log's last commit.
                 if task.stores.unwritten is not None:
                     self._unwritten[task_id] = task.stores.unwritten
                 self.revoke(task_id)
         self._unwritten = {one: rows for one, rows in self._unwritten.items() if one in wanted_active}
         new = sorted(wanted_active - self._active())
+        # All writers connect at once, because each takes a round trip to the broker.
         self.writers.connect(new)
         for task_id in new:
             started_ms = self._clock.monotonic_ms()
@@ -135,16 +137,16 @@ class Instance:
         self.membership.publish()
 
     def grow(self, group: int, partitions: int) -> None:
-        """Let the changelogs of a group have that many partitions."""
+        """Grow the changelogs of a group to that many partitions."""
         self._opener.grow(group, partitions)
 
     def share_out(self, tasks: frozenset[TaskId]) -> None:
-        """These are the tasks to share out from now on, where they are."""
+        """Replace the set of tasks that instances share out, where they do."""
         self.shared = None if self.shared is None else tasks
 
     def revoke(self, task_id: TaskId) -> None:
-        """Close a task cleanly: what is uncommitted is forgotten, files are flushed for a quick reopen."""
-        # One more of many: the work on all of them together may take longer than `max_stall_ms`.
+        """Close a task cleanly: uncommitted changes are discarded, files are flushed for a quick reopen."""
+        # Each is progress for the lease: closing all tasks together may take longer than `max_stall_ms`.
         self._opener.progress.step(WORK)
         task = self.tasks.pop(task_id)
         self.membership.stale = True
@@ -153,13 +155,14 @@ class Instance:
             if task.role == "active":
                 self.readiness.forget(task_id)
             if task.state not in GONE:
+                # Without a flush the next opening, perhaps of another process, would replay the WAL: 4.5 s for 180 MB.
                 _flush(task)
                 self._opener.progress.step(WORK)
-        finally:  # it is in no list any more, and open it would keep the lock of its directory for good
+        finally:  # the task is in no list any more, and an open one would keep the lock of its directory for good
             task.close()
 
     def adopt(self, added: Iterable[TaskId]) -> None:
-        """These are active here from now on, beside those that are."""
+        """Make these active here, beside the tasks that are."""
         active, added = self._active(), frozenset(added)
         self.ownership.adopt(added)
         if self.follower is not None:
@@ -169,11 +172,11 @@ class Instance:
         except (Unavailable, Fenced) as error:
             if self.follower is None:
                 raise
-            # Fenced: a former owner claimed one while it was opened here; the group's word is not changed by that.
+            # Fenced: a former owner claimed one while it was opened here; the group's decision stands.
             logger.warning("what the group gave is opened as soon as the log answers: %s", error)
 
     def give_up(self, tasks: Iterable[TaskId]) -> None:
-        """These are active elsewhere from now on: uncommitted changes are forgotten."""
+        """Give these up, because they are active elsewhere: uncommitted changes are discarded."""
         gone = frozenset(tasks)
         self.ownership.give_back(gone)
         for task_id in gone:
@@ -185,12 +188,13 @@ class Instance:
         self.membership.publish()
 
     def reopen(self, task_id: TaskId, *, if_free: bool = False) -> None:
-        """Open a task that failed or was taken over again; what the log holds beyond its stored position is replayed.
+        """Open a task again that failed or was taken over; changelog records beyond its stored position are replayed.
 
-        Held where tasks are shared out, or with `if_free`, and a live member took it over meanwhile, Fenced if one
-        takes it at the same time: it is lost then. Whatever is raised, it may be asked for again.
+        Held where tasks are shared out, or with `if_free`, and a live member took it over meanwhile; Fenced if one
+        takes it at the same time: the task is lost then. After any error the call may be repeated.
         """
         started_ms = self._clock.monotonic_ms()
+        # Read before `reopen` ends the loss, so that a failed opening can record the loss again.
         why = self.ownership.why_lost(task_id)
         self.ownership.reopen(task_id)
         task = self.tasks.get(task_id)
@@ -199,6 +203,7 @@ class Instance:
             return
         promotes = task is not None and task.role == "standby" and task.state not in GONE
         if task is not None and not promotes:
+            # The old error's frames keep handles, and one of those keeps the lock of the directory.
             let_go(task.error)
             self.readiness.remove(task_id, "reopened")
             self.readiness.forget(task_id)
@@ -224,7 +229,7 @@ class Instance:
             self.open_standby(task.id)
 
     def _not_reopened(self, task_id: TaskId, error: StandfastError, why: str | None) -> None:
-        """It stays closed with its error, or lost; one that was assigned and never came to be here stays absent."""
+        """Leave the task closed with its error, or lost; one that was assigned and never opened stays absent."""
         task = self.tasks.get(task_id)
         if task is None:
             if why is not None:
@@ -234,7 +239,7 @@ class Instance:
             self.readiness.keep_shut(task_id, error)
 
     def poll_once(self) -> int:
-        """One round of restore, standby and take-over work; returns how many records were applied."""
+        """Run one round of restore, standby and take-over work; returns the number of applied records."""
         try:
             return self._round()
         except StandfastError:
@@ -244,7 +249,7 @@ class Instance:
             raise
 
     def _begin_again(self, error: BaseException) -> None:
-        """A signal handler broke a round off: records may be read and not applied, so stored positions say what is."""
+        """Reopen after a signal handler interrupted a round: records may be read and not applied; positions decide."""
         for task_id, task in self.tasks.items():
             if task.state in (TaskState.RESTORING, TaskState.STANDBY):
                 logger.warning("task %s is opened again, because its reading was broken off by %r", task_id, error)
@@ -263,10 +268,12 @@ class Instance:
         for task_id, error in restored.failed.items():
             self._reinitialise(task_id, error)
         readiness.run_whole()
+        # After the restores: standbys get no records while an active task restores.
         tailed = readiness.standby_round()
         for task_id, error in tailed.failed.items():
             self._reinitialise(task_id, error)
         readiness.standby_tick(now_ms)
+        # Tried again each round until the log takes it: other members decide by this instance's plan.
         if membership.stale:
             membership.publish()
         if now_ms >= self._next_take_over_ms:
@@ -279,8 +286,9 @@ class Instance:
         return restored.records + tailed.applied
 
     def close(self) -> None:
-        """Close every task and leave the group, so that others may take over at once."""
-        with ExitStack() as last:  # each step, whatever the one before said
+        """Close every task and leave the group, so that other members may take over at once."""
+        # Run in reverse: tasks close before the group is left, so that no member takes one over that is open.
+        with ExitStack() as last:  # every step runs, whatever errors the earlier ones raise
             readiness = self.readiness
             for close in (self._opener.close, readiness.tailer.close, readiness.restorer.close, self.membership.leave):
                 last.callback(close)
@@ -288,6 +296,7 @@ class Instance:
                 last.callback(self.revoke, task_id)
 
     def _plan(self) -> MemberPlan:
+        # A copy, because the lease's thread calls this while tasks come and go.
         held = {task_id: task.role for task_id, task in dict(self.tasks).items() if task.state not in GONE}
         return MemberPlan(
             active=frozenset(task_id for task_id, role in held.items() if role == "active"),
@@ -300,7 +309,7 @@ class Instance:
         return {task_id for task_id, task in self.tasks.items() if task.role == "active"}
 
     def _run(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
-        """Run a task whose writer was opened just now: its standby, or all of it."""
+        """Run a task whose writer was opened just now: promote its standby, or open it."""
         if task_id in self.tasks:
             self._promote(task_id, writer, started_ms)
         else:
@@ -320,11 +329,11 @@ class Instance:
         self._restore(opened, started_ms, _why(opened, "assign"))
 
     def open_standby(self, task_id: TaskId) -> None:
-        """Stand by for a task from now on."""
+        """Open a standby of a task."""
         self._stand_by_for(self._opener.open(task_id))
 
     def try_standby(self, task_id: TaskId) -> None:
-        """`open_standby` for placements, which go on: a task that is refused stays closed here, with its rows."""
+        """`open_standby` for placements, which continue: a refused task stays closed here, with its rows."""
         try:
             self.open_standby(task_id)
         except (StateLost, Corruption) as refused:
@@ -348,12 +357,13 @@ class Instance:
     def _promote(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
         task = self.tasks[task_id]
         try:
-            self.readiness.tailer.write(task_id)  # what it was given counts, and is not read again
+            self.readiness.tailer.write(task_id)  # records given to the standby count, and are not read again
             planned = self._opener.plan_again(task)
         except Unavailable:
-            writer.close()  # it goes on standing by until the log answers
+            writer.close()  # the standby continues until the log answers
             raise
         except Corruption as damage:
+            # Damage of the log is no loss of the standby's rows: another opening would meet it again.
             if damage.of_log:
                 self.readiness.tailer.remove(task_id, "promoted")
                 task.open_writer(writer)
@@ -378,7 +388,7 @@ class Instance:
             )
         except Unavailable as error:
             self._fail_for_now(task, error, why)
-        except Corruption as damage:  # looked after with the next round
+        except Corruption as damage:  # the next round handles it
             task.fail(damage)
 
     def _look_after_failed(self) -> None:
@@ -390,16 +400,17 @@ class Instance:
                 self._reinitialise(task_id, task.error)
 
     def _look_for_fenced(self, among: Collection[TaskId]) -> None:
-        """A commit on any thread may have found a newer owner since the last look."""
+        """Close the tasks for which a commit on any thread has found a newer owner."""
         for task_id, task in list(self.tasks.items()):
             if task_id in among and task.state is TaskState.FAILED and isinstance(task.error, Fenced):
                 self._lose(task_id, str(task.error))
 
     def _try_again(self, now_ms: int) -> None:
-        """Open the tasks that were closed only because the log did not answer."""
+        """Open the tasks again that were closed because the log did not answer."""
         if not self._again or now_ms < self._next_again_ms:
             return
         self._next_again_ms = now_ms + AGAIN_TICK_MS
+        # Emptied first: tasks that fail again are added during the loop.
         waiting, self._again = self._again, {}
         for task_id, (reason, loss) in waiting.items():
             if task_id in self.tasks and self.tasks[task_id].state in GONE:
@@ -411,12 +422,12 @@ class Instance:
         self._again[task.id] = (reason, NOTHING)
 
     def _lose(self, task_id: TaskId, why: str) -> None:
-        """A newer owner has the task: close it, and stand by for it again where that was assigned or is shared out."""
+        """A newer owner has the task: close it, and open its standby again where that was assigned or is shared out."""
         logger.warning("task %s was taken over by a newer owner, it is closed here: %s", task_id, why)
         self.counters.fenced += 1
         self.ownership.lose(task_id, why)
         self._unwritten.pop(task_id, None)
-        # It may have been restoring still: what reads on for a task that is not here fails the whole instance.
+        # It may have been restoring still: reading on for an absent task fails the whole instance.
         self.readiness.remove(task_id, "fenced")
         self.readiness.forget(task_id)
         task = self.tasks.pop(task_id, None)
@@ -428,20 +439,20 @@ class Instance:
         self.membership.publish()
 
     def _return_to_standby(self) -> None:
-        """A standby that had taken its task over, and lost it to another owner, is what it was assigned as again."""
+        """Open standbys again of tasks that were assigned as standbys, were promoted here and lost to another owner."""
         for task_id in sorted(self._returning & self.ownership.standby - self.tasks.keys()):
             try:
                 self.open_standby(task_id)
             except Unavailable as error:
                 logger.warning("task %s is stood by for again when that is possible: %s", task_id, error)
-                return
+                return  # the others need the log, too
             except StandfastError as error:
                 logger.error("task %s cannot be stood by for again: %s", task_id, error)
             self._returning.discard(task_id)
         self._returning &= self.ownership.standby - self.tasks.keys()
 
     def _reinitialise(self, task_id: TaskId, error: StandfastError) -> None:
-        """State that does not fit the log, or is damaged, is set aside and read again from the log."""
+        """Set state aside that does not fit the log, or is damaged, and restore it from the log."""
         if isinstance(error, Unavailable):
             self._fail_for_now(self.tasks[task_id], error, "unavailable")
             return
@@ -451,7 +462,7 @@ class Instance:
             task.fail(error)
             logger.error("task %s failed: %s", task_id, error)
             if isinstance(error, BadConfig) and task.role == "active":
-                raise error  # a permission is missing: its gate would stay shut without an end
+                raise error  # a missing permission: the gate would stay shut without an end
             return
         reason = error.reason if isinstance(error, StateLost) else "corrupt"
         logger.warning("task %s: state lost (%s): %s", task_id, reason, error)
@@ -459,19 +470,19 @@ class Instance:
         self._start_over(task_id, reason, loss, self._clock.monotonic_ms())
 
     def _start_over(self, task_id: TaskId, reason: str, loss: Loss, started_ms: int) -> None:
-        """Close a task and open it again: the plan decides again and may refuse; only lost stores go."""
+        """Close a task and open it again: the plan decides again and may refuse; only lost stores are removed."""
         old = self.tasks[task_id]
         active = old.writer is not None
-        # The caller did not ask for this: a commit of offsets whose rows are gone must not succeed.
+        # The caller did not request this: a commit of offsets whose rows are gone must not succeed.
         if active and old.uncommitted:
             old.dropped = reason
         self.readiness.remove(task_id, reason)
         self.readiness.forget(task_id)
         if loss and not old.stores.closed:
-            _flush(old)  # a log that is not empty is checked byte by byte before a store is taken out
+            _flush(old)  # a WAL that is not empty is checked byte by byte before a store is taken out
         old.close()
         try:
-            # Free, or ours: whoever took it over while it failed here keeps it.
+            # Only if free or ours: an instance that took the task over while it failed here keeps it.
             writer = self.writers.open(task_id, if_free=True) if active else None
         except (Held, Fenced) as other:
             self._lose(task_id, str(other))
@@ -495,7 +506,7 @@ class Instance:
         self._restore(opened, started_ms, _why(opened, reason))
 
     def _stays_closed(self, task: Task, reason: str, loss: Loss, error: StandfastError) -> None:
-        """Refused (the local rows may be the last copy): it stays closed, and says why. Out of reach: until later."""
+        """Keep a refused task closed with its error (its rows may be the last copy); after Unavailable, try later."""
         task.error = error
         if isinstance(error, Unavailable):
             self._again[task.id] = (reason, loss)
@@ -503,10 +514,10 @@ class Instance:
         if task.writer is not None:
             self.readiness.keep_shut(task.id, error)
             if isinstance(error, BadConfig):
-                raise error  # such as a permission that is missing: nothing here will put it right
+                raise error  # such as a missing permission, which no retry here can fix
 
     def absent(self) -> dict[TaskId, str]:
-        """Active tasks that the caller named and that are not here, and why. Shared tasks are at home anywhere."""
+        """Active tasks that the caller named and that are not here, and why. Shared tasks may be at any instance."""
         if self.shared is not None:
             return {}
         here = {task_id for task_id, task in dict(self.tasks).items() if task.role == "active"}
@@ -516,21 +527,21 @@ class Instance:
         }
 
     def check_lost(self) -> None:
-        """Raise Fenced if a task was taken over that only the caller can bring back."""
+        """Raise Fenced if a task was taken over that only the caller can take back."""
         absent = self.absent() if self.follower is None else {}
         for task_id in sorted(absent.keys() & self.ownership.lost.keys()):
             raise lost_task(task_id, absent[task_id])
 
     def take(self, task_id: TaskId, *, if_free: bool = True) -> None:
-        """Run a task; with `if_free` not while another live member owns it. One that failed here stays as it is."""
+        """Run a task; with `if_free` not while another live member owns it. A task that failed here stays as it is."""
         if task_id in self._active() or (task_id in self.tasks and self.tasks[task_id].state in GONE):
             return
         started_ms = self._clock.monotonic_ms()
         try:
             writer = self.writers.open(task_id, if_free=if_free)
         except (Held, Fenced) as other:
-            # Fenced: another instance claimed it after this one, and before the log let this one in. A standby goes on
-            # standing by; the next look at the group says whose the task is.
+            # Fenced: another instance claimed it after this one, and before the log let this one in. A standby stays
+            # a standby; the next look at the group finds the owner.
             logger.info("task %s: %s", task_id, other)
             return
         try:
@@ -547,13 +558,13 @@ class Instance:
         self.membership.publish()
 
     def _keep_closed(self, task_id: TaskId, refused: StandfastError) -> None:
-        """A task that is owned here and must not be opened: it keeps the gate shut, and says why."""
+        """Keep an owned task that must not be opened: it holds the gate shut, and reports the reason."""
         self.tasks[task_id] = self._opener.closed(task_id, refused, "active")
         self.readiness.keep_shut(task_id, refused)
 
 
 def _flush(task: Task) -> None:
-    """Leave the next opening no write-ahead log to read; damage in one file stops the flushes of all."""
+    """Flush, so that the next opening has no write-ahead log to read; damage in one file stops the flushes of all."""
     try:
         task.stores.flush()
     except StandfastError as error:
@@ -561,12 +572,12 @@ def _flush(task: Task) -> None:
 
 
 def _why(opened: Opened, otherwise: str) -> str:
-    """Why a task is restored, as one word."""
+    """The reason of a task's restore, as one word."""
     return next(iter(opened.lost.values()), otherwise)
 
 
 def _loss(task: Task, error: StandfastError) -> Loss:
-    """What an error says is lost of a task, as far as the stored positions do not show it."""
+    """The loss that an error reports of a task, as far as the stored positions do not show it."""
     if isinstance(error, Corruption):
         return Loss.by(error)
     if not isinstance(error, StateLost) or error.reason != DIVERGED:
@@ -577,7 +588,7 @@ def _loss(task: Task, error: StandfastError) -> Loss:
 
 
 def _is_lost(error: StandfastError) -> bool:
-    """Whether local state is to be restored; what is damaged in the log, or a serde cannot read, is no fault of it."""
+    """Whether local state must be restored; damage in the log, or a serde that cannot read, is no fault of it."""
     if isinstance(error, Corruption):
         return not (error.sources or error.of_log or error.of_serde)
     return isinstance(error, StateLost)

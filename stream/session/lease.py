@@ -1,13 +1,13 @@
-"""Keeps a session's lease: by a lease process where others may take its tasks over, else by a thread.
+"""Keeps a session's lease: by a lease process where other members may take its tasks over, else by a thread.
 
     open the session ── start ──> lease process connects          thread: looks every fifth of the lease
     joined ── begin ──────────> it renews                         it does not renew (starts, died): the thread does
-    it ran out ───────────────> the thread joins again; tasks that were taken meanwhile are fenced at the log
+    it ran out ───────────────> the thread joins again; tasks taken over meanwhile are fenced at the log
 
 Measured on two cores (docs/internals/restore.md, Take-over): a thread cannot renew while RocksDB replays a WAL or user
 code stays in a C call, since both hold the interpreter, for as long as they last.
 
-Rules of this file: one thread, which starts the process and outlives it. Nothing is renewed for a process that makes no
+Rules of this file: one thread, which starts the process and outlives it. Nothing is renewed for a process without
 progress (`replication/lease/renewal.py`).
 """
 
@@ -28,7 +28,7 @@ from standfast.stream.session.statistics import SessionCounters
 
 
 class LeaseHolder(Protocol):
-    """An instance, as its keeper sees it."""
+    """An instance, as its keeper needs it."""
 
     @property
     def member(self) -> str: ...
@@ -36,7 +36,7 @@ class LeaseHolder(Protocol):
 
 
 class LeaseKeeper:
-    """See the head of this file."""
+    """Renews the lease of one session; see the module header."""
 
     def __init__(self, lease_ms: int, max_stall_ms: int, clock: Clock, counters: SessionCounters) -> None:
         self._lease_ms = lease_ms
@@ -52,12 +52,12 @@ class LeaseKeeper:
         self._renewed_ms = -1
         self._stalled: tuple[str, ...] = ()
         self._withheld = False
-        self._stalls = 0  # of the process, those that were asked after
+        self._stalls = 0  # of the process: its count at the last call of `was_stalled`
         self.progress = LeaseProgress()
 
     def use_process(self, address: str) -> None:
-        """Have a process renew; before the thread runs. A clock that is not the machine's needs the thread."""
-        # A frozen program is its own interpreter, and would start itself.
+        """Renew by a process; called before the thread runs. A clock that is not the machine's needs the thread."""
+        # A frozen program is its own interpreter, so starting it would run the application again.
         startable = bool(sys.executable) and not getattr(sys, "frozen", False)
         if startable and isinstance(self._clock, SystemClock):
             self.progress = LeaseProgress(shared=True)
@@ -65,17 +65,17 @@ class LeaseKeeper:
 
     @property
     def pid(self) -> int | None:
-        """The lease process that runs now."""
+        """The id of the running lease process."""
         return None if self._process is None else self._process.pid
 
     def was_stalled(self) -> bool:
-        """Whether renewals were withheld, for want of progress, since the last one or the last call."""
+        """Whether renewals were withheld for want of progress since the last renewal or the last call."""
         before, self._stalls = self._stalls, self.progress.words[STALLS]
         withheld, self._withheld = self._withheld, bool(self._stalled)
         return withheld or before != self._stalls
 
     def begin(self, holder: LeaseHolder, group_name: str, group: Group) -> None:
-        """Renew from now on: the session has joined. `group` is the thread's own."""
+        """Start renewing: the session has joined. `group` is the thread's own."""
         self._holder = (holder, group)
         self._started.wait()
         if self._process is not None:
@@ -83,9 +83,10 @@ class LeaseKeeper:
         self._began.set()
 
     def run(self) -> None:
-        """The thread's work, until `stop`."""
+        """Renew until `stop`; the body of the thread."""
         try:
             if self._process is not None:
+                # The process starts while the session opens, so that it adds nothing to that time.
                 self._process.start()
             self._started.set()
             self._began.wait()
@@ -104,6 +105,7 @@ class LeaseKeeper:
 
     def _round(self) -> None:
         now_ms, words = self._clock.monotonic_ms(), self.progress.words
+        # Looked at in each round, also while the process renews: the stall is logged in this process.
         still = self._watch.look(self.progress.counts(), words[ALLOWED], now_ms)
         if still and not self._stalled:
             logger.error(
@@ -119,11 +121,12 @@ class LeaseKeeper:
             by_process, lost = process.poll(self._lease_ms // 2), process.lost()
             self._counters.lease_gap_ms = max(self._counters.lease_gap_ms, words[GAP])
             if by_process:
-                self._renewed_ms = -1  # its gaps are those of the process
+                self._renewed_ms = -1  # the process measures the gaps between its renewals itself
             if by_process and not lost:
                 if not words[STALLED]:
-                    self.was_stalled()  # it did not cost the lease
+                    self.was_stalled()  # a stall that did not cost the lease is forgotten
                 return
+        # Without progress nothing is renewed, so that a standby takes the tasks over.
         if still:
             return
         assert self._holder is not None
@@ -133,7 +136,7 @@ class LeaseKeeper:
         except (Unavailable, Corruption) as error:
             if isinstance(error, Corruption) and not error.of_log:
                 raise
-            logger.warning("heartbeat failed, trying again: %s", error)  # whoever needs what is damaged says so
+            logger.warning("heartbeat failed, trying again: %s", error)  # readers of the damaged part report it
             return
         after_ms = self._clock.monotonic_ms()
         if self._renewed_ms >= 0:

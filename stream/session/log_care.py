@@ -1,7 +1,7 @@
-"""Care of the log beside a session: one member of the application does it, at times.
+"""Care of the log beside a session: one member of the application does it, at intervals.
 
 Rules of this file: the loop of one thread. Compacting a long log takes long, so it has a thread of its own: it must
-hold up neither lease nor restore.
+delay neither lease nor restore.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CARE_INTERVAL_S = 30.0
 
 
 def run_care(log: Log, clock: Clock, stop: threading.Event, is_mine: Callable[[], bool]) -> None:
-    """Every CARE_INTERVAL_S until `stop`, where `is_mine`. What the log does not answer is tried the next time."""
+    """Run every CARE_INTERVAL_S until `stop`, where `is_mine`. After Unavailable it is tried at the next interval."""
     while not stop.wait(CARE_INTERVAL_S):
         if not is_mine():
             continue
@@ -26,5 +26,5 @@ def run_care(log: Log, clock: Clock, stop: threading.Event, is_mine: Callable[[]
             log.care(clock.wall_ms())
         except Unavailable as error:
             logger.warning("log care failed, trying again: %s", error)
-        except Corruption as error:  # of what is cared for, not of what the session reads: its readers find that out
+        except Corruption as error:  # of the compacted part, not of the session's input: its readers report that
             logger.error("log care left out what is damaged: %s", error)

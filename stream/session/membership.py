@@ -2,10 +2,10 @@
 
     join ──> member, lease runs ──> heartbeat ──> ... ──> leave: others may take over at once
                   ^                     │ Fenced: the lease had run out
-                  └─────────────────────┘ joined again; tasks taken meanwhile are fenced at the log
+                  └─────────────────────┘ joined again; tasks taken over meanwhile are fenced at the log
 
-Rules of this file: `heartbeat` comes from the lease's thread, everything else under the session's lock. What others do
-about a member that is gone is decided in `take_over.py` and `follow.py`.
+Rules of this file: `heartbeat` comes from the lease's thread, everything else under the session's lock. `take_over.py`
+and `follow.py` decide about the tasks of a member that is gone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from standfast.stream.session.statistics import LEASE_LATE, LEASE_STALLED, Sessi
 
 
 class Membership:
-    """See the head of this file. `plan` (of the instance) says what is held here; `stale`: the group knows it not yet.
+    """This process in its group. `plan` (of the instance) lists the tasks held here; `stale`: not published yet.
 
-    `view` is the group as it was last seen, None before the first join.
+    `view` is the group as it was last read, None before the first join.
     """
 
     def __init__(
@@ -40,32 +40,34 @@ class Membership:
         self._joined = False
 
     def look(self) -> GroupView:
-        """The group as it is now."""
+        """Read and return the group's present view."""
         self.view = self._group.view()
         return self.view
 
     def publish(self) -> None:
-        """Join, or tell the group which tasks are held here now."""
+        """Join, or publish the tasks that are held here now."""
+        # First, so that a join that fails is repeated by the next round.
         self.stale = True
         self._join(self._group)
         self.stale = False
 
     def heartbeat(self, group: Group) -> None:
-        """Renew the lease; a lease that ran out is taken again (tasks lost meanwhile are fenced at the log)."""
+        """Renew the lease; after it ran out, join again (tasks lost meanwhile are fenced at the log)."""
         try:
             self.view = group.heartbeat(self.member)
         except Fenced:
             self._join(group)
 
     def leave(self) -> None:
-        """Be no member any more."""
+        """Leave the group."""
         try:
             self._group.leave(self.member)
-        except (Unavailable, BadConfig) as error:  # a permission may be gone, too: all else is closed
+        except (Unavailable, BadConfig) as error:  # a permission may be gone, too: all other steps are closed
             logger.warning("%s could not leave the group, its lease runs out by itself: %s", self.member, error)
 
     def _join(self, group: Group) -> None:
         self.view = group.join(self.member, self.plan().to_json(), lease_ms=self._lease_ms)
+        # The group did not hold this member any more, although it had joined before.
         if isinstance(self.view, EnteredView) and self._joined:
             reason = LEASE_STALLED if self._keeper.was_stalled() else LEASE_LATE
             self._counters.leases_lost[reason] += 1

@@ -1,13 +1,13 @@
-"""Takes stores that cannot be used out of a task's directory, so that their neighbours stay as they are.
+"""Removes unusable stores from a task's directory, so that the other stores stay as they are.
 
     a store is lost            damaged block, truncated, recreated, ...
         copy by links aside ──> open carefully ──> plan: refused? ──> forget the store ──> close      it is restored
     the directory is lost      MANIFEST, CURRENT, the task's record
         readable rows of stores without a log ──> new directory ──> old one aside, new one in its place
 
-Rules of this file: it works on directories of tasks that are closed. Rows that no log has are given up only with an
-operator's word (`accept_unreadable_rows`), and rows that the log cannot give back as the restore plan says; a refusal
-changes nothing. What was set aside stays until the caller knows that the task is whole.
+Rules of this file: it works on directories of closed tasks. Rows that no log has are given up only with an operator's
+consent (`accept_unreadable_rows`), and rows that the log cannot give back as the restore plan says; a refusal changes
+nothing. A directory that was set aside stays until the caller knows that the task is whole.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ UNREADABLE_ROWS = "unreadable-rows"
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Which stores of a task cannot be used, by name with the reason; `damage`: bytes are damaged, perhaps of others.
+    """Unusable stores of a task, by name with the reason; `damage`: bytes are damaged, perhaps of other stores.
 
-    False if nothing is lost. `whole`: the directory itself cannot be used. `planned`: the restore plan said so, and
-    does not refuse it.
+    False if nothing is lost. `whole`: the directory itself cannot be used. `planned`: the restore plan found the loss,
+    and does not refuse it.
     """
 
     stores: Mapping[str, str] = field(default_factory=dict)
@@ -55,10 +55,11 @@ class Loss:
 
     @classmethod
     def by(cls, damage: Corruption) -> Loss:
-        """What an error of the engine or of a store says is damaged. Raises the error if it is the log's."""
+        """The loss that an error of the engine or of a store reports. Raises the error if it is the log's."""
         if damage.of_log:
             raise damage
         stores = frozenset(map(store_of_family, damage.families))
+        # The default family holds the task's record, without which no store has a position.
         if DEFAULT_FAMILY in stores:
             return cls(damage=damage, whole=True)
         return cls(dict.fromkeys(sorted(stores), CORRUPT), damage)
@@ -73,7 +74,7 @@ class OpensStores(Protocol):
 
 
 class Mender:
-    """What the tasks of a session are mended with."""
+    """Mends the directories of a session's tasks."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Mender:
     ) -> None:
         """`refuse(task, stores, lost, had_rows)` raises StateLost if the plan refuses to restore these stores.
 
-        `had_rows` tells which stores of a directory that is lost as a whole had rows.
+        `had_rows` says which stores of a wholly lost directory had rows.
         """
         self._state_dir = state_dir
         self._shared = shared
@@ -95,19 +96,20 @@ class Mender:
         self._accept = accept_unreadable_rows
 
     def take_out(self, task: TaskId, loss: Loss) -> dict[str, str]:
-        """Make the directory of a closed task fit to be opened; returns the stores that begin anew, with the reason.
+        """Make the directory of a closed task fit to be opened; returns the stores that start empty, with the reason.
 
-        Raises StateLost if a person must decide, Unavailable if the disk refuses; then nothing was changed.
+        Raises StateLost if a person must decide, Unavailable if the disk refuses; nothing was changed then.
         """
         directory = self._state_dir.task_path(str(task))
         try:
-            # A careful opening passes over damage in these, and removes files that it does not know.
+            # A careful opening ignores damage in these, and removes files that it does not know.
             check_seal(directory)
             refuse_damaged_wal(directory, every_byte=True)
         except Corruption as damage:
             loss = Loss(damage=damage, whole=True)
         if loss.whole:
             return self._replace(task, directory, loss)
+        # Before the first change: readable rows of the dropped stores come back from this copy.
         copy = self._state_dir.copy_aside(str(task), next(iter(loss.stores.values()), CORRUPT))
         lost: dict[str, str] = {}
         try:
@@ -116,7 +118,7 @@ class Mender:
                     lost = self._judged(task, stores, loss)
                     if lost:
                         self._forget(task, stores, lost, copy)
-            except Corruption:  # not even so can it be opened
+            except Corruption:  # not even a careful opening works
                 if lost:
                     raise
             return lost or self._replace(task, copy, loss)
@@ -125,7 +127,7 @@ class Mender:
                 shutil.rmtree(copy, ignore_errors=True)
 
     def take_back(self, task: TaskId) -> dict[str, str]:
-        """Finish what a crash interrupted: a task without a directory whose old one lies aside; usually nothing."""
+        """Finish a replacement that a crash interrupted: the task has no directory, its old one lies aside; rare."""
         left = self._state_dir.left_behind(str(task))
         if left is None:
             return {}
@@ -135,11 +137,13 @@ class Mender:
         return self._replace(task, left, Loss(whole=True))
 
     def _judged(self, task: TaskId, stores: TaskStores, loss: Loss) -> dict[str, str]:
-        """The stores that are lost, if they may be; none if the directory is lost as a whole."""
+        """The lost stores, if losing them is allowed; none if the directory is lost as a whole."""
         lost = dict(loss.stores) or dict.fromkeys(self._damaged(stores, loss.damage), CORRUPT)
         if not lost or DEFAULT_FAMILY in lost:
             return {}
+        # A copy that a crash interrupted has replaced only a part of the rows.
         lost |= dict.fromkeys(stores.copying, CORRUPT)
+        # The restore plan has accepted a planned loss already.
         if not loss.planned:
             self._refuse(task, stores, {name: why for name, why in lost.items() if name in stores.specs}, None)
         unlogged = stores.unlogged & lost.keys()
@@ -148,15 +152,16 @@ class Mender:
         return lost
 
     def _forget(self, task: TaskId, stores: TaskStores, lost: Mapping[str, str], copy: Path) -> None:
-        """Drop the rows of these stores; readable ones that no log has come back from the copy."""
+        """Drop the rows of these stores; readable rows that no log has come back from the copy."""
         came_from = {name: stores.copying.get(name, copy.name) for name in sorted(stores.unlogged & lost.keys())}
+        # Recorded with the drop, so that an opening after a crash here continues from the copy.
         stores.forget(lost, came_from)
         if came_from:
             self._copy_back(task, stores, came_from)
         logger.warning("task %s: taken out to be restored: %s; its other stores stay", task, _listed(lost))
 
     def _copy_back(self, task: TaskId, stores: TaskStores, came_from: Mapping[str, str]) -> None:
-        """Copy the readable rows of damaged stores without a log; the operator accepted that the others go."""
+        """Copy the readable rows of damaged stores without a log; the operator accepted the loss of the others."""
         for name, folder in came_from.items():
             source = self._state_dir.aside_path(folder)
             with closing(RocksEngine(source, shared=self._shared, read_only=True, careful=True)) as engine:
@@ -167,7 +172,7 @@ class Mender:
         stores.take_back(came_from)
 
     def _damaged(self, stores: TaskStores, damage: Corruption | None) -> frozenset[str]:
-        """The stores that have damaged rows: by the file that the error names, or else whoever cannot be read whole."""
+        """The stores with damaged rows: by the file that the error names, or else those that cannot be read whole."""
         engine = stores.engine
         if not isinstance(engine, RocksEngine):
             return frozenset()
@@ -178,7 +183,7 @@ class Mender:
         )
 
     def _replace(self, task: TaskId, directory: Path, loss: Loss) -> dict[str, str]:
-        """Put another directory in the place of one that is lost, with the readable rows that no log has."""
+        """Replace a lost directory with a new one, with the readable rows that no log has."""
         name = str(task)
         build, scratch = self._state_dir.mending_path(name, "new"), self._state_dir.mending_path(name, "old")
         remains = open_remains(directory, scratch, self._shared, name) if directory.exists() else None
@@ -199,6 +204,7 @@ class Mender:
             shutil.rmtree(scratch, ignore_errors=True)
         why = "" if loss.damage is None else f": {loss.damage}"
         logger.warning("task %s: the whole directory is set aside (%s)%s", task, CORRUPT, why)
+        # Two renames: a crash between them leaves the old directory aside, which `take_back` finds.
         self._state_dir.set_aside(name, CORRUPT)
         reach("mending.aside")
         if unlogged:
@@ -237,6 +243,7 @@ def _had_rows(remains: Remains | None) -> Callable[[str], bool]:
 def _readable(engine: RocksEngine, family: str) -> bool:
     try:
         with closing(engine.scan(family)) as scan:
+            # Only reading finds damage: RocksDB checks a block when it reads it.
             for _ in scan:
                 pass
     except StandfastError:

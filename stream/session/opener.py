@@ -1,13 +1,13 @@
-"""Opens tasks: stores, changelogs and the restore plan, and what must happen before the first record.
+"""Opens tasks: stores, changelogs and the restore plan, and all work before the first record.
 
     active    writer (fences older owners) -> stores -> plan against the log's bounds -> ranges to restore
     standby                                  stores -> plan against the log's bounds -> tail
 
-Rules of this file: the plan is pure (`standfast.restore.plan`); here it is carried out. A store that does not fit the
-log, or is damaged, is taken out of its directory (`standfast.stream.session.mending`) and the reason is told; the other
-stores of the task stay as they are, and a plan that is refused changes nothing. Stores, partitions and changelogs are
+Rules of this file: the plan is pure (`standfast.restore.plan`); this file carries it out. A store that does not fit the
+log, or is damaged, is taken out of its directory (`standfast.stream.session.mending`) and the reason is reported; the
+other stores of the task stay as they are, and a refused plan changes nothing. Stores, partitions and changelogs are
 those of the task's own group. Where a source topic serves as changelog the restore ends at the group's committed
-offset, read here, after the previous owner was fenced.
+offset, read here, after the previous owner was fenced. The state directory is as Kafka Streams' StateDirectory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NOTHING = Loss()
 
 @dataclass(slots=True)
 class Opened:
-    """A task with what it still has to restore, and the stores that begin anew, with the reason."""
+    """A task with its ranges to restore, and the stores that start empty, with the reason."""
 
     task: Task
     ranges: Ranges
@@ -70,7 +70,7 @@ class Opened:
 
 
 class TaskOpener:
-    """What every task of a session is opened with."""
+    """Opens every task of a session."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class TaskOpener:
         self._disk = disk
         self._fixes = Fixes(log.address)
         self.progress = progress
-        self._foreign = foreign  # the changelogs are another application's: they are taken as they are
+        self._foreign = foreign  # the changelogs are another application's: none is created or changed
         self._reader = log.reader()
         self._mender = Mender(
             state_dir,
@@ -111,13 +111,14 @@ class TaskOpener:
             self._refuse_loss,
             accept_unreadable_rows=settings.accept_unreadable_rows,
         )
-        self._permitted: set[int] = set()  # groups whose changelogs this user may use
+        self._permitted: set[int] = set()  # groups whose changelogs this user may use, as checked
 
     def ensure_topics(self, *, follow: bool) -> None:
-        """Make missing changelogs of every group; BadConfig lists every problem at once, before any is made.
+        """Create missing changelogs of every group; BadConfig lists every problem at once, before any is created.
 
-        `follow`: a changelog with fewer partitions than its source has now is no problem, it grows.
+        `follow`: a changelog with fewer partitions than its source has now is no problem: it grows.
         """
+        # Before the first topic is created, so that a refused start has changed nothing.
         for number in self.groups:
             self._check_permissions(number)
         problems = []
@@ -132,45 +133,46 @@ class TaskOpener:
             self.topics(number)
 
     def topics(self, group: int) -> Mapping[str, TopicInfo]:
-        """The changelogs of a group by store, created where missing and checked where not."""
+        """The changelogs of a group by store; missing ones are created, existing ones checked."""
         wanted, admin = self.groups[group], self.log.admin
         if self._foreign:
             found = foreign_changelogs(admin, self.app, wanted.specs, wanted.partitions)
         else:
             found = ensure_changelogs(admin, self.app, wanted.specs, wanted.partitions, self._fixes, "more")
         if group not in self._permitted:
-            # Not at each opening, it is a question more. One that is missing here would else show in the worst moment:
-            # READ of a changelog is used for the first time when another instance has failed.
+            # Once, not at each opening, since it costs a request. A missing permission would else show at the worst
+            # moment: READ of a changelog is used for the first time when another instance has failed.
             self._check_permissions(group)
             self._permitted.add(group)
         return found
 
     def _check_permissions(self, group: int) -> None:
-        """Raise BadConfig with every permission that those changelogs of a group lack that exist."""
+        """Raise BadConfig with every missing permission for those changelogs of a group that exist."""
         logged = [spec for spec in self.groups[group].specs if spec.logging]
         needs: list[Need] = []
-        for spec in logged:  # a source topic that serves as changelog is not written
+        for spec in logged:  # a source topic that serves as changelog is only read
             needs += changelog_needs([spec.changelog_of(self.app)], followed=self._foreign or spec.from_source)
         problems = self.log.admin.lacking(needs)
         if problems:
             raise BadConfig(problems)
 
     def grow(self, group: int, partitions: int) -> None:
-        """Let the changelogs of a group have as many partitions as it has tasks from now on."""
+        """Grow the changelogs of a group to as many partitions as it has tasks."""
         grown = grow_changelogs(self.log.admin, self.app, self.groups[group].specs, partitions)
         for topic in grown:
             logger.info("changelog %s has %d partitions now, as its source has", topic, partitions)
 
     def open(self, task: TaskId, *, loss: Loss = NOTHING, unwritten: Unwritten | None = None) -> Opened:
-        """Open the stores of a task and plan its restore; stores that are damaged or do not fit the log begin anew.
+        """Open the stores of a task and plan its restore; stores that are damaged or do not fit the log start empty.
 
-        `loss` is what is known to be lost already. `unwritten` are rows that an earlier opening could not write,
+        `loss` is the loss that is known already. `unwritten` are rows that an earlier opening could not write,
         although the log has their commit.
-        Raises StateLost for what a person must decide; then the task's files are as they were.
+        Raises StateLost if a person must decide; the task's files are unchanged then.
         """
         topics = self.topics(task.group)
+        # Only groups with rows that no log has look for a replacement that a crash interrupted.
         lost = self._mender.take_back(task) if self._has_unlogged(task.group) else {}
-        for _ in range(len(self.groups[task.group].specs) + 2):  # each round takes out a store more
+        for _ in range(len(self.groups[task.group].specs) + 2):  # each round takes out one more store
             if loss:
                 lost |= self._mender.take_out(task, loss)
             try:
@@ -181,7 +183,7 @@ class TaskOpener:
             opened = self._planned(task, topics, stores, lost)
             if isinstance(opened, Opened):
                 if unwritten is not None and self._settings.guarantee == "exactly_once":
-                    stores.carry(unwritten)  # at least once, the records come again
+                    stores.carry(unwritten)  # at least once, the records are processed again instead
                 return opened
             loss = opened
         raise StateLost(
@@ -190,10 +192,10 @@ class TaskOpener:
         ) from loss.damage
 
     def closed(self, task: TaskId, refused: StandfastError, role: str) -> Task:
-        """A task that was refused, closed, with its rows where they are and the error to show."""
+        """A refused task, closed, with its rows in place and the error to show."""
         try:
             stores = self._stores(task)
-        except StandfastError:  # the files are what it was refused for: a stand-in without any
+        except StandfastError:  # its files are the reason of the refusal: a stand-in without any
             stores = self._stores(task, detached=True)
         kept = self._task(task, stores, self._applier(task, stores, self.topics(task.group)))
         kept.role = role
@@ -202,7 +204,7 @@ class TaskOpener:
         return kept
 
     def plan_again(self, task: Task) -> tuple[Ranges, bool] | Loss:
-        """Plan a promoted standby: what is left to restore, or what of its state is lost."""
+        """Plan a promoted standby: the ranges left to restore, or the lost part of its state."""
         try:
             plans = self._plans(task.stores, task.applier, self._topic_infos(task.applier))
         except Corruption as damage:
@@ -221,7 +223,7 @@ class TaskOpener:
     def _planned(
         self, task: TaskId, topics: Mapping[str, TopicInfo], stores: TaskStores, lost: Mapping[str, str]
     ) -> Opened | Loss:
-        """The task, or what of its state is lost; the stores are closed then."""
+        """The task, or the lost part of its state; the stores are closed in that case."""
         try:
             applier = self._applier(task, stores, topics)
             plans = self._plans(stores, applier, topics)
@@ -249,7 +251,7 @@ class TaskOpener:
     def _refuse_loss(
         self, task: TaskId, stores: TaskStores, lost: Mapping[str, str], had_rows: Callable[[str], bool] | None
     ) -> None:
-        """Raise StateLost if the log cannot give back what is lost; `had_rows` where all of the directory is."""
+        """Raise StateLost if the log cannot give back the lost stores; `had_rows` where the whole directory is lost."""
         topics = self.topics(task.group)
         _refuse(task, self._plans(stores, self._applier(task, stores, topics), topics, lost, had_rows))
 
@@ -279,6 +281,7 @@ class TaskOpener:
         detached: bool = False,
     ) -> TaskStores:
         path = directory or self.state_dir.task_path(str(task))
+        # Announced to the lease: opening replays the WAL, which holds the interpreter for as long as that lasts.
         with self.progress.replaying(path):
             return TaskStores(
                 path,
@@ -314,8 +317,9 @@ class TaskOpener:
         lost: Mapping[str, str] = MappingProxyType({}),
         had_rows: Callable[[str], bool] | None = None,
     ) -> dict[TopicPartition, Plan]:
-        """A plan for each changelog; `lost` are stores whose rows cannot be used, `had_rows` as in `_refuse_loss`."""
+        """A plan for each changelog; `lost` are stores with unusable rows, `had_rows` as in `_refuse_loss`."""
         bounds = self._reader.bounds(applier.store_of)
+        # Read after the writer's opening has fenced the previous owner, so that no later commit can move it.
         committed = self._group.committed(applier.limited) if applier.limited else {}
         limits = {at: committed[at].offset if at in committed else 0 for at in applier.limited}
         locals_ = {
@@ -324,11 +328,12 @@ class TaskOpener:
             else _local(stores, applier, at, name)
             for at, name in applier.store_of.items()
         }
-        # A commit is acknowledged before its end is written into every partition: one's own position may be above what
-        # may be read, for as long as the brokers take, such as after all of them were restarted.
+        # A commit is acknowledged before its end is written into every partition: this instance's own position may be
+        # above the readable end, for as long as the brokers take, such as after all of them were restarted.
         reached = {at: max(limits.get(at, 0), local.position if local else 0) for at, local in locals_.items()}
         written = self._written({at: offset for at, offset in reached.items() if offset > bounds[at].end})
         stored = {at: found for at in locals_ if (found := applier.position(at)) is not None}
+        # Records of a leader epoch that ended below the position were lost by the log: the rows do not fit it.
         diverged = self._reader.epoch_ends({at: found.tag for at, found in stored.items() if found.tag})
         now_ms = self._clock.wall_ms()
         plans: dict[TopicPartition, Plan] = {}
@@ -351,7 +356,7 @@ class TaskOpener:
         return plans
 
     def _written(self, reached: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Ends with open transactions, of partitions where somebody was above what may be read."""
+        """Ends with open transactions, of partitions whose processed offset is above the readable end."""
         written = self._reader.written_ends(reached) if reached else {}
         for at, end in written.items():
             logger.warning(
@@ -372,7 +377,7 @@ def log_state(
     written: int,
     diverged_at: int | None,
 ) -> LogState:
-    """What the plan needs to know of a changelog; `limit`, `written` and `diverged_at` as in LogState."""
+    """The plan's view of a changelog; `limit`, `written` and `diverged_at` as in LogState."""
     return LogState(
         topic_partition=changelog,
         topic_id=info.topic_id,
@@ -395,7 +400,7 @@ def _local(stores: TaskStores, applier: ChangelogApplier, changelog: TopicPartit
 def _local_lost(
     applier: ChangelogApplier, changelog: TopicPartition, lost: str, had_rows: Callable[[str], bool] | None, name: str
 ) -> LocalPosition | None:
-    """A store whose rows cannot be used; where nothing is known of it, its rows may be the last copy."""
+    """A store with unusable rows; if none of its positions is known, its rows may be the last copy."""
     stored = applier.position(changelog)
     if had_rows is not None:
         return LocalPosition(position=0, topic_id="", at_ms=0, rows=had_rows(name), lost=lost)
@@ -403,7 +408,7 @@ def _local_lost(
 
 
 def local_position(stored: Position, *, rows: bool, lost: str = "") -> LocalPosition:
-    """What the plan needs to know of a stored position; `rows` and `lost` as in LocalPosition."""
+    """The plan's view of a stored position; `rows` and `lost` as in LocalPosition."""
     return LocalPosition(
         position=stored.offset,
         topic_id=stored.topic_id,
@@ -416,7 +421,7 @@ def local_position(stored: Position, *, rows: bool, lost: str = "") -> LocalPosi
 
 
 def _step_over_markers(applier: ChangelogApplier, plans: Mapping[TopicPartition, Plan]) -> None:
-    """A log that begins right after the marker at our position has no such offset any more."""
+    """Move a position past its marker: a log that begins right after the marker has no such offset any more."""
     for changelog, plan in plans.items():
         stored = applier.position(changelog)
         if isinstance(plan, Resume) and stored is not None and plan.position > stored.offset:

@@ -1,15 +1,15 @@
-"""The application's own loop: its Kafka consumer decides what is active here, the session holds it back and places it.
+"""External consumer: the application's own Kafka consumer decides the actives here; the session gates and places it.
 
     on_assign   open the tasks -> wait a moment for the gate -> assign: ready ones at their offset, the others paused
-    commit      whoever is restored meanwhile: seek, resume -> check the offsets -> commit
-    on_revoke   close the tasks, forget what is uncommitted; the consumer lets the partitions go by itself
+    commit      tasks restored meanwhile: seek, resume -> check the offsets -> commit
+    on_revoke   close the tasks, discard uncommitted changes; the consumer releases the partitions itself
 
-Polling goes on while partitions are paused, so a long restore costs no membership. The consumer is only ever called
-by whoever polls it, in a callback or in `commit` (replication/kafka/consumer.py says why), which is why the loop calls
+Polling goes on while partitions are paused, so a long restore costs no membership. Only the thread that polls the
+consumer calls it, in a callback or in `commit` (replication/kafka/consumer.py says why), which is why the loop calls
 `commit` after every poll, also with nothing to commit.
 
-Rules of this file: the shell around `source_gate` (pure). What a consumer is asked to do is a generator of calls, so
-that blocking and asyncio clients share it; no lock is held while one is carried out.
+Rules of this file: the shell around `source_gate` (pure). The calls of a consumer are a generator, so that blocking and
+asyncio clients share it; no lock is held while a call is carried out.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Offsets = Mapping[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the loop needs of the session.
+    """The parts of the session that the external consumer needs.
 
     task_of      the task that reads a source partition
-    adopt        these tasks (their topics) are active here from now on, beside those that are
-    give_up      these are not active here any more
+    adopt        make these tasks (their topics) active here, beside those that are
+    give_up      make these inactive here
     opened       tasks that run and whose gate is open
     wait_ready   raises NotReady after so many seconds
     """
@@ -67,25 +67,25 @@ class Given(Protocol):
 
 
 class OwnLoop:
-    """One consumer beside one session."""
+    """One external consumer beside one session."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._gate = SourceGate()
-        self._mutex = threading.Lock()  # of the gate; never held while somebody else is called
+        self._mutex = threading.Lock()  # of the gate; never held during a call to the consumer or the session
         self._steps: Any = None  # ConsumerSteps of the consumer
-        self.of_asyncio = False  # its methods are coroutines: whoever awaits them drives the steps
+        self.of_asyncio = False  # the consumer's methods are coroutines: the awaiting caller drives the steps
         self._ready_since_ms = -1
         self._next_look_ms = 0
         self._next_watch_ms = 0
         self._first_seen: dict[TopicPartition, Committed | None] = {}
-        self._settings_given = False  # the consumer's settings are likely ours
+        self._settings_given = False  # the consumer's settings probably come from `settings`
         self._eager: bool | None = None  # by those settings
         self._from_begin = False
 
     @property
     def consumer(self) -> Any:
-        """The consumer that partitions were assigned to last; None before the first."""
+        """The consumer of the last assignment; None before the first."""
         return None if self._steps is None else self._steps.consumer
 
     @property
@@ -94,23 +94,24 @@ class OwnLoop:
         return bool(self._gate.partitions)
 
     def is_read(self, task: object) -> bool:
-        """Whether the consumer reads for this opening of a task: what it gave may be processed."""
+        """Whether the consumer reads for this opening of a task, so that its records may be processed."""
         with self._mutex:
             return self._gate.is_read(task)
 
     def partition_of(self, named: int | TaskId | Given) -> TaskId:
-        """A task by its partition, its id, or a message of a partition that it reads. Raises what an error says."""
+        """A task by its partition, its id, or a message of a partition that it reads. Raises the error of a message."""
         if not callable(getattr(named, "error", None)):
             return named if isinstance(named, TaskId) else TaskId(0, cast(int, named))
         message = cast(Given, named)
         if message.error() is not None:
+            # Here, so that a session on the embedded log never loads the Kafka client.
             from standfast.replication.kafka.consumer import error_given
 
             raise error_given(message, self._host.address)
         return self._host.task_of(TopicPartition(message.topic() or "", message.partition() or 0))
 
     def check_read(self, task: Task, *, reopens: bool) -> None:
-        """Raise Unavailable for a task that the consumer does not read for: what it gave is of an earlier opening."""
+        """Raise Unavailable for a task whose records from the consumer still belong to an earlier opening."""
         with self._mutex:
             waits = self._gate.goes_back(task.id, task)
         failed = reopens and isinstance(task.error, Unavailable)
@@ -133,7 +134,7 @@ class OwnLoop:
         return settings
 
     def on_assign(self, consumer: Any, partitions: list[Any]) -> None:
-        """A blocking consumer's callback; with None for the consumer only the tasks are opened."""
+        """The callback of a blocking consumer; with None for the consumer only the tasks are opened."""
         if consumer is not None:
             self._drive(consumer, self.assigned(consumer, partitions))
             return
@@ -141,24 +142,24 @@ class OwnLoop:
         self._host.adopt(tasks, frozenset(one.topic for one in partitions))
 
     def on_revoke(self, partitions: Iterable[Any]) -> None:
-        """These partitions left; after the session's end there is nothing to do."""
+        """Give up these partitions; after the session's end this does nothing."""
         gone = [TopicPartition(one.topic, one.partition) for one in partitions]
         with self._mutex:
             tasks = self._gate.revoked(gone)
         try:
             self._host.give_up(tasks | frozenset(map(self._host.task_of, gone)))
-        except Unavailable as error:
+        except Unavailable as error:  # the tasks are closed; the group learns it with the next round
             logger.warning("%d partitions were revoked, and the group cannot be told: %s", len(gone), error)
 
     def before_commit(self, offsets: Offsets) -> Offsets:
-        """With a blocking consumer: go on with what is restored, and check the offsets."""
+        """With a blocking consumer: resume restored partitions, and check the offsets."""
         if self.consumer is None or self.of_asyncio:
             return offsets
         given: Offsets = self._drive(self.consumer, self.committing(offsets))
         return given
 
     def assigned(self, consumer: Any, partitions: Iterable[Any]) -> Any:
-        """Steps of an assignment."""
+        """The steps of an assignment."""
         from standfast.replication.kafka.consumer import ConsumerSteps
 
         if self.consumer is not consumer:
@@ -174,6 +175,7 @@ class OwnLoop:
         self._host.adopt(frozenset(sources.values()), frozenset(at.topic for at in sources))
         with self._mutex:
             self._gate.assigned(sources)
+            # Seen afresh below: another member may have committed these since.
             self._first_seen = {at: seen for at, seen in self._first_seen.items() if at not in sources}
         tasks = self._opened_soon() if sources else {}
         ready = [at for at, task_id in sources.items() if task_id in tasks]
@@ -182,14 +184,14 @@ class OwnLoop:
         shut = [at for at in sources if at not in ready]
         if shut:
             yield from self._steps.pause(shut)
-        if ready:  # one that was paused when it left may still be
+        if ready:  # a partition that was paused when it was revoked may still be
             yield from self._steps.resume(ready)
         with self._mutex:
             self._gate.resumed(ready, tasks)
         yield from self.moves()
 
     def moves(self) -> Any:
-        """Steps that bring the consumer in line with the restore gate; gives the partitions that go back."""
+        """Steps that bring the consumer in line with the restore gate; returns the partitions that go back."""
         tasks = self._host.opened()
         with self._mutex:
             moves = self._gate.moves(tasks)
@@ -203,7 +205,7 @@ class OwnLoop:
         ready = set(moves.resume)
         for at, offset in moves.seek:
             if offset is None and not self._from_begin:
-                # The client cannot seek to where it began, and nobody else knows.
+                # The client cannot seek to its starting point, which no other part knows.
                 logger.error(
                     "%s has no committed offset, and its task was opened again: records that were given before are "
                     "not given again; take auto.offset.reset=earliest, by session.consumer_settings()",
@@ -211,7 +213,7 @@ class OwnLoop:
                 )
                 continue
             if not (yield from self._steps.seek(at, offset)):
-                ready.remove(at)  # the consumer has not begun with it yet: the next round asks again
+                ready.remove(at)  # the consumer has not begun to fetch it yet: the next call tries again
         if ready:
             yield from self._steps.resume(sorted(ready))
             with self._mutex:
@@ -219,27 +221,29 @@ class OwnLoop:
         return frozenset(at for at, _ in moves.seek)
 
     def committing(self, offsets: Offsets) -> Any:
-        """Steps before a commit; gives the offsets that are news.
+        """Steps before a commit; returns the offsets that are new.
 
-        Raises InvalidRequest for an offset beyond what the consumer gave: it is left from before the partition went
-        away and came back, and committing it would skip records.
+        Raises InvalidRequest for an offset beyond the consumer's position: it is left from before the partition was
+        revoked and came back, and committing it would skip records.
         """
         back = yield from self.moves()
         given = checked_shape(offsets)
-        for at in back & given.keys():  # processed in an opening that is over, and given again from here on
+        for at in back & given.keys():  # processed in an earlier opening, and delivered again from here on
             logger.info("offset %d of %s is not committed, its records come again", given.pop(at), at)
         tasks = self._host.opened()
         with self._mutex:
             owners = {at: tasks.get(self._host.task_of(at)) for at in self._gate.partitions & given.keys()}
             stale = {at for at, task in owners.items() if task and not self._gate.given_for(at, task.opening)}
         for at, task in owners.items():
-            # What is committed already, or more, needs no second time: a loop may keep its offsets while it runs.
+            # An offset that is committed already needs no second commit: a loop may keep its offsets while it runs.
             if task is not None and given[at] <= task.positions.get(at, -1):
                 del given[at]
         asked = [at for at, task in owners.items() if task is not None and at in given]
+        # Only now is the client called, because a commit without news must cost no call.
         if asked:
             positions = yield from self._steps.positions(asked)
             for at in asked:
+                # An offset from an earlier opening would skip records whose changes were discarded with it.
                 if given[at] > positions[at] or at in stale:
                     raise InvalidRequest(
                         f"source offset {given[at]} of {at} is not of a record that the consumer gave since the task "
@@ -248,10 +252,10 @@ class OwnLoop:
                     )
         return given
 
-    # -- looked after in the background, without a call to the consumer -----------------------------------------------
+    # -- background checks, without a call to the consumer ------------------------------------------------------------
 
     def look_after(self) -> None:
-        """Warn of a loop that leaves restored partitions paused; raise BadConfig if somebody else commits."""
+        """Warn of a loop that leaves restored partitions paused; raise BadConfig if another process commits."""
         now_ms = self._host.clock.monotonic_ms()
         if not self.in_use or now_ms < self._next_look_ms:
             return
@@ -276,7 +280,7 @@ class OwnLoop:
             self._watch_commits(tasks)
 
     def _watch_commits(self, tasks: Mapping[TaskId, OpenTask]) -> None:
-        """Every commit of ours has metadata: one without it, that was not there at first, is somebody else's."""
+        """Our commits carry metadata: an offset without it that was not there at first is another client's commit."""
         with self._mutex:
             mine = [at for at in self._gate.partitions if self._host.task_of(at) in tasks]
         found = self._host.group.committed(mine)
@@ -303,5 +307,5 @@ class OwnLoop:
         try:
             self._host.wait_ready(OPEN_WAIT_S)
         except NotReady:
-            pass  # polling goes on meanwhile; commit() goes on with those that are restored
+            pass  # polling goes on meanwhile; commit() resumes the restored partitions
         return self._host.opened()

@@ -1,4 +1,4 @@
-"""Which active tasks the caller named, and which of them another instance took over.
+"""The active tasks that the caller named, and the ones among them that another instance took over.
 
     assign, on_assign ──> wanted ──> a newer owner is seen ──> lost ── every commit is Fenced
                              │                                  │
@@ -7,8 +7,8 @@
 
     assign, on_assign and reopen that name a lost task end its loss; on_revoke gives it back
 
-Uncommitted writes go with a task that is lost, so their offsets must not be committed as if the writes were there, not
-even by a later opening of the same task here: the loss lasts until the caller shows that it knows.
+Uncommitted writes go with a lost task, so their offsets must not be committed as if the writes were there, not even by
+a later opening of the same task here: the loss lasts until the caller shows that it knows.
 
 Rules of this file: pure; no task, log or thread.
 """
@@ -26,10 +26,10 @@ Offsets = Mapping[tuple[str, int], int]
 
 @dataclass(slots=True)
 class Ownership:
-    """The caller's word about tasks, and what became of it.
+    """The caller's assignments, and the losses among them.
 
-    `wanted` is to be active here, `standby` was assigned so. `lost` has the reason of each loss, `given_up` of those
-    that a later assignment left out; `given_back` left with a revocation.
+    `wanted` is to be active here, `standby` was assigned so. `lost` has the reason of each loss, `given_up` of the
+    losses that a later assignment did not name; `given_back` left with a revocation.
     """
 
     wanted: frozenset[TaskId] = frozenset()
@@ -39,36 +39,37 @@ class Ownership:
     given_back: set[TaskId] = field(default_factory=set)
 
     def assign(self, active: Iterable[TaskId], standby: Iterable[TaskId], *, stay_lost: Iterable[TaskId] = ()) -> None:
-        """Exactly these from now on. `stay_lost`: those of `active` whose loss it does not end."""
+        """Replace the assignment. `stay_lost`: tasks of `active` whose loss it does not end."""
         self.wanted, self.standby = frozenset(active), frozenset(standby)
         staying = {task: self.lost[task] for task in stay_lost}
+        # Not forgotten: a caller that still has offsets of a task it dropped must get Fenced and not InvalidRequest.
         self.given_up |= self.lost
         self._named(self.wanted | self.standby)
         self.lost = staying
 
     def adopt(self, added: Iterable[TaskId]) -> None:
-        """These are active, too."""
+        """Add active tasks."""
         added = frozenset(added)
         self.wanted |= added
         self._named(added)
 
     def give_back(self, gone: Iterable[TaskId]) -> None:
-        """A revocation that was announced: nothing of these is expected here any more."""
+        """An announced revocation: no call for these tasks is expected any more."""
         gone = frozenset(gone)
         self.wanted -= gone
         self._named(gone)
         self.given_back |= gone
 
     def reopen(self, task: TaskId) -> None:
-        """The caller asks for a task that failed or was lost."""
+        """The caller reopens a task that failed or was lost."""
         self._named({task})
 
     def lose(self, task: TaskId, why: str) -> None:
-        """Another instance took it over."""
+        """Note that another instance took the task over."""
         self.lost[task] = why
 
     def why_lost(self, task: TaskId) -> str | None:
-        """Why a task is not this instance's any more; None if it was not taken over."""
+        """Why a task left this instance; None if it was not taken over."""
         return self.lost.get(task, self.given_up.get(task))
 
     def _named(self, tasks: Iterable[TaskId]) -> None:
@@ -80,7 +81,7 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class CommitPlan:
-    """What one commit of a session does, in this order: the commits of `due`, then `fenced` is raised, if there is one.
+    """The steps of one commit of a session, in this order: the commits of `due`, then `fenced` is raised, if any.
 
     `left_out` are offsets of partitions that were revoked.
     """
@@ -99,11 +100,11 @@ def plan_commit(
     again: Iterable[TaskId] = (),
     replayed: bool = False,
 ) -> CommitPlan:
-    """What to commit of source offsets, by the task that each belongs to.
+    """The commit of source offsets, given by the task that each belongs to.
 
     `running` are the tasks to commit with or without offsets, `waiting` those that are held and cannot commit now, with
-    their state. `again`: running tasks whose records are given once more since they were opened; a loss is over
-    for them. `replayed`: the records of a task that waits will be given again, so that its offsets may be left out.
+    their state. `again`: running tasks whose records are delivered again since they were opened; a loss is over
+    for them. `replayed`: the records of a waiting task will be delivered again, so that its offsets may be skipped.
     Raises InvalidRequest for offsets of tasks that are not this instance's, NotReady for one that restores; nothing
     is committed then.
     """
@@ -118,6 +119,7 @@ def plan_commit(
             fenced[task] = lost[task]
         elif task in running:
             due[task] = own
+        # Their records are processed again anyway, so skipping the offsets loses nothing.
         elif task in ownership.given_back or (task in waiting and replayed):
             left_out.update(own)
         elif task in waiting:
@@ -136,7 +138,7 @@ def plan_commit(
 
 
 def lost_task(task: TaskId, why: str) -> Fenced:
-    """What a caller is answered who asks for a task that was taken over."""
+    """The error for a caller of a task that was taken over."""
     return Fenced(
         f"task {task} was taken over by a newer owner, and what was not committed here is gone ({why}): "
         "give it up, or assign or reopen it and go on from its source_offsets()"

@@ -1,11 +1,11 @@
 """Restore and gate bookkeeping: how tasks become ready, and how standbys stay near the end.
 
     restore ──> restorer reads to the end ──> whole ──> committed offsets ──> RUNNING ──> gate: open when none lacks
-    stand_by ──> tailer follows the end, while no active task restores ──> what was set aside for it goes
+    stand_by ──> tailer follows the end, while no active task restores ──> its set-aside copy is dropped
 
 In Kafka Streams the `Restorer` is the ChangelogReader, and a task's `ChangelogApplier` its state updater.
 
-Rules of this file: driven by the instance under the session's lock. It says which tasks failed and never reopens one;
+Rules of this file: driven by the instance under the session's lock. It reports failed tasks and never reopens one;
 tasks that restore are known here from `restore` to `forget`.
 """
 
@@ -33,7 +33,7 @@ PROMOTE = "promote"  # why a standby is restored to its end
 
 
 class _Restore(NamedTuple):
-    """A task that restores. `local_counts`: the position that it stored counts, not the log's."""
+    """A restoring task. `local_counts`: its stored source offsets count, too, not the group's alone."""
 
     task: Task
     local_counts: bool
@@ -42,7 +42,7 @@ class _Restore(NamedTuple):
 
 
 class Readiness:
-    """What brings the tasks of one instance to the end of their changelogs."""
+    """Brings the tasks of one instance to the end of their changelogs."""
 
     def __init__(
         self,
@@ -71,21 +71,21 @@ class Readiness:
         self._counters = counters
         self._progress = progress
         self._restores: dict[TaskId, _Restore] = {}
-        self._copies: dict[TaskId, Task] = {}  # standbys for which something was set aside
+        self._copies: dict[TaskId, Task] = {}  # standbys for which a directory was set aside
         self._gate_shut_ms = -1
         self._may_write = True  # in this round
         self._next_standby_ms = 0
         self._next_disk_ms = 0
 
     def restore(self, task: Task, ranges: Ranges, *, local_counts: bool, started_ms: int, why: str) -> None:
-        """Replay what a task lacks, behind the gate. Raises Unavailable, and Corruption of the log."""
+        """Replay a task's missing records, behind the gate. Raises Unavailable, and Corruption of the log."""
         self._progress.step(WORK)
         task.move(TaskState.RESTORING)
         if self._gate_shut_ms < 0:
             self._gate_shut_ms = started_ms
         self.gate.assigned([task.id])
         self.restorer.add(task.applier, ranges, self._clock.monotonic_ms())
-        # Last: without it a task that a signal handler kept from being restored does not count as whole.
+        # Last: a task whose restore a signal handler prevented must not count as whole.
         self._restores[task.id] = _Restore(task, local_counts, started_ms, why)
 
     def stand_by(self, task: Task) -> None:
@@ -96,25 +96,25 @@ class Readiness:
         self.tailer.add(task.applier, task.applier.limited)
 
     def remove(self, task_id: TaskId, reason: str) -> None:
-        """Read nothing for a task any more; its gate stays as it is."""
+        """Stop reading for a task; its gate stays as it is."""
         self.restorer.remove(task_id, reason)
         self.tailer.remove(task_id, reason)
 
     def forget(self, task_id: TaskId) -> None:
-        """An active task is not this instance's, or is opened again: the gate does not wait for it."""
+        """Drop an active task that left or is opened again: the gate does not wait for it."""
         if task_id in self.gate:
             self.gate.revoked([task_id])
         self._restores.pop(task_id, None)
         self._note_gate()
 
     def keep_shut(self, task_id: TaskId, why: object) -> None:
-        """The gate waits for a task that cannot be opened, and says why."""
+        """Make the gate wait for a task that cannot be opened, and report why."""
         self.gate.assigned([task_id])
         self.gate.failed(task_id, str(why))
 
     def restore_round(self, now_ms: int) -> RestoreRound:
-        """Some of what tasks lack. Below the disk's floor nothing is written this round, and work goes on by itself."""
-        # A round writes 16 MiB at most, and so do two or three in a twentieth of a second.
+        """Replay some missing records. Below the disk's floor nothing is written this round; later rounds continue."""
+        # A round writes 16 MiB at most, and so do the two or three rounds within DISK_WRITING_TICK_MS.
         if now_ms >= self._next_disk_ms:
             writes = bool(self.restorer.tasks or self.tailer.changelogs)
             self._next_disk_ms = now_ms + (DISK_WRITING_TICK_MS if writes else DISK_TICK_MS)
@@ -123,25 +123,25 @@ class Readiness:
         return self.restorer.poll_once(now_ms) if self._may_write else RestoreRound()
 
     def run_whole(self) -> None:
-        """Let the restored tasks run; those too for which the log did not answer last time."""
+        """Run the restored tasks; also those for which the log did not answer last time."""
         whole = [
             one
             for task_id, one in self._restores.items()
             if one.task.state is TaskState.RESTORING and task_id not in self.restorer.tasks
         ]
-        committed = self._group.committed() if whole else {}  # one question for all: each took 4 ms on Kafka
+        committed = self._group.committed() if whole else {}  # one request for all: each took 4 ms on Kafka
         for one in whole:
             self._progress.step(WORK)
             one.task.resume_from_log(committed, local_counts=one.local_counts)
             self._activate(one)
 
     def standby_round(self) -> TailResult:
-        """Some of what standbys lack; they are given nothing while an active task of this instance restores."""
+        """Apply some records to standbys; they get none while an active task of this instance restores."""
         self.tailer.allow(not self.restorer.tasks)
         return self.tailer.poll_once(self._clock.wall_ms()) if self._may_write else TailResult()
 
     def standby_tick(self, now_ms: int) -> None:
-        """Note how far standbys are, when that is due, and drop what a standby that has caught up needs no more."""
+        """At its interval, note the positions of standbys, and drop copies that a caught-up standby does not need."""
         if now_ms < self._next_standby_ms:
             return
         self._next_standby_ms = now_ms + STANDBY_TICK_MS
@@ -150,7 +150,7 @@ class Readiness:
         self.tailer.refresh_ends(self._clock.wall_ms())
         for task_id, task in list(self._copies.items()):
             if task.state is not TaskState.STANDBY:
-                del self._copies[task_id]  # an active drops it itself
+                del self._copies[task_id]  # an active task drops it itself
             elif self.tailer.is_whole(task_id):
                 del self._copies[task_id]
                 self._state_dir.drop_aside(str(task_id))
@@ -159,6 +159,7 @@ class Readiness:
         task_id = one.task.id
         one.task.move(TaskState.RUNNING)
         del self._restores[task_id]
+        # Only now: until a task is whole its old directory may be the last copy of its rows.
         self._state_dir.drop_aside(str(task_id))
         counters, took_ms = self._counters, self._clock.monotonic_ms() - one.started_ms
         counters.restore_seconds.observe(took_ms / 1_000)

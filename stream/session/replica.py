@@ -3,11 +3,11 @@
     replica = Replica("orders", log="kafka://host:9092", state_dir="./replica", stores=[KeyValueStore("totals", ...)])
     replica.wait_ready(60); view = replica.read("totals", 0); view.store.get(key), view.lag_records
 
-Every partition of every store's changelog is tailed by a standby that nothing ever promotes. Stores whose changelogs
-have as many partitions share their tasks. A replica is ready once each has reached the end of its changelog.
+A standby that is never promoted tails every partition of every store's changelog. Stores whose changelogs have as many
+partitions share their tasks. A replica is ready once each has reached the end of its changelog.
 
 Rules of this file: a session over a log that can only be read (`replication/read_only.py`), so that nothing here can
-write to the application's topics or groups. A changelog that was deleted or made anew is looked for until it fits.
+write to the application's topics or groups. A deleted or recreated changelog is looked for until it fits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOOK_AGAIN_S_MAX = 60.0
 
 
 class ReplicaOptions(TypedDict, total=False):
-    """The keyword arguments of a replica that have defaults; as those of a session."""
+    """The keyword arguments of a replica that have defaults; they mean the same as those of a session."""
 
     memory_bytes: int
     accept_empty_log: bool
@@ -49,11 +49,11 @@ class ReplicaOptions(TypedDict, total=False):
 
 @spelled_out({ReplicaOptions: SessionSettings})
 class Replica(Session):
-    """Follows the changelogs of application `app`, whose id is that in their names.
+    """Follows the changelogs of application `app`, whose id is the one in their names.
 
     `stores` are declared as the application has them: kind, retention and, where timestamps are wanted, timestamped;
-    the bytes are the same either way. Raises BadConfig for bad settings, UnknownStore for a changelog that is not
-    there, Unavailable if the log does not answer, Held if another process has the state directory.
+    the bytes are the same either way. Raises BadConfig for bad settings, UnknownStore for an absent changelog,
+    Unavailable if the log does not answer, Held if another process has the state directory.
     """
 
     read_only = True
@@ -75,7 +75,7 @@ class Replica(Session):
         with closing(open_log(log, clock=clock)) as found:
             groups = task_groups(found.admin, app, stores)
         self._every = all_task_ids(groups)
-        self._lost: dict[TaskId, str] = {}  # why a task is not held, or not well
+        self._lost: dict[TaskId, str] = {}  # why a task is not held, or failed
         super().__init__(
             app,
             log=log,
@@ -84,6 +84,7 @@ class Replica(Session):
             clock=clock,
             background=background,
             listeners=listeners,
+            # Its tasks belong to another application: nothing may promote them.
             take_over=False,
             discovery_interval_ms=None,
             **settings,
@@ -95,11 +96,11 @@ class Replica(Session):
             raise
 
     def read(self, store: str, partition: int, *, allow_stale: bool = True) -> ReadView:
-        """Rows of a store as far as they have come, from any thread, with the number of records they lack."""
+        """Rows of a store as far as they are applied, from any thread, with the number of records they lack."""
         return super().read(store, partition, allow_stale=allow_stale)
 
     def missing(self) -> tuple[str, ...]:
-        """Which changelogs have not been read to their end yet, or cannot be; empty when all have."""
+        """The changelogs that have not been read to their end yet, or cannot be; empty when all have."""
         with self._lock:
             gone = [
                 f"task {task_id} is {task.state.value}: {task.error}"
@@ -119,9 +120,9 @@ class Replica(Session):
         return *gone, *behind
 
     def look_again(self) -> bool:
-        """Open the tasks again whose changelogs were gone or did not fit; whether every task is held now.
+        """Open tasks again whose changelogs were gone or did not fit; return whether every task is held now.
 
-        What still keeps one away is told by `missing`.
+        `missing` reports the reasons of tasks that still fail.
         """
         with self._usable():
             tasks = self._instance.tasks
@@ -131,6 +132,7 @@ class Replica(Session):
                 for task_id in self._every - well
             }
             for task_id in sorted(self._lost):
+                # One at a time, so that a changelog that is still wrong keeps no other task away.
                 try:
                     self._instance.assign((), well | {task_id})
                     well.add(task_id)
@@ -180,12 +182,12 @@ class Replica(Session):
         while not self._stop.wait(wait_s):
             try:
                 wait_s = LOOK_AGAIN_S if self.look_again() else min(wait_s * 2, LOOK_AGAIN_S_MAX)
-            except (Closed, Unavailable):  # closed meanwhile, or stopped by what the other thread ran into
+            except (Closed, Unavailable):  # closed meanwhile, or stopped by an error of the replication thread
                 return
 
 
 def task_groups(admin: LogAdmin, app: str, stores: Sequence[StoreSpec]) -> dict[int, TaskGroup]:
-    """Stores by the number of partitions of their changelogs, in the order in which such a number first comes.
+    """Groups of stores by the partition count of their changelogs, in the order in which each count first occurs.
 
     Raises UnknownStore.
     """

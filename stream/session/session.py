@@ -4,8 +4,8 @@
     session.assign(active=[0, 1], standby=[2, 3]); session.wait_ready(30)
     task = session.task(0); task.store("aircraft").put(...); task.commit(source_offsets={("flights", 0): 4712})
 
-Rules of this file: the public face, its lock and its threads (restore and standby work; the lease; log care). Tasks
-that run are the application's; everything else is the background thread's. What goes wrong there is raised at the next
+Rules of this file: the public class, its lock and its threads (restore and standby work; the lease; log care). The
+application processes running tasks; the background thread does everything else. An error there is raised at the next
 call, never lost.
 """
 
@@ -87,7 +87,7 @@ LEASE_THREAD = "standfast-lease"
 
 
 def disk_guard(state_path: Path, log: str | None, floor_bytes: int) -> DiskGuard:
-    """A guard of the state directory, and of the log's folder where that is of this machine."""
+    """A guard of the state directory, and of the log's folder where it is on this machine."""
     folder = None if log is None else log_folder(log)
     places = {"state directory": state_path, **({} if folder is None else {"log": folder})}
     return DiskGuard(places, floor_bytes)
@@ -95,23 +95,23 @@ def disk_guard(state_path: Path, log: str | None, floor_bytes: int) -> DiskGuard
 
 @spelled_out({SessionOptions: SessionSettings})
 class Session(Closing):
-    """Stores of one application on one instance, logged, restored and stood by for.
+    """Stores of one application on one instance: logged, restored and followed by standbys.
 
     app         name of the application: part of its topics' names, and the id of its consumer group
     log         address of the log: `sqlite:///path`, or `kafka://host:port,host:port?option=value`
-    state_dir   folder of all state; a `StateDir` becomes the session's to close
+    state_dir   folder of all state; the session closes a `StateDir` that it receives
     stores      definitions of its stores, such as `KeyValueStore("counts", serde.string, serde.int64)`
     groups      for sub-topologies: stores, partitions and source topics of each, by its number, instead of `stores` and
                 `partitions` (group 0)
-    clock       where times come from; None: the system's
-    background  whether restores, standbys and the lease go on in threads of the session; False: in `poll_once` alone
-    listeners   told of restores, standbys and commits from the start
+    clock       source of times; None: the system's clock
+    background  whether restores, standbys and the lease run in threads of the session; False: in `poll_once` alone
+    listeners   receive restores, standbys and commits from the start
 
     Raises BadConfig with every problem, Held if another process has the state directory, Unavailable if the log does
     not answer.
     """
 
-    read_only = False  # True: it follows changelogs of another application, and reads its standbys as they are
+    read_only = False  # True: it follows changelogs of another application, and its standbys are read
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Session(Closing):
         self._settings = SessionSettings.of(settings)
         self._groups = self._settings.check(app, stores, groups)
         refuse(flag_problems(background=background) + list_problems("listeners", listeners, Listener, "[MyListener()]"))
-        parse_address(log)  # before the state directory is made
+        parse_address(log)  # before the state directory is created
         self._grouped = groups is not None
         self.app = app
         self.clock: Clock = clock or SystemClock()
@@ -138,6 +138,7 @@ class Session(Closing):
             self.listeners.add(listener)
         self.counters = SessionCounters()
         self.specs = all_specs(self._groups)
+        # Reentrant, because calls of the session use each other under it.
         self._lock = threading.RLock()
         self._figures_lock = threading.Lock()
         self._wake = threading.Event()
@@ -151,17 +152,20 @@ class Session(Closing):
         self._keeper = LeaseKeeper(self._settings.lease_ms, self._settings.max_stall_ms, self.clock, self.counters)
         self.progress = self._keeper.progress
         with ExitStack() as undo:
+            # The port first: a taken one is then found before any state is opened.
             self._http = HttpPort(self._settings.http_port)
             undo.callback(self._http.close)
             self._state = state_dir if isinstance(state_dir, StateDir) else StateDir(state_dir, app)
             undo.callback(self._undo_open)
             leased = background and not self.read_only
             if leased:
+                # Before the log is opened, since the lease process connects in the same time.
                 self._keep_lease(log)
             self.disk = self._disk_guard(log)
             self.disk.look()
             self.log = self._open_log(log)
             self._group = self.log.group(app)
+            # A connection of its own: heartbeats must not wait for calls under the session's lock.
             self._lease_group = self.log.group(app)
             self._statistics_group: Group | None = None
             self._statistics_reader = self.log.reader()
@@ -175,6 +179,7 @@ class Session(Closing):
                 self._keeper.begin(self._instance.membership, app, self._lease_group)
             tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
             self.own_loop = OwnLoop(Host(app, self.log.address, self.clock, self._group, *tasks))
+            # From here on `close` releases everything that the steps of `_undo_open` did, and the log too.
             undo.pop_all()
             undo.callback(self.close)
             for name, run in self._background().items() if background else ():
@@ -195,7 +200,7 @@ class Session(Closing):
         return open_log(address, clock=self.clock)
 
     def _background(self) -> dict[str, Callable[[], None]]:
-        """What runs in threads of the session's own, by their names."""
+        """The functions that run in threads of the session, by thread name."""
         return {
             "standfast-replication": self._run,
             "standfast-care": lambda: run_care(self.log, self.clock, self._stop, self._log_is_mine),
@@ -203,6 +208,7 @@ class Session(Closing):
 
     def _make_instance(self) -> Instance:
         settings = self._settings
+        # Without a cache every put is logged, whatever the stores' own definitions say.
         if not settings.cache_max_bytes:
             for number, group in self._groups.items():
                 self._groups[number] = replace(group, specs=tuple(replace(spec, caching=False) for spec in group.specs))
@@ -220,6 +226,7 @@ class Session(Closing):
             foreign=self.read_only,
             progress=self.progress,
         )
+        # Where partitions are not known yet, changelogs are created when tasks are opened.
         if all(group.partitions for group in self._groups.values()):
             opener.ensure_topics(follow=self._grouped and settings.discovery_interval_ms is not None)
         member, counters = self._state.instance_id, self.counters
@@ -246,10 +253,10 @@ class Session(Closing):
         )
 
     def reader(self, name: str) -> LogReader:
-        """A reader for one applier: a lane of the session's fetch thread, or one of its own without threads."""
+        """A reader for one applier: a lane of the session's fetch thread, or a reader of its own without threads."""
         if self._pipeline is None:
             return self.log.reader()
-        if name == SOURCE_READER:  # its applier waits by itself, and has work of its own when it does not
+        if name == SOURCE_READER:  # the loop waits for records itself, and has other work when it does not wait
             return self._pipeline.lane(name, look_ms=SOURCE_LOOK_MS)
         return self._pipeline.lane(name, self._wake.set)
 
@@ -271,7 +278,7 @@ class Session(Closing):
     def assign(self, active: Iterable[int | TaskId] = (), standby: Iterable[int | TaskId] = ()) -> None:
         """Make exactly these the tasks of this instance; repeating it changes nothing. A number is a task of group 0.
 
-        Active tasks take the task from whoever had it (an older owner is fenced) and restore behind the gate;
+        Active tasks take the task from its former owner (an older owner is fenced) and restore behind the gate;
         standbys begin once every active task is restored.
         """
         self._assign(active, standby, None)
@@ -293,40 +300,41 @@ class Session(Closing):
         self._wake.set()
 
     def grow(self, partitions: Mapping[int, int]) -> None:
-        """Groups get so many tasks, as their source topics got partitions; fewer than they have changes nothing."""
+        """Set the groups' numbers of tasks, as their source topics grew; a smaller number changes nothing."""
         with self._usable():
             grow_groups(self._instance, self._groups, partitions)
         self._wake.set()
 
     def on_assign(self, consumer: Any, partitions: Iterable[Any]) -> None:
-        """For `consumer.subscribe(on_assign=...)`: active from now on, paused until `commit` sees the gate open."""
+        """For `consumer.subscribe(on_assign=...)`: active at once, paused until `commit` finds the gate open."""
         self.own_loop.on_assign(consumer, source_partitions("on_assign", partitions))
 
     def on_revoke(self, consumer: Any, partitions: Iterable[Any]) -> None:
-        """For `consumer.subscribe(on_revoke=...)`: these source partitions left; what is uncommitted is forgotten."""
+        """For `consumer.subscribe(on_revoke=...)`: gives these partitions up; uncommitted changes are discarded."""
         self.own_loop.on_revoke(source_partitions("on_revoke", partitions))
 
     def on_lost(self, consumer: Any, partitions: Iterable[Any]) -> None:
-        """For `consumer.subscribe(on_lost=...)`: the same, since nothing of them is committed any more either way."""
+        """For `consumer.subscribe(on_lost=...)`: the same as `on_revoke`, since neither commits anything."""
         self.on_revoke(consumer, partitions)
 
     def consumer_settings(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Settings for a consumer of one's own on this Kafka log, `given` over them; it may hold secrets.
+        """Settings for an external consumer on this Kafka log, `given` over them; they may hold secrets.
 
         Raises BadConfig with every problem, such as enable.auto.commit.
         """
         return self.own_loop.settings(self.log.address, given or {})
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Block until the restore gate is open; NotReady says who is missing and how far it is.
+        """Block until the restore gate is open; NotReady names the missing tasks and their progress.
 
-        Fenced if an assigned task was taken over, and nothing but the caller can bring it back.
+        Fenced if an assigned task was taken over, and only the caller can bring it back.
         """
         number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool) and timeout_s == timeout_s
         if timeout_s is not None and not number:
             raise InvalidRequest(f"wait_ready: timeout_s must be seconds, or None to wait on, not {timeout_s!r:.100}")
         deadline_ms = None if timeout_s is None else self.clock.monotonic_ms() + timeout_s * 1_000
         while True:
+            # Without threads of its own the session makes no progress unless this call drives it.
             driven = 0 if self._threads else self.poll_once()
             with self._usable():
                 missing = self._waits()
@@ -340,7 +348,7 @@ class Session(Closing):
                 self.clock.sleep_ms(2)
 
     def missing(self) -> tuple[str, ...]:
-        """Who keeps the gate shut, and how far it is; empty when it is open."""
+        """The tasks that keep the gate shut, and their progress; empty when it is open."""
         with self._lock:
             lines = missing_lines(self._instance, self.clock.monotonic_ms())
         return (*lines, f"restores wait for space: {self.disk.full}") if lines and self.disk.full else lines
@@ -352,21 +360,21 @@ class Session(Closing):
             return not self._waits()
 
     def _waits(self) -> bool:
-        """Whether something must still become whole before the session is ready."""
+        """Whether a task must still be restored or opened before the session is ready."""
         return bool(self._instance.readiness.gate.missing() or self._instance.absent())
 
     def task(self, partition: int | TaskId | Given) -> Task:
-        """The active task of a partition of group 0, of a task id, or of a message that the own consumer gave.
+        """The active task of a partition of group 0, of a task id, or of a message of the external consumer.
 
         NotReady while the gate is shut, Fenced if another instance took it over, InvalidRequest if it was never
-        assigned here. Under a consumer of one's own Unavailable for a task that is opened again by itself: what the
-        consumer gave of it before that comes again. A message that is an error is raised, by what is to be done.
+        assigned here. Under an external consumer Unavailable for a task that is being opened again: records that the
+        consumer delivered before come again. A message with an error raises it as the matching error class.
         """
         with self._usable():
             task = self._held(self.own_loop.partition_of(partition))
             self.own_loop.check_read(task, reopens=self._instance.follower is not None)
             if task.error is not None or task.role == "standby":
-                task.store("")  # raises what the task's state calls for
+                task.store("")  # raises the error of the task's state
             if not self._instance.readiness.gate.is_open(task.id) and not self.own_loop.is_read(task):
                 raise NotReady(f"the restore gate is shut: {'; '.join(self.missing())}")
             return task
@@ -377,7 +385,7 @@ class Session(Closing):
             return {task_id.partition: task for task_id, task in self._instance.tasks.items() if task_id.group == 0}
 
     def open_tasks(self) -> dict[TaskId, Task]:
-        """Tasks that run here and whose restore gate is open: those that may process."""
+        """Tasks that run here and whose restore gate is open, so that they may process."""
         with self._usable():
             gate = self._instance.readiness.gate
             return {
@@ -394,7 +402,7 @@ class Session(Closing):
     def read(self, store: str, partition: int, *, allow_stale: bool = False) -> ReadView:
         """Committed rows of a store, from any thread. A restoring or standby store only with `allow_stale`.
 
-        The group is the one that has the store: names are unique over all groups.
+        The group follows from the store: names are unique over all groups.
         """
         with self._usable():
             task = self._held(TaskId(group_of_store(store, self._groups, self.app), partition))
@@ -410,9 +418,9 @@ class Session(Closing):
 
     def reopen(self, partition: int | TaskId) -> None:
         """Open a task (of group 0, or by its id) again that failed or was taken over: it restores the tail of the log
-        and runs. What was not committed is gone: go on from its `source_offsets()`.
+        and runs. Uncommitted changes are gone: continue from its `source_offsets()`.
 
-        Taken over means taken back, except with placement `shared`: Held names the owner then.
+        A task that was taken over is taken back, except with placement `shared`: Held names the owner then.
         """
         with self._usable():
             task_id = task_id_of(partition)
@@ -423,23 +431,23 @@ class Session(Closing):
         self._wake.set()
 
     def commit(self, source_offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit every active task of group 0, and those of other groups that are given offsets, each with its own.
+        """Commit every active task of group 0, and those of other groups with offsets given, each with its own.
 
-        Stops at the first that fails; the offsets of those behind it go with the next commit, as their rows do. So do
-        those of one for which there is too little space (DiskFull).
-        Raises Fenced, after the other tasks are committed, if another instance took a task over and no revocation
-        said so: from then on, also with nothing to commit, until `assign`, `on_assign`, `on_revoke` or `reopen` names
+        Stops at the first that fails; offsets of the tasks after it go with the next commit, as their rows do. So do
+        the offsets of a task for which there is too little space (DiskFull).
+        Raises Fenced, after the other tasks are committed, if another instance took a task over without a revocation:
+        from then on, also with nothing to commit, until `assign`, `on_assign`, `on_revoke` or `reopen` names
         its partition. Raises InvalidRequest for offsets of a task that is not assigned here, or that it would refuse,
-        NotReady for one that restores, before anything is committed. Offsets of a partition that was revoked
-        (`on_revoke`, `on_lost`) are left out: its new owner processes those records.
-        Under a consumer of one's own, partitions that are restored by now are read from here on: call it after
-        every poll. Offsets of one that restores are left out then, because its records are given again.
+        NotReady for one that restores, before anything is committed. Offsets of a revoked partition (`on_revoke`,
+        `on_lost`) are skipped: its new owner processes those records.
+        Under an external consumer, partitions restored by now are read from here on: call it after every poll. Offsets
+        of a task that restores are skipped then, because its records are delivered again.
         """
         tasks = self.all_tasks()
         self.commit_tasks(tasks, self.own_loop.before_commit(source_offsets))
 
     def commit_tasks(self, tasks: Mapping[TaskId, Task], source_offsets: Mapping[tuple[str, int], int]) -> None:
-        """What `commit` does without a look at the consumer, which another thread may be using."""
+        """`commit` without calls to the consumer, which another thread may be using."""
         with self._usable():
             plan = planned_commit(
                 source_offsets,
@@ -452,15 +460,16 @@ class Session(Closing):
         if plan.left_out:
             logger.info("not committed, as the records are processed again from the last commit: %s", plan.left_out)
         self._commit_each({task_id: (tasks[task_id], own) for task_id, own in plan.due.items()})
+        # After the commits, so that one lost task costs the other tasks nothing.
         if plan.fenced is not None:
             raise plan.fenced
 
     def _commit_each(self, due: Mapping[TaskId, tuple[Task, Mapping[tuple[str, int], int]]]) -> None:
-        """Commit tasks one after the other. What one that fails leaves behind it must not be lost: rows without their
+        """Commit tasks one after the other. After a failure the remaining offsets must not be lost: rows without their
         offsets would be committed alone, and the records processed twice after a crash."""
         left = {task_id: (task, {**self._uncommitted(task), **own}) for task_id, (task, own) in due.items()}
         for task, own in left.values():
-            if task.state is TaskState.RUNNING and not task.dropped:  # the others say why they do not commit
+            if task.state is TaskState.RUNNING and not task.dropped:  # the others raise their own error in commit
                 task.checked_offsets(own)
         self._unreached = {}
         for task_id in list(left):
@@ -468,32 +477,32 @@ class Session(Closing):
             try:
                 task.commit(own)
             except BaseException as error:
-                if isinstance(error, DiskFull):  # its rows stay as well
+                if isinstance(error, DiskFull):  # its rows stay in the buffer, so its offsets stay with them
                     left[task_id] = (task, own)
                 self._unreached = left
                 logger.warning("task %s was not committed: %s", task_id, error)
                 raise
 
     def _uncommitted(self, task: Task) -> Mapping[tuple[str, int], int]:
-        """Offsets that a commit did not come to; those of an earlier opening went with its rows, and the task may have
-        been committed by itself since."""
+        """Offsets that a failed commit did not reach; those of an earlier opening went with its rows, and the task may
+        have been committed by itself since."""
         opening, own = self._unreached.get(task.id, (None, {}))
         return task.ahead(own) if opening is task else {}
 
     def poll_once(self) -> int:
-        """One round of background work, for callers that run without the background thread."""
+        """Run one round of background work, for callers without the background thread."""
         with self._usable():
             done = self._instance.poll_once()
         self.own_loop.look_after()
         return done
 
     def statistics(self) -> SessionStatistics:
-        """An immutable snapshot of everything, for metrics and status.
+        """An immutable snapshot of the whole session, for metrics and status.
 
-        Where the log keeps the session waiting it is the last one, after a second (`log_read_ms_ago` says how old).
+        While the session waits for the log it is the last one, after a second (`log_read_ms_ago` gives its age).
         """
         lock: Any = self._usable()
-        if lock._is_owned():  # a thread of its own would wait for this one
+        if lock._is_owned():  # the reading thread would wait for this one
             return self._read_statistics()
         statistics, age_ms = self._figures.take()
         return replace(statistics, log_read_ms_ago=statistics.log_read_ms_ago + age_ms) if age_ms else statistics
@@ -514,19 +523,19 @@ class Session(Closing):
         """The live members of the application's group now. Raises Unavailable."""
         with self._figures_lock:
             self._usable()
-            if self._statistics_group is None:  # of its own, so as not to wait with those that write
+            if self._statistics_group is None:  # a connection of its own, which waits for no writer
                 self._statistics_group = self.log.group(self.app)
             return self._statistics_group.view()
 
     def restores(self) -> tuple[RestoreStatistics, ...]:
-        """What is being restored, without a look at the log."""
+        """The running restores, without a call to the log."""
         with self._usable():
             return restores_of(self._instance, self.clock.monotonic_ms())
 
     def close(self) -> None:
         """Stop the threads, close tasks cleanly, leave the group, release the directory. Closing twice is fine.
 
-        Raises Unavailable, once all else is closed, if the log does not let go of the fetch thread in time.
+        Raises Unavailable, once everything else is closed, if a call to the log does not return to the fetch thread.
         """
         with self._lock:
             if self._closed:
@@ -534,6 +543,7 @@ class Session(Closing):
             self._closed = True
         try:
             self._stop_threads()
+            # Run in reverse: the directory last, whose lock keeps other processes out while anything is open.
             with self._lock, ExitStack() as last:
                 last.callback(self._state.close)
                 last.callback(self._close_log)
@@ -546,7 +556,7 @@ class Session(Closing):
     def _stop_threads(self) -> None:
         self._stop.set()
         self._wake.set()
-        # The lease last: a round that still runs would join again once it had run out.
+        # The lease last: a round that still runs would join again after the lease had run out.
         lease = [thread for thread in self._threads if thread.name == LEASE_THREAD]
         for thread in (*(one for one in self._threads if one not in lease), *lease):
             if thread in lease:
@@ -556,7 +566,7 @@ class Session(Closing):
 
     def _close_log(self) -> None:
         if self._pipeline is not None and self._pipeline.running:
-            return  # a call to the log does not return: what it uses must not be closed under it
+            return  # a call to the log has not returned: its client must not be closed under it
         self._statistics_reader.close()
         self._group.close()
         self._lease_group.close()
@@ -565,20 +575,20 @@ class Session(Closing):
         self.log.close()
 
     def _usable(self) -> threading.RLock:
-        """The lock, after checking that the session is open and its background work is well."""
+        """The lock, after a check that the session is open and its background work runs."""
         if self._closed:
             raise Closed(f"session of application {self.app!r} is closed")
         if self._fatal is not None:
-            # With the traceback of that moment: raised again and again, it would grow by each of these calls.
+            # With the traceback of that moment: raised repeatedly, it would grow with each of these calls.
             raise self._stopped(self._fatal).with_traceback(self._fatal_trace)
         return self._lock
 
     def _stopped(self, fatal: BaseException) -> BaseException:
-        """What calls raise once background work stopped: the error itself, since trying again would change nothing."""
+        """The error of calls after background work stopped: the same error, since trying again would change nothing."""
         return fatal
 
     def _retries(self, error: StandfastError) -> bool:
-        """Whether background work goes on after that, and is tried again."""
+        """Whether background work continues after this error, and is tried again."""
         return isinstance(error, Unavailable)
 
     def _start(self, name: str, run: Callable[[], None]) -> None:
@@ -587,6 +597,7 @@ class Session(Closing):
                 run()
             except BaseException as error:  # noqa: BLE001 - raised again at the next call
                 logger.exception("%s stopped", name)
+                # The traceback first: other threads look at `_fatal` alone, and then need both.
                 self._fatal_trace = error.__traceback__
                 self._fatal = error
 
@@ -598,6 +609,7 @@ class Session(Closing):
         while not self._stop.is_set():
             wait_s = IDLE_WAIT_S
             try:
+                # The lease is renewed only while rounds make progress.
                 self.progress.step(WORK)
                 with self._lock:
                     if self._instance.poll_once():
@@ -613,14 +625,14 @@ class Session(Closing):
                 self._wake.clear()
 
     def _keep_lease(self, address: str) -> None:
-        """Start what renews the lease: it connects while the session opens."""
-        if self._settings.take_over:  # else no other member takes anything over when the lease runs out
+        """Start the renewal of the lease: it connects while the session opens."""
+        if self._settings.take_over:  # else no other member takes a task over when the lease runs out
             self._keeper.use_process(address)
             self.progress = self._keeper.progress
         self._start(LEASE_THREAD, self._keeper.run)
 
     def _cares_for(self, leader: str) -> bool:
-        """Whether the log is in this session's care while that member leads: one is enough."""
+        """Whether this session cares for the log while that member leads: one member is enough."""
         return leader == self.instance_id
 
     def _log_is_mine(self) -> bool:
@@ -639,7 +651,7 @@ class Session(Closing):
         return held_task(task_id_of(task_id), self._instance, named_by_id=self._grouped)
 
     def _learn_partitions(self, topics: Iterable[str] = ()) -> None:
-        """Where nobody said how many tasks there are: as many as the changelogs have, or else these source topics."""
+        """Where the number of tasks was not given, use the changelogs' partitions, or else those of source topics."""
         if not self._partitions_given:
             found = known_partitions(self.log.admin, self.specs, self.app, topics)
             if found:
@@ -654,6 +666,7 @@ class Session(Closing):
     def _adopt(self, added: frozenset[TaskId], topics: frozenset[str]) -> None:
         with self._usable():
             self._learn_partitions(topics)
+            # A consumer may be assigned a new partition before the next check finds it.
             if not self._partitions_given and self._settings.discovery_interval_ms is not None:
                 self.grow({0: tasks_grown(self.log.admin, self._groups[0].partitions, added, topics)})
             with letting_go():
@@ -661,7 +674,7 @@ class Session(Closing):
         self._wake.set()
 
     def _give_up(self, gone: frozenset[TaskId]) -> None:
-        with self._lock:  # also after background work stopped: its error was raised elsewhere
+        with self._lock:  # also after background work stopped: another call has raised its error
             if not self._closed:
                 self._instance.give_up(gone)
 

@@ -1,6 +1,6 @@
-"""Which task a caller means: by partition, by a consumer's source partition, by the name of a store.
+"""Look-ups of tasks for a session's calls: by partition, by a consumer's source partition, by the name of a store.
 
-Rules of this file: looks things up in the groups of a session and says what is wrong; it changes nothing.
+Rules of this file: looks things up in the groups of a session and raises errors; it changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from standfast.stream.session.task import GONE, Task, TaskState
 
 
 class ReadView(NamedTuple):
-    """A read-only view of committed rows, with what it lacks: records of the changelog not applied here yet."""
+    """A read-only view of committed rows; `lag_records`: changelog records that are not applied here yet."""
 
     store: Any
     role: str
@@ -31,7 +31,7 @@ class ReadView(NamedTuple):
 
 
 def task_id_of(partition: int | TaskId) -> TaskId:
-    """A number is a task of group 0. Raises InvalidRequest for what is neither a number nor a task id."""
+    """The task of an id; a number is a task of group 0. Raises InvalidRequest for any other argument."""
     found = partition if isinstance(partition, TaskId) else TaskId(0, partition)
     if not is_whole(found.group) or not is_whole(found.partition):
         named = found.partition if is_whole(found.group) else partition
@@ -47,7 +47,7 @@ def task_of_source(source: Any, groups: Mapping[int, TaskGroup]) -> TaskId:
 
 
 def source_partitions(what: str, given: Any) -> list[Any]:
-    """Source partitions as a consumer gives them. Raises InvalidRequest for anything else."""
+    """Source partitions as a consumer passes them. Raises InvalidRequest for anything else."""
     if not isinstance(given, str | bytes | Mapping) and isinstance(given, Iterable):
         found = list(given)
         bad = [one for one in found if not is_whole(getattr(one, "partition", None)) or not hasattr(one, "topic")]
@@ -70,7 +70,7 @@ def group_of_store(store: str, groups: Mapping[int, TaskGroup], app: str) -> int
 
 
 def checked_tasks(tasks: Iterable[int | TaskId], groups: Mapping[int, TaskGroup], *, limited: bool) -> list[TaskId]:
-    """Ids of tasks that exist, in order. Raises InvalidRequest; `limited`: the number of partitions is known."""
+    """Ids of existing tasks, in order. Raises InvalidRequest; `limited`: the number of partitions is known."""
     checked = set()
     if isinstance(tasks, str | bytes | Mapping) or not isinstance(tasks, Iterable):
         raise InvalidRequest(f"assign takes a list of partitions such as [0, 1], not {tasks!r:.100}")
@@ -89,7 +89,7 @@ def checked_tasks(tasks: Iterable[int | TaskId], groups: Mapping[int, TaskGroup]
 
 
 def held_task(task_id: TaskId, instance: Instance, *, named_by_id: bool) -> Task:
-    """A task of this instance. Raises Fenced if it was taken over, InvalidRequest that names those it holds."""
+    """A task of this instance. Raises Fenced if it was taken over, InvalidRequest that names the tasks held."""
     task = instance.tasks.get(task_id)
     if task is None:
         why = instance.ownership.why_lost(task_id)
@@ -114,12 +114,12 @@ def planned_commit(
     read: Callable[[Task], bool],
     replayed: bool,
 ) -> CommitPlan:
-    """What one commit of a session does; see `plan_commit`. `read`: a consumer gives the records of this opening."""
+    """The plan of one commit; see `plan_commit`. `read`: the consumer delivers the records of this opening."""
     given: dict[TaskId, dict[tuple[str, int], int]] = {}
     for at, offset in checked_shape(offsets).items():
         given.setdefault(task_of_source(at, groups), {})[at] = offset
     for task_id, task in tasks.items():
-        if isinstance(task.error, Fenced):  # the instance sees it at its next look
+        if isinstance(task.error, Fenced):  # the instance notices it only in its next round
             instance.ownership.lose(task_id, str(task.error))
     due = [
         task_id
@@ -134,7 +134,7 @@ def planned_commit(
 
 
 def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:
-    """Who keeps the restore gate shut, and how far it is."""
+    """The tasks that keep the restore gate shut, and their progress."""
     progress = {at.task: (one, at) for one, at in instance.readiness.restorer.progress(now_ms) if not at.done}
     lines = [f"task {task_id}: {why}" for task_id, why in sorted(instance.absent().items())]
     for task_id in instance.readiness.gate.missing():
@@ -151,7 +151,7 @@ def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:
 
 
 def known_partitions(admin: LogAdmin, specs: Iterable[StoreSpec], app: str, topics: Iterable[str]) -> int:
-    """How many tasks there are, where nobody said so: as a changelog, or else source topics, have partitions."""
+    """The number of tasks where it was not given: the partitions of a changelog, or else of the source topics."""
     for spec in specs:
         info = admin.describe_topic(spec.changelog_of(app)) if spec.logging else None
         if info is not None:
@@ -161,7 +161,7 @@ def known_partitions(admin: LogAdmin, specs: Iterable[StoreSpec], app: str, topi
 
 
 def tasks_grown(admin: LogAdmin, known: int, added: Iterable[TaskId], topics: Iterable[str]) -> int:
-    """How many tasks there are by now, if a consumer was given a partition beyond the known ones; else 0."""
+    """The new number of tasks if a consumer was assigned a partition beyond the known ones; else 0."""
     if not 0 < known <= max((task_id.partition for task_id in added), default=-1):
         return 0
     infos = [admin.describe_topic(topic) for topic in sorted(topics)]
@@ -169,7 +169,7 @@ def tasks_grown(admin: LogAdmin, known: int, added: Iterable[TaskId], topics: It
 
 
 def grow_groups(instance: Instance, groups: dict[int, TaskGroup], partitions: Mapping[int, int]) -> None:
-    """Give groups so many tasks, their changelogs first. Where tasks are shared out, instances take the new ones."""
+    """Set the groups' numbers of tasks, changelogs first. Where tasks are shared out, instances take the new ones."""
     for number, count in sorted(partitions.items()):
         if count > groups[number].partitions:
             instance.grow(number, count)
@@ -178,7 +178,7 @@ def grow_groups(instance: Instance, groups: dict[int, TaskGroup], partitions: Ma
 
 
 def opened_tasks(tasks: Mapping[TaskId, Task]) -> dict[TaskId, OpenTask]:
-    """Where the sources of these tasks go on; one that failed just now is left out."""
+    """The source positions of these tasks; a task that failed just now is skipped."""
     found = {}
     for task_id, task in tasks.items():
         try:
@@ -189,12 +189,13 @@ def opened_tasks(tasks: Mapping[TaskId, Task]) -> dict[TaskId, OpenTask]:
 
 
 def records_behind(task: Task, store: str, group: Group, reader: LogReader) -> int:
-    """Records of a store's changelog that are not applied here yet, though they may be; 0 without a changelog."""
+    """The number of readable changelog records of a store that are not applied here yet; 0 without a changelog."""
     if not task.stores.specs[store].logging:
         return 0
     stored = task.stores.cut.positions.get(store)
     changelog = _changelog_of(task, store)
     begin, end = reader.bounds([changelog])[changelog]
+    # Beyond the committed offset a source topic holds records that are not processed: a store does not lack them.
     if changelog in task.applier.limited:
         committed = group.committed([changelog]).get(changelog)
         end = min(end, committed.offset) if committed is not None else begin

@@ -1,7 +1,7 @@
 """Settings of a session, typed and checked in one place.
 
 Rules of this file: plain data; every problem is reported at once. `SessionOptions` lists the same names for callers
-that pass them on.
+that forward them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MEMORY_MIN_BYTES = 1 << 20
 MEMORY_DEFAULT_BYTES = 256 << 20
 CACHE_DEFAULT_BYTES = 10 << 20
 CACHE_MIN_BYTES = 64 << 10
-# Half of the time from a kill to the first record of the standby is within a record of it (docs/internals/restore.md).
+# Half of the time from a kill to the standby's first record is within a record of it; docs/internals/restore.md has figures.
 LEASE_DEFAULT_MS = 1_500
 LEASE_MIN_MS = 100
 MAX_STALL_DEFAULT_MS = 30_000
@@ -72,24 +72,24 @@ class SessionSettings:
 
     guarantee               "exactly_once" or "at_least_once"
     standby_replicas        number of standbys per task, where placement is shared or group
-    partitions              number of tasks; None: one above the largest assigned, or what the changelogs have
+    partitions              number of tasks; None: one above the largest assigned, or the changelogs' partition count
     placement               "static": the caller assigns; "shared": live instances share all tasks out by take-over;
                             "group": the application's own consumer group decides the actives, standbys follow
     gate                    "all": nothing is processed before every active store is restored; "task": each on its own
     memory_bytes            bytes of block cache and write buffers of all stores together
     cache_max_bytes         bytes of the record caches of all tasks together; 0: every put is logged
     value_max_bytes         largest value a store accepts, in bytes
-    lease_ms                milliseconds that a member may be silent before others take its tasks
+    lease_ms                milliseconds that a member may be silent before other members take its tasks
     max_stall_ms            milliseconds that the background work or the application's loop may make no progress before
                             the lease is not renewed any more: longer than one record, callback or commit ever takes
     take_over               whether a standby takes its task when the owner is gone
-    accept_empty_log        an operator's word that local rows beside an empty log may go
-    accept_missing_history  an operator's word that a log without its head is enough
-    accept_unreadable_rows  an operator's word that damaged rows of a store without a changelog may go; those that can
-                            be read stay
-    discovery_interval_ms   milliseconds after which an application looks again whether its source topics got
-                            partitions, which get tasks, and their changelogs partitions, without a restart; None:
-                            never, and a changelog with fewer partitions than its source is an error
+    accept_empty_log        an operator's consent to lose local rows beside an empty log
+    accept_missing_history  an operator's consent to use a log without its head
+    accept_unreadable_rows  an operator's consent to lose damaged rows of a store without a changelog; readable rows
+                            stay
+    discovery_interval_ms   milliseconds between an application's checks of its source topics for new partitions, which
+                            get tasks, and their changelogs partitions, without a restart; None: never, and a changelog
+                            with fewer partitions than its source is an error
     restore_workers         number of processes that build the files of a bulk restore; 0: batches only, in this
                             process; None: as many as there are cores, at most 4
     restore_memory_bytes    bytes of rows that these processes may hold, all together
@@ -97,9 +97,9 @@ class SessionSettings:
                             one that holds rows
     disk_floor_bytes        with fewer free bytes on the volume of `state_dir`, or of an embedded log, nothing new is
                             written: a put is DiskFull, an application pauses its sources, restores and standbys wait;
-                            reads, deletes and commits go on. 0: nothing is watched
+                            reads, deletes and commits go on. 0: the volumes are not watched
     http_port               number of a port of loopback that serves the ops page, status, rows, metrics and health, 0
-                            for a free one; needs the extra `serve`. None: nothing is served
+                            for a free one; needs the extra `serve`. None: no HTTP server
     """
 
     guarantee: Guarantee = "exactly_once"
@@ -125,20 +125,21 @@ class SessionSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> SessionSettings:
-        """The settings of keyword arguments. Raises BadConfig for a name that is none of them."""
+        """The settings of keyword arguments. Raises BadConfig for an unknown name."""
         known = [one.name for one in fields(cls)]
         refuse(name_problems(given, known))
         return cls(**given)
 
     def problems(self) -> list[str]:
-        """What is wrong with them, whatever the application and its stores."""
+        """The problems of the settings that are wrong for any application and stores."""
         flags = {name: getattr(self, name) for name in _FLAGS}
         return [*self._choice_problems(), *self._number_problems(), *flag_problems(**flags)]
 
     def bulk(self) -> BulkSettings:
-        """How large restores are done."""
+        """The settings of bulk restores."""
         workers = self.restore_workers
         return BulkSettings(
+            # The cores that this process may use, which may be fewer than the machine's.
             workers=min(len(os.sched_getaffinity(0)), RESTORE_WORKERS_MAX) if workers is None else workers,
             memory_bytes=self.restore_memory_bytes,
             cold_records=self.bulk_restore_records,
@@ -149,12 +150,12 @@ class SessionSettings:
     def check(
         self, app: str, stores: Sequence[StoreSpec], groups: Mapping[int, TaskGroup] | None = None
     ) -> dict[int, TaskGroup]:
-        """The groups of tasks: those given, or one of all stores (0 partitions: not known yet).
+        """The groups of tasks: the given ones, or one of all stores (0 partitions: not known yet).
 
         Raises BadConfig with every problem.
         """
         problems = [*_name_problems(app), *self.problems(), *_lists_problems(stores, groups)]
-        refuse(problems)  # what follows looks into the stores
+        refuse(problems)  # first, because the checks below read the stores
         if groups is not None:
             problems += group_problems(groups)
             if stores or self.partitions is not None:

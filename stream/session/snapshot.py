@@ -19,7 +19,7 @@ from standfast.stream.session.task import GONE, Task
 
 
 class LogFigures:
-    """Bounds of changelogs as the log last told them, and since when it has not."""
+    """Bounds of changelogs as last read from the log, and the time since it last answered."""
 
     def __init__(self, reader: LogReader, clock: Clock) -> None:
         self._reader = reader
@@ -29,17 +29,17 @@ class LogFigures:
         self._error = ""
 
     def begin(self) -> None:
-        """Before the bounds of all tasks are asked for."""
+        """Start a snapshot, before the bounds of its tasks are read."""
         self._error = ""
 
     def bounds(self, task: Task) -> dict[TopicPartition, Bounds]:
-        """Of a task's changelogs: now, or the last known ones where the log cannot be read."""
+        """Bounds of a task's changelogs: read now, or the last known ones where the log cannot be read."""
         asked = task.applier.store_of
-        if not self._error:  # else it would be waited for once more
+        if not self._error:  # else each further task would wait for the log once more
             try:
                 found = self._reader.bounds(asked)
             except UnknownStore:
-                return {}  # a changelog was deleted under us: the next commit or poll says so, a snapshot must not fail
+                return {}  # a changelog was deleted: the next commit or poll reports it, a snapshot must not fail
             except (Unavailable, Corruption) as error:
                 self._error = str(error)
             else:
@@ -48,7 +48,7 @@ class LogFigures:
         return {at: self._known[at] for at in asked if at in self._known}
 
     def end(self) -> tuple[int, str]:
-        """How old the oldest figures are, in milliseconds, and why."""
+        """The age of the oldest figures, in milliseconds, and the error that kept them from being read."""
         if not self._error:
             self._read_ms = self._clock.monotonic_ms()
         return self._clock.monotonic_ms() - self._read_ms, self._error
@@ -64,7 +64,7 @@ def session_statistics(
     clock: Clock,
     disk: DiskState,
 ) -> SessionStatistics:
-    """Everything a session knows of itself now."""
+    """Everything that a session reports about itself, at this moment."""
     view, wall_ms = instance.membership.view, clock.wall_ms()
     figures.begin()
     tasks = tuple(_task(task, instance, figures, wall_ms) for _, task in sorted(instance.tasks.items()))
@@ -88,7 +88,7 @@ def session_statistics(
 
 
 def restores_of(instance: Instance, now_ms: int) -> tuple[RestoreStatistics, ...]:
-    """Changelogs on their way to the end."""
+    """The running restores, one per changelog."""
     return tuple(
         RestoreStatistics(
             task=str(at.task),
@@ -138,6 +138,7 @@ def _store(
     counters = store.rows.counters
     changelog = task.applier.changelogs.get(name)
     begin, end = bounds.get(changelog, Bounds(0, 0)) if changelog is not None else Bounds(0, 0)
+    # Without a position a store lacks every record of its changelog.
     stored = task.stores.cut.positions.get(name, Position(begin))
     tailed = instance.readiness.tailer.changelogs.get(changelog) if changelog is not None else None
     return StoreStatistics(
@@ -180,7 +181,7 @@ def _lag(
     instance: Instance,
     tailed: TailedChangelog | None,
 ) -> int:
-    """Records that a store lacks. What a source topic holds beyond the limit is not processed yet, so it lacks none."""
+    """Records that a store lacks. Those of a source topic beyond the limit are not processed yet, so it lacks none."""
     if changelog is not None and changelog in task.applier.limited:
         restoring = instance.readiness.restorer.tasks.get(task.id)
         if tailed is not None:

@@ -1,4 +1,4 @@
-"""Source partitions of the application's own consumer: which may be read, and from where.
+"""Source partitions of an external consumer: which may be read, and from which offset.
 
                 assigned          its task opened: seek to the task's source offset     shut: another task restores
     (absent) ------------> PAUSED ----------------------------------------------> READ ------------------> PAUSED
@@ -7,12 +7,12 @@
     revoked, lost: back to (absent) from anywhere
 
 A partition is sought once for each opening of its task, since only the log says where that opening begins: the
-consumer may have asked for the committed offset before a former owner's last transaction was settled. While a task
-that runs is held back for another one, what it processed and did not commit yet stays, so the consumer goes on where
-it stands.
+consumer may have fetched the committed offset before a former owner's last transaction was settled. While a running
+task is held back for another one, its processed and uncommitted records stay, so the consumer continues at its
+position.
 
-Rules of this file: pure; it says what the consumer must do and is told when that is done. A task that was opened anew
-is another `opening` (any object; compared by identity).
+Rules of this file: pure; it says which calls the consumer needs, and the caller reports when they are done. A task
+that was opened again is another `opening` (any object; compared by identity).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class OpenTask:
-    """A task that may process: its opening, and where its source partitions go on."""
+    """A task that may process: its opening, and the next offsets of its source partitions."""
 
     opening: object
     positions: Mapping[TopicPartition, int]
@@ -33,9 +33,9 @@ class OpenTask:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What the consumer must do, in this order. A partition in `seek` is also in `resume`.
+    """The calls that the consumer needs, in this order. A partition in `seek` is also in `resume`.
 
-    An offset of None is where the group stands: nothing was committed yet, and what was given before comes again.
+    An offset of None is the group's own: nothing was committed yet, and the records given before are delivered again.
     """
 
     pause: tuple[TopicPartition, ...] = ()
@@ -44,7 +44,7 @@ class Moves:
 
     @property
     def none(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether no call is needed."""
         return not self.pause and not self.resume
 
 
@@ -65,7 +65,7 @@ class SourceGate:
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
-        """What is assigned."""
+        """The assigned partitions."""
         return frozenset(self._sources)
 
     @property
@@ -74,16 +74,16 @@ class SourceGate:
         return frozenset(source.task for source in self._sources.values())
 
     def assigned(self, partitions: Mapping[TopicPartition, TaskId]) -> None:
-        """These are the consumer's now, paused; one that was there already begins anew."""
+        """Add partitions, paused; one that was assigned already starts over."""
         self._sources.update({at: _Source(task) for at, task in partitions.items()})
 
     def revoked(self, partitions: Iterable[TopicPartition]) -> frozenset[TaskId]:
-        """These left, absent ones are fine; the tasks that lost a partition."""
+        """Remove partitions, absent ones are fine; returns the tasks that lost one."""
         gone = [self._sources.pop(at, None) for at in partitions]
         return frozenset(source.task for source in gone if source is not None)
 
     def moves(self, tasks: Mapping[TaskId, OpenTask]) -> Moves:
-        """What to do, given the tasks whose restore gate is open."""
+        """The calls needed now, given the tasks whose restore gate is open."""
         pause, seek, resume = [], [], []
         for at, source in sorted(self._sources.items()):
             task = tasks.get(source.task)
@@ -93,32 +93,33 @@ class SourceGate:
             elif not source.read or source.opening is not task.opening:
                 resume.append(at)
                 again = source.opening is not None and source.opening is not task.opening
+                # Without a committed offset the client's own start is right, but only for the first opening.
                 if source.opening is not task.opening and (at in task.positions or again):
                     seek.append((at, task.positions.get(at)))
         return Moves(tuple(pause), tuple(seek), tuple(resume))
 
     def is_read(self, opening: object) -> bool:
-        """Whether some partition is, or was since its last seek, read for this opening."""
+        """Whether a partition is read for this opening, or was since its last seek."""
         return any(source.opening is opening for source in self._sources.values())
 
     def goes_back(self, task: TaskId, opening: object) -> bool:
-        """Whether a partition of the task was read for an earlier opening, and is not yet for this one."""
+        """Whether a partition of the task was read for an earlier opening, and is not yet read for this one."""
         openings = [source.opening for source in self._sources.values() if source.task == task]
         return any(one is not None and one is not opening for one in openings)
 
     def given_for(self, partition: TopicPartition, opening: object) -> bool:
-        """Whether what the consumer gave of a partition was given for this opening of its task."""
+        """Whether the consumer delivered a partition's records for this opening of its task."""
         source = self._sources.get(partition)
         return source is not None and source.opening is opening
 
     def paused(self, partitions: Iterable[TopicPartition]) -> None:
-        """The consumer was told."""
+        """Note that the consumer has paused these."""
         for at in partitions:
             if at in self._sources:
                 self._sources[at].read = False
 
     def resumed(self, partitions: Iterable[TopicPartition], tasks: Mapping[TaskId, OpenTask]) -> None:
-        """The consumer reads these from where `moves` said, for the same `tasks`."""
+        """Note that the consumer reads these from the offsets of `moves`, for the same `tasks`."""
         for at in partitions:
             source = self._sources.get(at)
             if source is not None:

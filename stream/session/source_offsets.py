@@ -1,10 +1,10 @@
-"""Source offsets of a commit: what may be committed with the state of a task. One rule for the library and the sidecar.
+"""Checks of a commit's source offsets against the state of a task. One rule for the library and the sidecar.
 
-    shape        topic name, partition from 0, offset from 0 below 2**62: what every log can hold
+    shape        topic name, partition from 0, offset from 0 below 2**62: the range of every log
     the task's   its own partition, a topic of its group: the state of another task does not go with it
-    never back   at or above what is committed: the state does not go back with the offset
+    never back   at or above the committed one: the state does not go back with the offset
 
-Rules of this file: pure. Everything is checked before anything is written; one error names all that is wrong.
+Rules of this file: pure. Everything is checked before anything is written; one error names all problems.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOLD_MAX = 5  # problems in one message
 
 
 def checked_shape(given: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
-    """The offsets by partition. Raises InvalidRequest for what is no source offset at all, whatever the task."""
+    """The offsets by partition. Raises InvalidRequest for a malformed source offset, whatever the task."""
     offsets: dict[TopicPartition, int] = {}
     problems = []
     if not isinstance(given, Mapping):
@@ -47,7 +47,7 @@ def checked_source_offsets(
 ) -> dict[TopicPartition, int]:
     """The offsets that a commit of a task makes durable. Raises InvalidRequest.
 
-    `topics` are the source topics of its group, None: any. `committed` is what its last commit said.
+    `topics` are the source topics of its group, None: any. `committed` are the offsets of its last commit.
     """
     problems, offsets = [], checked_shape(given)
     for at, offset in offsets.items():

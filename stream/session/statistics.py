@@ -1,4 +1,4 @@
-"""What a session tells of itself: immutable snapshots for metrics, status and the curious.
+"""The figures of a session: immutable snapshots for metrics, status and other readers.
 
 Rules of this file: plain data and the few counters that hot paths add to; no metrics library. Times in milliseconds
 or seconds as named, sizes in bytes, offsets next to read.
@@ -26,7 +26,7 @@ LOG_ERRORS = ("unavailable", "fenced", "lost", "refused")
 
 
 def log_error(error: BaseException) -> str:
-    """One of LOG_ERRORS: why the log did not take a commit's records."""
+    """One of LOG_ERRORS: why the log did not accept a commit's records."""
     for kind, word in ((Unavailable, "unavailable"), (Fenced, "fenced"), (StateLost, "lost")):
         if isinstance(error, kind):
             return word
@@ -66,7 +66,7 @@ class SessionCounters:
     promotion_last_ms: int = -1
 
     def copy(self) -> SessionCounters:
-        """The numbers now: a snapshot must not move under its reader."""
+        """A copy of the numbers: a snapshot must not change under its reader."""
         values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         copies: dict[str, Any] = {
             name: value if isinstance(value, int) else value.copy() for name, value in values.items()
@@ -129,7 +129,7 @@ class TaskStatistics:
 
 @dataclass(frozen=True, slots=True)
 class RestoreStatistics:
-    """One changelog on its way to the end; rate in records per second, seconds_left None while nothing moves."""
+    """One changelog being restored; rate in records per second, seconds_left None while nothing is applied."""
 
     task: str
     store: str
@@ -161,8 +161,8 @@ class SessionStatistics:
     restores: tuple[RestoreStatistics, ...]
     counters: SessionCounters
     bulk: BulkStatistics
-    log_lock: LockHolder | None = None  # a process that keeps everybody from writing to the log
+    log_lock: LockHolder | None = None  # a process that keeps all others from writing to the log
     disk: DiskState | None = None
-    # How long ago ends and lags were read from the log: old ones are given where it would have to be waited for.
+    # Age of the ends and lags read from the log: old ones are returned where a read would have to wait.
     log_read_ms_ago: int = 0
-    log_error: str = ""  # why they could not be read since; it may be empty while that is not known
+    log_error: str = ""  # why they could not be read since; it may be empty while the reason is not known

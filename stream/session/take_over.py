@@ -1,10 +1,10 @@
 """Placement `static` and `shared`: a task whose owner is gone is taken over; shared tasks also get their standbys.
 
     each tick   view of the group ──> lost to a newer owner?  ──> decide (pure) ──> take, if it is free
-                                  ──> shared: stand by for what others own
+                                  ──> shared: standbys of tasks of other owners
 
-Rules of this file: driven by the instance under the session's lock; who takes what is decided by
-`standfast.replication.takeover`.
+Rules of this file: driven by the instance under the session's lock; `standfast.replication.takeover` decides which
+member takes which task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from standfast.stream.session.writers import Writers
 
 
 class Holder(Protocol):
-    """An instance, as those see it who say what it shall hold."""
+    """An instance, as the code that decides its tasks needs it."""
 
     app: str
     tasks: dict[TaskId, Task]
@@ -38,7 +38,7 @@ class Holder(Protocol):
 
 
 class TakeOver:
-    """What one instance does about tasks that nobody runs."""
+    """One instance's part in the take-over of tasks that no member runs."""
 
     def __init__(self, instance: Holder, replicas: int, *, allowed: bool) -> None:
         self._instance = instance
@@ -46,11 +46,12 @@ class TakeOver:
         self._allowed = allowed
 
     def tick(self) -> None:
-        """Look at the group and take what falls to this instance."""
+        """Look at the group and take the tasks that this instance must take."""
         if not self._allowed:
             return
         instance, writers, member = self._instance, self._instance.writers, self._instance.membership.member
         members = plans(instance.membership.look())
+        # The lease ran out: the next heartbeat joins again.
         if member not in members:
             return
         candidates = instance.shared if instance.shared is not None else frozenset(instance.tasks)
@@ -61,11 +62,13 @@ class TakeOver:
         for task_id in due:
             instance.take(task_id)
         if instance.shared is not None:
+            # Owners are read again, because the tasks taken just now changed them.
             self._stand_by(frozenset(members), writers.owners(candidates), candidates)
 
     def _stand_by(self, members: frozenset[str], owners: Mapping[TaskId, str], candidates: frozenset[TaskId]) -> None:
-        """Stand by for what others own, as far as replicas are asked for."""
+        """Open standbys of tasks with other owners, as far as replicas are configured."""
         instance = self._instance
+        # The owner of a task cannot be its standby, so one member fewer counts.
         instance.standbys_missing = max(self._replicas - (len(members) - 1), 0) * len(candidates)
         changed = False
         for task_id in sorted(candidates - frozenset(instance.tasks)):

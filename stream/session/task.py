@@ -1,4 +1,4 @@
-"""One task: the stores of one partition, their changelogs, and the commit that keeps everything one cut.
+"""One task: the stores of one partition, their changelogs, and the commit that makes everything one cut.
 
          assign              restored            revoke
     CREATED ──> RESTORING ──────────> RUNNING ──────────> CLOSED
@@ -12,7 +12,8 @@
                              as changelog, the source offset that this very commit makes durable
 
 Rules of this file: the order above is the order of durability; a crash between two steps leaves the log ahead of
-the local state, never behind. A commit that fails leaves the task FAILED until it is opened again.
+the local state, never behind. A commit that fails leaves the task FAILED until it is opened again. Its stores and
+positions are as Kafka Streams' ProcessorStateManager.
 """
 
 from __future__ import annotations
@@ -74,12 +75,12 @@ from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
 
 Outputs = Mapping[TopicPartition, Sequence[Outgoing]]
 
-CLOCKS_DIFFER_MS = 60_000
+CLOCKS_DIFFER_MS = 60_000  # by which a broker's clock may be behind ours
 Times: TypeAlias = tuple[dict[str, int], dict[str, int]]  # stream times and progress
 
 
 class TaskState(Enum):
-    """Where a task is in its life."""
+    """The state of a task's life cycle."""
 
     CREATED = "created"
     RESTORING = "restoring"
@@ -125,32 +126,32 @@ class Task:
         self.state = TaskState.CREATED
         self.role = "active"  # or "standby"
         self.error: BaseException | None = None
-        self.in_doubt = False  # the commit that failed it may have happened
-        self.dropped = ""  # why the caller's uncommitted changes are gone, until it asks where to go on
+        self.in_doubt = False  # the commit that failed it may be in the log
+        self.dropped = ""  # why the caller's uncommitted changes are gone; reset when it calls `source_offsets`
         self.writer: LogWriter | None = None
         self.record_timestamp: int | None = None
         self.stream_times: dict[str, int] = {}
         self.progress: dict[str, int] = {}
         self.commit_requested = False
-        self.keeps_refused = False  # a commit that the log refused before its first byte leaves the task as it was
-        self.counters = SessionCounters()  # the session's, once it has the task
-        self.inflight = (0, 0)  # records and bytes that the log was given and has not acknowledged
+        self.keeps_refused = False  # a commit that the log refused before its first byte leaves the task usable
+        self.counters = SessionCounters()  # the session's, after `count_in`
+        self.inflight = (0, 0)  # records and bytes given to the log and not acknowledged
         self.on_outputs: Callable[[Outputs, Mapping[TopicPartition, int]], None] | None = None  # after a commit
-        self.output_topics: Mapping[str, TopicInfo] = {}  # those known, for records that they would refuse
+        self.output_topics: Mapping[str, TopicInfo] = {}  # the known ones, to refuse records that they would refuse
         self._group = group
         self._clock = clock
         self._listener = listener
         self._topics = topics  # source topics of the task's group; None: any
         self._sources: dict[TopicPartition, int] = {}
         self._committed_times: Times = ({}, {})
-        self._log_may_have_it = False  # some or all of the commit that is under way
+        self._log_may_have_it = False  # some or all of the running commit
         self._outputs: dict[TopicPartition, list[Outgoing]] = {}
         self._output_bytes = 0
         self._outputs_since_ms = -1
-        self._marks: list[tuple[dict[TopicPartition, int], Times, int, bool]] = []  # of each open savepoint
+        self._marks: list[tuple[dict[TopicPartition, int], Times, int, bool]] = []  # one for each open savepoint
 
     def count_in(self, counters: SessionCounters) -> None:
-        """Add to the session's numbers from here on."""
+        """Count in the session's counters from here on."""
         self.counters = counters
         for name, store in self.stores.stores.items():
             store.rows.get_seconds = counters.store_read_seconds[name, "get"]
@@ -162,7 +163,7 @@ class Task:
         return self.writer.epoch if self.writer is not None else 0
 
     def move(self, state: TaskState) -> None:
-        """Enter a state; one that does not follow from the present one is our bug and changes nothing."""
+        """Enter a state; a wrong transition is a bug of ours and changes nothing."""
         if state not in ALLOWED[self.state]:
             raise InternalError(f"task {self.id} cannot go from {self.state.value} to {state.value}")
         self.state = state
@@ -176,7 +177,7 @@ class Task:
 
     @gives_stores
     def store(self, store: str | StoreSpec) -> Any:
-        """A store of this task, asked for by its definition (with its types) or by its name (of type Any).
+        """A store of this task, by its definition (with its types) or by its name (of type Any).
 
         It is a KeyValueState, WindowState, SessionState or VersionedState. Raises UnknownStore, InvalidRequest for a
         definition that differs from the declared one, NotReady until the task runs. Costs a look-up by name.
@@ -185,7 +186,7 @@ class Task:
         return self.stores.store(store)
 
     def source_offsets(self) -> dict[TopicPartition, int]:
-        """Where the application must read on: next offset per source partition; absent where nothing was committed.
+        """The next offset to read per source partition; absent where nothing was committed.
 
         After a loss of uncommitted changes (see `commit`) it discards later writes too: their records come again.
         """
@@ -209,13 +210,14 @@ class Task:
         """Add a record to an output topic; it is written with the next commit, in the same transaction if there is one.
 
         Without `partition` the key's CRC-32 over `partitions` chooses it (librdkafka's `consistent` partitioner).
-        InvalidRequest for what no log takes (types, timestamp, partition) and for a key, a value or headers over the
-        session's value_max_bytes, or all of them together over what a log takes; nothing changes then.
+        InvalidRequest for a record that no log accepts (types, timestamp, partition) and for a key, a value or headers
+        over the session's value_max_bytes, or all of them together over the log's limit; nothing changes then.
         """
         self._check_running()
         check_topic(topic)
         stamp = self.now_ms() if timestamp is None else timestamp
         least_ms = self.stores.limits.least_timestamp_ms
+        # Looked at in one expression for most records; only one that fails here is checked part by part.
         if (
             headers != ()
             or type(stamp) is not int
@@ -245,7 +247,7 @@ class Task:
         self._output_bytes += size
 
     def latest_ms(self, topic: str) -> int:
-        """The latest timestamp that a topic takes now, as far as that is known."""
+        """The latest timestamp that a topic accepts now, as far as its limit is known."""
         info = self.output_topics.get(topic)
         limit_ms = None if info is None else info.ahead_max_ms
         if limit_ms is None:
@@ -284,23 +286,24 @@ class Task:
         task's or goes back, DiskFull where there is too little space: nothing is written then, and the task goes on.
         When this returns, the state survives the kill of any process; when it raises anything else, the task takes no
         more writes until it is opened again. CommitUnknown, or another error that is `in_doubt`: the log may have
-        the commit; `source_offsets` of the task that is opened again says whether it has. Stream times
+        the commit; `source_offsets` of the task that is opened again shows whether it has. Stream times
         and progress that moved without a new offset are committed with the known offsets, so that the log has them.
-        `member` is the consumer that read the records: if it is that no more, the commit is Fenced. So it is once
+        `member` is the consumer that read the records: if it has left its group, the commit is Fenced. So it is once
         another instance has taken the task over. At least once its changes may be in the log by then, and the offsets
         are not.
         StateLost, with nothing written, if the task was opened again by itself and lost uncommitted changes: until
-        `source_offsets` is asked, which says where to go on.
+        `source_offsets` is called, which returns where to continue.
         """
         self._check_running()
         self._refuse_dropped()
         offsets = self.checked_offsets({} if source_offsets is None else source_offsets)
         moved = self.times_moved
+        # Metadata goes with offsets only: without any, a cold restore would not have the moved times.
         if moved and not offsets:
             offsets = dict(self._sources)
         if offsets or self.uncommitted:
             self.stores.buffer.check_commit()
-        # Text that is too long is refused here, while the changes are still in the buffer.
+        # Metadata over its limit is refused here, while the changes are still in the buffer.
         metadata = CommitMetadata(
             epoch=self.epoch, stream_times=self.stream_times, observed=self._observed(), progress=self.progress
         ).to_text()
@@ -316,9 +319,9 @@ class Task:
     def _committed(
         self, offsets: dict[TopicPartition, int], metadata: str, member: ConsumerMember | None, moved: bool
     ) -> tuple[Outputs, Mapping[TopicPartition, int] | None]:
-        """Commit, and take up what is committed; None if there was nothing to commit.
+        """Commit, and record the committed state; None if there was nothing to commit.
 
-        From the first look at the changes to the last word about them an exception fails the task, also one that a
+        From the first look at the changes to the last assignment an exception fails the task, also one that a
         signal handler raises anywhere between: a task that is half committed must not go on.
         """
         self._log_may_have_it = False
@@ -344,8 +347,8 @@ class Task:
                 self.counters.commits["failed"] += 1
                 let_go(error)
                 raise
-            # The task fails with the very error that its caller gets: a caller that meets another one takes the task
-            # for closed by somebody else, and never opens it again.
+            # The task fails with the very error that its caller gets: a caller that meets another one assumes that
+            # another thread closed the task, and never opens it again.
             told = self._told_of(error)
             self._failed(told)
             if told is not error:
@@ -354,9 +357,9 @@ class Task:
         return written, acknowledged
 
     def _told_of(self, error: BaseException) -> BaseException:
-        """The error of a failed commit, as CommitUnknown or marked if the log may have what was to be committed.
+        """The error of a failed commit, as CommitUnknown or marked if the log may have the commit.
 
-        Fenced stays as it is: whoever is fenced gives the task up, and its new owner asks for the offsets.
+        Fenced stays as it is: a fenced caller gives the task up, and the new owner reads the offsets.
         """
         if not self._log_may_have_it or isinstance(error, Fenced):
             return error
@@ -366,26 +369,26 @@ class Task:
                 f"task {self.id}: the log may have the commit, and what comes after it failed "
                 f"({type(error).__name__}): open the task again and go on from its source offsets"
             )
-            told.__cause__ = error  # whose frames are let go of together with it
+            told.__cause__ = error  # so that `let_go` clears its frames, too
             return told
         if isinstance(error, StandfastError):
             error.in_doubt = True
         return error
 
     def _failed(self, error: BaseException) -> None:
-        """A write that may be half done: the task cannot go on."""
+        """Fail the task after a write that may be half done."""
         self.counters.commits["failed"] += 1
         self.fail(error)
-        let_go(error)  # whoever keeps it must not keep locks with it
+        let_go(error)  # a caller that keeps the error must not keep locks with it
         if isinstance(error, StandfastError):
-            self._raise_fenced(error)  # it was closed in the middle, because another instance took it over
+            self._raise_fenced(error)  # a take-over closed the task in the middle of the commit
 
     def checked_offsets(self, source_offsets: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
-        """Source offsets that `commit` would take. Raises InvalidRequest; changes nothing."""
+        """The source offsets as `commit` would take them. Raises InvalidRequest; changes nothing."""
         return checked_source_offsets(source_offsets, self.id, self._topics, self._sources)
 
     def ahead(self, offsets: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
-        """Those of the offsets that are above what is committed."""
+        """Those of the offsets that are above the committed ones."""
         return {at: offset for at, offset in offsets.items() if offset > self._sources.get(TopicPartition(*at), -1)}
 
     @property
@@ -396,7 +399,7 @@ class Task:
 
     @property
     def times_moved(self) -> bool:
-        """Whether stream times or progress are not those of the last commit."""
+        """Whether stream times or progress differ from the last commit's."""
         return (self.stream_times, self.progress) != self._committed_times
 
     @property
@@ -405,8 +408,9 @@ class Task:
         return self._outputs
 
     def savepoint(self) -> None:
-        """Mark the present point: `rollback` comes back to the last one, `release` forgets it. They nest."""
+        """Mark the present point: `rollback` returns to the last mark, `release` forgets it. They nest."""
         self.stores.savepoint()
+        # Lengths are enough, because outputs are only ever appended.
         lengths = {at: len(batch) for at, batch in self._outputs.items()}
         self._marks.append((lengths, self._times(), self._output_bytes, self.commit_requested))
 
@@ -418,14 +422,14 @@ class Task:
         self._put_back(times)
 
     def release(self) -> None:
-        """Keep what was done since the savepoint."""
+        """Keep the changes since the savepoint."""
         self.stores.release()
         self._marks.pop()
 
     def write_outputs(self, *, batch_bytes: int, linger_ms: int) -> None:
         """At least once: write output records before the commit, once they are many or old enough.
 
-        Exactly once they belong to the commit's transaction, and nothing is done here.
+        Exactly once they belong to the commit's transaction, and this does nothing.
         """
         if self.guarantee == "exactly_once" or not self._outputs or self.writer is None:
             return
@@ -446,7 +450,7 @@ class Task:
             self.on_outputs(written, acknowledged)
 
     def discard(self) -> None:
-        """Forget everything since the last commit: rows, outputs, stream times and progress."""
+        """Discard everything since the last commit: rows, outputs, stream times and progress."""
         self.stores.discard()
         self._marks.clear()
         self._outputs, self._output_bytes = {}, 0
@@ -461,9 +465,9 @@ class Task:
             now.update(before)
 
     def fail(self, error: BaseException) -> None:
-        """The task cannot go on; it takes no reads or writes until it is opened again.
+        """Stop the task: it takes no reads or writes until it is opened again.
 
-        One that was taken over stays so, whatever else fails on it after that.
+        A task that was taken over stays fenced, whatever error follows.
         """
         if isinstance(self.error, Fenced):
             return
@@ -478,7 +482,7 @@ class Task:
         self.writer = writer
 
     def resume_from_log(self, offsets: Mapping[TopicPartition, Committed], *, local_counts: bool) -> None:
-        """Decide where sources and clocks go on by the group's `offsets`; called once, when every store is whole.
+        """Choose the start of sources and clocks by the group's `offsets`; called once, when every store is whole.
 
         The group's commit is atomic with the log under exactly once, so it wins. At least once, the local offsets may
         be ahead of it, and count only if every changelog stood at its end when the task was opened (`local_counts`).
@@ -503,11 +507,13 @@ class Task:
                 local.pop(at),
             )
         self._sources = {at: found.offset for at, found in committed.items()}
+        # Local offsets of a partition without a committed one count under either guarantee: nothing contradicts them.
         for at, offset in local.items():
             if local_counts and (at not in committed or self.guarantee == "at_least_once"):
                 self._sources[at] = max(offset, self._sources.get(at, 0))
         self.stream_times = dict(cut.stream_times)
         self.progress = dict(cut.progress)
+        # Sources, but none of this task's topics: the directory is that of another sub-topology.
         if cut.sources and not local:
             self._leave_clock(cut.sources)
         for found in committed.values():
@@ -517,13 +523,14 @@ class Task:
         self._keep_times()
 
     def close(self) -> None:
-        """Flush nothing, forget what is uncommitted, release log and directory. Closing twice is fine."""
+        """Release log and directory; no flush, and uncommitted changes are discarded. Closing twice is fine."""
         if self.state is not TaskState.CLOSED:
             self.move(TaskState.CLOSED)
         try:
             if self.writer is not None:
                 self.writer.close()
         finally:
+            # Whatever the writer's close raises: an open store keeps the lock of the directory.
             self.stores.close()
 
     def _keep_times(self) -> None:
@@ -533,7 +540,7 @@ class Task:
         return self._topics is None or topic in self._topics
 
     def _leave_clock(self, sources: Iterable[str]) -> None:
-        """The directory was left by a sub-topology that had this number: its event-time clock is not ours."""
+        """Drop the event-time clock of a directory that another sub-topology of this number has left."""
         before = ", ".join(sorted({parse_source_key(key)[0] for key in sources}))
         logger.warning(
             "task %s: this directory was left by a sub-topology that read %s, which these tasks do not read: "
@@ -545,6 +552,7 @@ class Task:
         self.progress.pop(PROGRESS_PREFIX + CLOCK_KEY, None)
 
     def _take_over_times(self, metadata: CommitMetadata) -> None:
+        # The larger of both: no clock goes back, whichever of directory and log is older.
         for key, stamp in metadata.stream_times.items():
             self.stream_times[key] = max(stamp, self.stream_times.get(key, -1))
         for key, value in metadata.progress.items():
@@ -562,20 +570,21 @@ class Task:
             reach("commit.logged")
             self._write_local(batches, commit, acknowledged, writer)
         except BaseException:
+            # Acknowledged and not local: under exactly once the next opening writes these rows.
             self.stores.keep_unwritten()
             raise
         reach("commit.local")
         if self.guarantee == "at_least_once" and commit.offsets:
-            # Refused once another instance has the task: it reads on from what was committed before it opened.
+            # Refused once another instance has the task: it reads on from the offsets committed before it opened.
             self._group.commit(commit.offsets, commit.member, writer.claim)
         return acknowledged
 
     def _write_local(
         self, batches: Batches, commit: GroupCommit, acknowledged: Mapping[TopicPartition, int], writer: LogWriter
     ) -> None:
-        """What the log has acknowledged, in one batch."""
+        """Write the acknowledged commit locally, in one batch."""
         self._check_log(batches, acknowledged)
-        # Those of a sub-topology that had this number before go: by them the next one would take this for its own.
+        # Sources of a sub-topology that had this number before go: by them the next one would take this for its own.
         known = self.stores.cut.sources
         sources = {key: offset for key, offset in known.items() if self._owns(parse_source_key(key)[0])}
         moved = {at: committed.offset for at, committed in commit.offsets.items()}
@@ -600,7 +609,7 @@ class Task:
         self.stores.commit(cut)
 
     def _write_log(self, writer: LogWriter, batches: Batches, commit: GroupCommit) -> Mapping[TopicPartition, int]:
-        """Hand the records to the log and wait for its acknowledgement; counts how long that took, and failures."""
+        """Pass the records to the log and wait for its acknowledgement; counts the time, and failures."""
         exactly_once = self.guarantee == "exactly_once"
         if not batches and not (exactly_once and commit.offsets):
             if commit.offsets:
@@ -615,7 +624,7 @@ class Task:
                 acknowledged = writer.append(batches)
         except BaseException as error:
             self.counters.changelog_errors[log_error(error)] += 1
-            # A writer marks its errors; whatever else ends its work may do so after the log has it.
+            # A writer marks its errors; any other exception may have come after the log took the commit.
             self._log_may_have_it = error.in_doubt if isinstance(error, StandfastError) else True
             raise
         finally:
@@ -624,7 +633,7 @@ class Task:
         return acknowledged
 
     def _check_log(self, batches: Batches, acknowledged: Mapping[TopicPartition, int]) -> None:
-        """Raise StateLost if the log gave out offsets anew: it has lost what it had acknowledged before."""
+        """Raise StateLost if the log assigned these offsets before: it has lost records that it had acknowledged."""
         for name, stored in self.stores.cut.positions.items():
             changelog = self.applier.changelogs.get(name)
             if changelog is not None and changelog in acknowledged and changelog not in self.applier.limited:
@@ -650,7 +659,7 @@ class Task:
             counters.logged_bytes += changes_bytes(store_changes)
 
     def _checked_size(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> int:
-        """Bytes of an output record, each part within the limit for values."""
+        """The size of an output record in bytes, each part within the limit for values."""
         sizes = {"key": len(key or b""), "value": len(value or b"")}
         if headers:
             sizes["headers"] = headers_bytes(headers)

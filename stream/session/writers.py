@@ -3,10 +3,10 @@
     open ──> the log fences the former owner ──> owned here ──> another instance opens one ──> fenced: lost here
                                                      └── a newer owner is seen in the group ──> give_way ──┘
 
-A task has one transactional id, so the log itself lets only its last owner write; `ownership` (pure) keeps what was
-lost until the caller names the task again.
+A task has one transactional id, so the log itself lets only its last owner write; `ownership` (pure) keeps losses until
+the caller names the task again.
 
-Rules of this file: it opens writers and compares owners; the instance closes what is lost. It knows no store.
+Rules of this file: it opens writers and compares owners; the instance closes lost tasks. It knows no store.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Writers:
         self._member = member
 
     def connect(self, tasks: Iterable[TaskId]) -> None:
-        """The writers of tasks that will be opened one after the other connect at the same time."""
+        """Connect, at the same time, the writers of tasks that will be opened one after the other."""
         self._log.prepare([self._id(task_id) for task_id in tasks])
 
     def open(self, task_id: TaskId, *, if_free: bool) -> LogWriter:
-        """Own a task from now on. With `if_free` Held while a live member owns it; Fenced if one takes it meanwhile."""
+        """Become a task's owner. With `if_free` Held while a live member owns it; Fenced if one takes it meanwhile."""
         return self._log.writer(self._id(task_id), group=self._app, owner=self._member, if_free=if_free)
 
     def owners(self, candidates: Iterable[TaskId]) -> dict[TaskId, str]:
@@ -47,9 +47,11 @@ class Writers:
         """Fail the active tasks that run here and have a newer owner."""
         for task_id, owner in owners.items():
             task = tasks.get(task_id)
+            # By role and not by state alone: a standby's owner is another member by its nature.
             runs = task is not None and task.role == "active" and task.state not in GONE
             if task is not None and runs and task.error is None and owner != self._member:
                 task.fail(Fenced(f"{owner} owns task {task_id} now"))
 
     def _id(self, task_id: TaskId) -> str:
+        # On Kafka the transactional id, by which the broker fences.
         return f"{self._app}-{task_id.group}-{task_id.partition}"

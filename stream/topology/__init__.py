@@ -1,1 +1,1 @@
-"""The topology of an application: processors, sources, sinks, and what fails."""
+"""The topology of an application: processors, sources, sinks, and error policies."""

@@ -1,7 +1,7 @@
-"""An application made ready to run on a log: topics checked and created, partitions counted, groups of tasks.
+"""An application prepared to run on a log: topics checked and created, partitions counted, groups of tasks.
 
-Rules of this file: it asks the admin of a log and creates only the application's own internal topics; topics from
-outside must be there. Every problem is reported at once.
+Rules of this file: it uses the log's admin and creates only the application's own internal topics; external topics must
+exist. Every problem is reported at once.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from standfast.stream.session.groups import TaskGroup
 from standfast.stream.topology.topology import Topology, TopologyBuilder
 from standfast.stream.topology.unclaimed import unclaimed
 
-# Kept until they are processed: then the loop deletes them. Small segments, so that the space is soon free.
+# Records stay until they are processed: then the loop deletes them. Small segments free the space soon.
 BETWEEN_TASKS = TopicPolicy(extra={**OWN_TIMESTAMPS, "segment.bytes": str(50 << 20)})
 
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """What runners and session need to know of an application."""
+    """The parts of an application that runners and session need."""
 
     topology: Topology
     partitions_of: Mapping[str, int]
     groups: Mapping[int, TaskGroup]
     upstream: Mapping[str, tuple[str, ...]]  # internal topic -> tasks that send watermarks there
     event_time: frozenset[int]
-    unclaimed: tuple[str, ...] = ()  # what no processor claims, to be reported
+    unclaimed: tuple[str, ...] = ()  # stores and topics that no processor claims, as lines of a report
     outputs: Mapping[str, TopicInfo] = field(default_factory=dict)  # the output topics by name
 
 
 def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing: bool = True) -> Assembled:
     """Check and create topics. Raises BadConfig with every problem.
 
-    `growing`: a source topic may have got partitions; topics between tasks then keep the number that they have.
+    `growing`: a source topic may have got more partitions; topics between tasks then keep their number.
     """
+    # First, so that an application that may not read or write a topic has created none.
     _check_permissions(builder, admin)
     sources = {
         topic: info.partitions
@@ -58,12 +59,13 @@ def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing
         raise BadConfig(missing)
     topology = builder.build(sources)
     kept = _smaller_than_now(topology, builder, admin) if growing else {}
+    # Another number of partitions would send keys to tasks that do not have their state.
     if kept:
         topology = builder.build(sources, kept)
     outputs, problems = _outputs(topology, admin, address)
     left = unclaimed(topology, frozenset(admin.topic_names()), admin.groups)
     if left.problems:
-        raise BadConfig([*problems, *left.problems])  # before a topic is made under the new name
+        raise BadConfig([*problems, *left.problems])  # before a topic is created under the new name
     problems += _make_internal(topology, admin, Fixes(address))
     if problems:
         raise BadConfig(problems)
@@ -81,7 +83,7 @@ def assemble(builder: TopologyBuilder, admin: LogAdmin, address: str, *, growing
 
 
 def _check_permissions(builder: TopologyBuilder, admin: LogAdmin) -> None:
-    """Raise BadConfig with every permission that the topics of the application lack, before any is used."""
+    """Raise BadConfig with every missing permission for the application's topics, before any topic is used."""
     groups = builder.sub_topologies()
     read = (node.topic for group in groups for node in group.sources)
     written = Topology(builder.app, groups, tuple(builder.internal.values())).output_topics
@@ -101,7 +103,7 @@ def _outputs(topology: Topology, admin: LogAdmin, address: str) -> tuple[dict[st
 
 
 def _smaller_than_now(topology: Topology, builder: TopologyBuilder, admin: LogAdmin) -> dict[str, int]:
-    """Topics between tasks, of no declared size, that were made when their writers were fewer."""
+    """Topics between tasks, of no declared size, that were created when their writers had fewer partitions."""
     found = {one.name: admin.describe_topic(one.name) for one in topology.internal
              if not builder.internal[one.name].partitions}  # fmt: skip
     now = {one.name: one.partitions for one in topology.internal}
@@ -122,12 +124,13 @@ def _make_internal(topology: Topology, admin: LogAdmin, fixes: Fixes) -> list[st
 
 
 def _event_time_groups(topology: Topology) -> frozenset[int]:
-    """Groups with a source that makes watermarks, and those behind them; only internal topics carry watermarks on."""
+    """Groups with a source that generates watermarks, and those downstream; only internal topics forward watermarks."""
     found = {
         group.group
         for group in topology.groups
         if any(source.settings.watermarks is not None for source in group.sources)
     }
+    # To a fixed point, because internal topics may feed each other in a circle.
     while True:
         reached = {
             group.group

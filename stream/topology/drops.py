@@ -1,6 +1,6 @@
-"""What an application leaves out: counted by reason, and logged, but not once per record.
+"""Counts of skipped records and results, by reason, and log lines about them, but not one per record.
 
-Rules of this file: counts are exact; a reason is logged at most once in `LOG_EVERY_MS`, with how many there were since.
+Rules of this file: counts are exact; a reason is logged at most once in `LOG_EVERY_MS`, with the number since then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from standfast.store.log import logger
 
 LOG_EVERY_MS = 10_000
 
-# What is counted by the reason; what a step with an on_error of its own leaves out is counted by the step's name.
+# Counted by reason; a step with an on_error of its own counts its failures by the step's name.
 REASONS = (
     "null_key",
     "null_value",
@@ -21,7 +21,7 @@ REASONS = (
     "invalid_timestamp",
     "deserialize",  # a record
     "process",  # a record
-    "result",  # what a table, a cache or a closed window gave, and what failed further on
+    "result",  # of a table, a cache or a closed window, which failed further downstream
     "timer",
 )
 
@@ -32,15 +32,15 @@ class Drops:
     def __init__(self, clock: Clock) -> None:
         self.counts: Counter[str] = Counter()
         self._clock = clock
-        self._logged: dict[str, tuple[int, int]] = {}  # reason -> when it was logged, and the count then
+        self._logged: dict[str, tuple[int, int]] = {}  # reason -> time of its last log line, and the count then
 
     @property
     def total(self) -> int:
-        """Everything that was left out."""
+        """The number of all skipped records and results."""
         return sum(self.counts.values())
 
     def drop(self, reason: str, where: str, detail: str) -> None:
-        """Count one, and say so unless the reason was logged just now."""
+        """Count one, and log it unless the reason was logged within `LOG_EVERY_MS`."""
         self.counts[reason] += 1
         now_ms = self._clock.monotonic_ms()
         logged_ms, before = self._logged.get(reason, (None, 0))

@@ -1,10 +1,10 @@
-"""Which policy holds at each node of a topology, for what it causes without a record in hand, and behind a topic.
+"""The policy at each node of a topology, for failures without a record in hand and behind an internal topic.
 
-    own policy, of a step or a source          holds there and further on
+    own policy, of a step or a source          holds there and further downstream
     none                                       that of the nodes before it, through repartition and broadcast topics too
-    several, because ways come together        the strictest
+    several, because branches merge            the strictest
 
-Rules of this file: pure; policies and their order are `standfast.stream.topology.policy`.
+Rules of this file: pure; policies and their order are defined in `standfast.stream.topology.policy`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _before(node: Node, nodes: Mapping[str, Node]) -> tuple[str, ...]:
 
 
 def _origins(name: str, before: Mapping[str, tuple[str, ...]], found: Mapping[str, ErrorPolicy]) -> list[ErrorPolicy]:
-    """The policies that lead to a node, each node looked at once: topics may feed each other in a circle."""
+    """The policies that lead to a node; each node is visited once, since topics may feed each other in a circle."""
     seen, waiting, origins = {name}, list(before[name]), list[ErrorPolicy]()
     while waiting:
         one = waiting.pop(0)
@@ -48,4 +48,5 @@ def _origins(name: str, before: Mapping[str, tuple[str, ...]], found: Mapping[st
             origins.append(found[one])
         else:
             waiting += before[one]
+    # A circle of internal topics alone leads to no policy.
     return origins or [FAIL]

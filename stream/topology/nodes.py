@@ -1,7 +1,7 @@
 """The parts of a topology: sources, processors, sinks, and the sub-topologies that they fall into.
 
-Rules of this file: plain frozen data. Who puts them together, and what is refused, is
-`standfast.stream.topology.topology`.
+Rules of this file: plain frozen data. `standfast.stream.topology.topology` puts the parts together and refuses wrong
+ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Serdes = tuple[Serde[Any], Serde[Any]]  # of key and value
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceNode:
-    """Reads one topic. `internal`: a topic between two sub-topologies, which the application makes itself."""
+    """Reads one topic. `internal`: a topic between two sub-topologies, which the application creates itself."""
 
     name: str
     topic: str
@@ -33,10 +33,10 @@ class SourceNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessorNode:
-    """Calls a processor, made anew for each task. `stores` None: every store that no other node names.
+    """Calls a processor, created for each task. `stores` None: every store that no other node names.
 
-    `null_keys`: records without a key are something to it, so that a repartition before it lets them through.
-    `policy`: its own on_error. `given`, `results`: serdes of what comes to it, and of its results, for dead letters.
+    `null_keys`: it processes records without a key, so that a repartition before it lets them through.
+    `policy`: its own on_error. `given`, `results`: serdes of its input records, and of its results, for dead letters.
     """
 
     name: str
@@ -59,7 +59,7 @@ class ProcessorNode:
 class SinkNode:
     """Writes to a topic; `partitioner` chooses from key, value and number of partitions (default: hash of the key).
 
-    `null_keys`: whether a repartition passes on records without a key; the topology finds out.
+    `null_keys`: whether a repartition forwards records without a key; the topology sets it.
     """
 
     name: str
@@ -74,7 +74,7 @@ class SinkNode:
 
     @property
     def given(self) -> Serdes:
-        """Serdes of what comes to it."""
+        """Serdes of its input records."""
         return self.key, self.value
 
 
@@ -92,22 +92,22 @@ class InternalTopic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubTopology:
-    """What one group of tasks does. Nodes are in an order in which parents come first."""
+    """The work of one group of tasks. Nodes are ordered with parents first."""
 
     group: int
     nodes: tuple[Node, ...]
     specs: tuple[StoreSpec, ...]
     connected: Mapping[str, tuple[str, ...]]  # processor -> its stores
     partitions: int = 0
-    policies: Mapping[str, ErrorPolicy] = field(default_factory=dict)  # what holds at each node; absent: "fail"
+    policies: Mapping[str, ErrorPolicy] = field(default_factory=dict)  # by node; absent: "fail"
 
     def policy_at(self, node: str) -> ErrorPolicy:
-        """The policy of what a node causes without a record in hand."""
+        """The policy for failures at a node without a record in hand."""
         return self.policies.get(node, FAIL)
 
     @property
     def dead_letters(self) -> tuple[tuple[str, str], ...]:
-        """Nodes that set records aside by a policy of their own, with the topic for those."""
+        """Nodes with a dead-letter topic of their own, and that topic."""
         nodes: tuple[ProcessorNode | SinkNode, ...] = (*self.processors, *self.sinks)
         own = ((node.name, node.policy) for node in nodes if node.policy is not None)
         return tuple((name, policy.dead_letter) for name, policy in own if policy.dead_letter is not None)

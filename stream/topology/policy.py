@@ -1,17 +1,17 @@
-"""What becomes of what fails: the policy of a source or of a step, and which one holds where.
+"""Error policies of sources and steps: how a failure is handled, and which policy holds where.
 
-    on_error="fail"          the task fails with it
-    on_error="skip"          it is taken back whole, and counted
-    on_error="dead_letter"   so too, and written to the topic `dead_letter`, with headers that say why
+    on_error="fail"          the task fails with the error
+    on_error="skip"          the record is rolled back as a whole, and counted
+    on_error="dead_letter"   the same, and written to the topic `dead_letter`, with headers that say why
 
-A source's policy covers each of its records; a step's covers each record that comes to the step, instead of the
-source's. Both cover everything that these cause further on, also what has no record of its own in hand: results that a
-cache held back or that a window gave as it closed, timers, and whatever goes through a repartition or broadcast topic.
-Where several ways come together, the strictest holds for that: "fail" before "dead_letter" before "skip", and the
-first declared of equals.
+A source's policy covers each of its records; a step's covers each record that reaches the step, instead of the
+source's. Both cover everything that these cause further downstream, also work without a record in hand: results that a
+cache held back or that a window gave as it closed, timers, and everything behind a repartition or broadcast topic.
+Where branches merge, the strictest holds for that work: "fail" before "dead_letter" before "skip", and the first
+declared of equals.
 
-Rules of this file: plain frozen data, checked on construction; carried out in `standfast.stream.runtime.guard`, found
-for each node in `standfast.stream.topology.inherited`.
+Rules of this file: plain frozen data, checked on construction; carried out in `standfast.stream.runtime.guard`,
+assigned to each node in `standfast.stream.topology.inherited`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _STRICTNESS = ("fail", "dead_letter", "skip")
 
 
 class OnErrorOptions(TypedDict, total=False):
-    """Keyword arguments that say what becomes of what fails in a step:
+    """Keyword arguments for the handling of failures in a step:
 
     on_error     "fail", "skip" (counted) or "dead_letter"; None: as the step before
-    dead_letter  topic for what fails, as it was read, with headers that say why
+    dead_letter  topic for failed records, as they were read, with headers that say why
     """
 
     on_error: OnError | None
@@ -42,9 +42,9 @@ class OnErrorOptions(TypedDict, total=False):
 class StepOptions(OnErrorOptions, total=False):
     """Keyword arguments of every step:
 
-    name         of the step; what it skips is counted under it. None: numbered by kind
+    name         of the step; its skipped records are counted under it. None: numbered by kind
     on_error     "fail", "skip" (counted) or "dead_letter"; None: as the step before
-    dead_letter  topic for what fails, as it was read, with headers that say why
+    dead_letter  topic for failed records, as they were read, with headers that say why
     """
 
     name: str | None
@@ -52,7 +52,7 @@ class StepOptions(OnErrorOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
-    """`step` is whose it is, and what is skipped is counted by; None: a source's, counted by the reason."""
+    """`step` owns the policy, and skipped records are counted by it; None: a source's, counted by the reason."""
 
     on_error: OnError = "fail"
     dead_letter: str | None = None
@@ -60,11 +60,11 @@ class ErrorPolicy:
 
     @property
     def protects(self) -> bool:
-        """Whether what fails is left out."""
+        """Whether failures are skipped."""
         return self.on_error != "fail"
 
     def counted_as(self, reason: str) -> str:
-        """What a count of something skipped goes by."""
+        """The name under which a skipped record is counted."""
         return self.step or reason
 
 
@@ -72,12 +72,12 @@ FAIL = ErrorPolicy()
 
 
 def strictest(policies: Iterable[ErrorPolicy]) -> ErrorPolicy:
-    """The one that holds where several come together; "fail" if there is none."""
+    """The policy where several meet; "fail" if there is none."""
     return min(policies, key=lambda one: _STRICTNESS.index(one.on_error), default=FAIL)
 
 
 def on_error_problems(on_error: object, dead_letter: str | None) -> list[str]:
-    """What is wrong with the two settings, each with its fix."""
+    """The problems of the two settings, each with its fix."""
     problems = []
     if on_error not in get_args(OnError):
         problems.append(f"on_error must be one of {', '.join(get_args(OnError))}, not {on_error!r}")
@@ -92,10 +92,11 @@ def on_error_problems(on_error: object, dead_letter: str | None) -> list[str]:
 
 
 def step_policy(step: str, on_error: OnError | None = None, dead_letter: str | None = None) -> ErrorPolicy | None:
-    """A step's own policy; None if it has none. BadConfig for settings that cannot be used."""
+    """A step's own policy; None if it has none. BadConfig for invalid settings."""
     if on_error is None and dead_letter is None:
         return None
     problems = on_error_problems(on_error, dead_letter)
+    # Counts by step and by reason share one table, so a step named "timer" would add to the timers' count.
     if step in REASONS:
         problems.append(f"the name is the count of something else ({', '.join(REASONS)}): give it another name=")
     if problems:

@@ -1,7 +1,7 @@
-"""What an application writes: processors, and the context they run in.
+"""The interface of an application's processors, and the context they run in.
 
-Rules of this file: no threads, no log; a context speaks for one processor of one task, and only while it runs. What a
-context asks for is carried out by the task's runner (`Services`).
+Rules of this file: no threads, no log; a context serves one processor of one task, and only while it runs. The task's
+runner carries out the calls of a context (`Services`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Forward = Callable[[Record], None]
 
 
 class InHand:
-    """The record that a task has in hand, shared by all its processors; nothing in a punctuation or a timer."""
+    """The record that a task processes, shared by all its processors; empty in a punctuation or a timer."""
 
     __slots__ = ("headers", "offset", "partition", "topic")
 
@@ -39,7 +39,7 @@ class InHand:
 
 
 class Services(Protocol):
-    """What a runner does for the contexts of its processors, and around them."""
+    """The runner's services for the contexts of its processors, and around them."""
 
     task: Task
     in_hand: InHand
@@ -68,18 +68,18 @@ class Services(Protocol):
 
 
 class Context:
-    """What a processor may ask for. `topic`, `partition`, `offset`, `headers` are those of the record in hand.
+    """A processor's access to its task. `topic`, `partition`, `offset`, `headers` are those of the record in hand.
 
-    In a punctuation or a timer there is none: topic None, partition -1, offset -1, no headers.
+    In a punctuation or a timer there is no record: topic None, partition -1, offset -1, no headers.
     """
 
     def __init__(self, name: str, services: Services, stores: tuple[str, ...], children: Mapping[str, Forward]) -> None:
         self.name = name
         self.closed = False
         self.downstream: Forward = to_all(tuple(children.values()))
-        # For results: of one that fails further on, only that is taken back which it caused there, as on_error says.
+        # For results: if one fails downstream, only its effects there are rolled back, as on_error says.
         self.give: Forward = services.giver(name, self.downstream)
-        self._giving = False  # in a flush there is no record in hand: each one forwarded is a result
+        self._giving = False  # in a flush there is no record in hand: each forwarded record is a result
         self._services = services
         self._task = services.task
         self._in_hand = services.in_hand
@@ -128,7 +128,7 @@ class Context:
 
     @property
     def watermark_ms(self) -> int | None:
-        """The task's event-time clock; None while it is unknown or no source makes watermarks."""
+        """The task's event-time clock; None while it is unknown or no source generates watermarks."""
         return self._services.watermark_ms()
 
     @property
@@ -140,8 +140,8 @@ class Context:
     def store(self, store: str | StoreSpec) -> Any:
         """A store that this processor is connected to, for this task's partition.
 
-        Asked for by its definition it has the types of that (KeyValueState[K, V], ...), by its name it is Any. Raises
-        InvalidRequest for one that is not connected, or whose definition differs from the declared one.
+        By its definition the result has its types (KeyValueState[K, V], ...), by its name it is Any. Raises
+        InvalidRequest for a store that is not connected, or whose definition differs from the declared one.
         """
         name = store_name(store)
         if name not in self._stores:
@@ -153,7 +153,8 @@ class Context:
         return self._task.store(cast("str", store))
 
     def forward(self, record: Record, to: str | None = None) -> None:
-        """Give a record to every child, or to the one of that name. InvalidRequest for anything but a sound Record."""
+        """Send a record to every child, or to the named one. InvalidRequest for anything but a valid Record."""
+        # Checked here, where the processor at fault is known: a child or a store would fail later and elsewhere.
         if type(record) is not Record:
             raise InvalidRequest(
                 f"processor {self.name!r} forwards {type(record).__name__}: give a standfast.Record(key, value, time)"
@@ -192,17 +193,17 @@ class Context:
         callback: Callback,
         start_ms: int | None = None,
     ) -> Cancellable:
-        """Call `callback(now_ms)` again and again: STREAM_TIME as records bring it on, WALL_CLOCK_TIME without any.
+        """Call `callback(now_ms)` repeatedly: STREAM_TIME as records advance it, WALL_CLOCK_TIME without records too.
 
         First due: stream time 0, or `start_ms`; wall clock one interval from now, or anchored at `start_ms`. Semantics
         of Kafka Streams' ProcessorContext.schedule. InvalidRequest for an interval below 1, on a standby, and outside
-        a processor that runs. Schedules are not kept: `init` makes them again.
+        a running processor. Schedules are not kept: `init` makes them again.
         """
         self._check_inside("schedule a punctuation")
         return self._services.schedule(self, interval_ms, kind, callback, start_ms)
 
     def timer(self, key: Any, time_ms: int, kind: TimerKind = EVENT_TIME) -> None:
-        """Call `on_timer` once when that time is reached; the same key, time and kind is one timer.
+        """Call `on_timer` once when the time is reached; the same key, time and kind is one timer.
 
         EVENT_TIME waits for the watermark, PROCESSING_TIME for the wall clock. Timers are kept in a logged store and
         survive a failover. Semantics of Flink's TimerService.
@@ -211,23 +212,23 @@ class Context:
         self._services.set_timer(self, key, time_ms, kind)
 
     def cancel_timer(self, key: Any, time_ms: int, kind: TimerKind = EVENT_TIME) -> None:
-        """Take back a timer; one that is not there is fine."""
+        """Cancel a timer; an absent one is fine."""
         self._check_inside("cancel a timer")
         self._services.cancel_timer(self, key, time_ms, kind)
 
     def commit(self) -> None:
-        """Ask for a commit after the current record."""
+        """Request a commit after the current record."""
         self._task.commit_requested = True
 
     def drop(self, reason: str, detail: str) -> None:
-        """Count something that is left out, and log it at a limited rate."""
+        """Count a skipped record, and log it at a limited rate."""
         self._services.drop(self.name, reason, detail)
 
     def on_flush(self, flush: Callable[[], None]) -> None:
-        """Have `flush` called at every commit, before anything is written: what is held back goes downstream now.
+        """Have `flush` called at every commit, before anything is written: it forwards suppressed results.
 
-        A record that it forwards is left out by itself if it fails further on, where `on_error` says so. What `flush`
-        itself raises fails the task: only the processor knows what it still holds.
+        A record that it forwards is skipped by itself if it fails downstream, where `on_error` says so. An error of
+        `flush` itself fails the task: only the processor knows its remaining results.
         """
 
         def give_all() -> None:
@@ -240,20 +241,20 @@ class Context:
         self._services.on_flush(give_all)
 
     def read_result(self, read: Callable[..., Record | None], *given: Any) -> Record | None:
-        """`read(*given)`, the result that a stored row makes; None, and counted, if the row's serde cannot read it and
-        `on_error` leaves that out."""
+        """`read(*given)`, the result of a stored row; None, and counted, if the row's serde cannot read it and
+        `on_error` skips that."""
         return self._services.read_result(self.name, read, given)
 
     @property
     def progress(self) -> dict[str, int]:
-        """Numbers that are kept with every commit, locally and in the log; names are the processor's to choose.
+        """Numbers that are kept with every commit, locally and in the log; the processor chooses their names.
 
         They must only grow: where an opening finds several, locally and in the log, the largest counts.
         """
         return self._task.progress
 
     def close(self) -> None:
-        """The processor is gone: nothing can be scheduled any more."""
+        """End the context: nothing can be scheduled any more."""
         self.closed = True
 
     def _check_inside(self, what: str) -> None:
@@ -283,7 +284,7 @@ class Processor:
         """Called for each record of the sources, in offset order per partition."""
 
     def on_timer(self, timer: Timer) -> None:
-        """Called when a timer is due, event-time ones by time and then by key."""
+        """Called when a timer is due; event-time timers by time and then by key."""
 
     def close(self) -> None:
         """Called when the task leaves this instance."""
@@ -295,9 +296,10 @@ def has_timers(processor: type[Processor]) -> bool:
 
 
 def processor_problem(given: object, step: str) -> str:
-    """Why something cannot be a processor of an application, "" if it can; `step` says how it is handed in."""
+    """Why an object cannot be a processor of an application, "" if it can; `step` says how it was passed."""
     if not (isinstance(given, type) and issubclass(given, Processor)):
         return f"{step} a subclass of standfast.Processor, not {given!r:.100}"
+    # Tried now, because the runner creates processors much later, in the middle of opening a task.
     try:
         inspect.signature(given).bind()
     except TypeError as error:
@@ -305,13 +307,14 @@ def processor_problem(given: object, step: str) -> str:
             f"{given.__name__} is made without arguments, once for each task, and its __init__ needs some ({error}): "
             "set them on the class, or in init(context)"
         )
-    except ValueError:  # of a class without a signature nothing is known
+    except ValueError:  # a class without a signature cannot be checked
         return ""
     return ""
 
 
 def to_all(children: tuple[Forward, ...]) -> Forward:
     """One call for all children of a node."""
+    # A single child is called directly: one call less for each record.
     if len(children) == 1:
         return children[0]
 

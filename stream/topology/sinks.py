@@ -1,9 +1,10 @@
-"""Sinks: what a sub-topology writes to topics, as bytes of the task's next commit.
+"""Sinks: records of a sub-topology written to topics, as bytes of the task's next commit.
 
 Rules of this file: a record goes to the partition of its key, to the one that a partitioner names, or to all of a
 broadcast. The default is librdkafka's `consistent` partitioner (CRC-32 of the serialised key); a windowed key goes
-where its plain key would go; a record without a key stays with the task's own number. One without a key is dropped and
-counted before a repartition, unless a left join behind it takes such records: as Kafka Streams drops them, uncounted.
+to the partition of its plain key; a record without a key goes to the partition of the task's own number. Before a
+repartition such a record is dropped and counted, unless a left join behind it processes it: Kafka Streams drops it
+uncounted.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ Drop = Callable[[str, str, str], None]  # node, reason, detail
 
 
 def make_sink(node: SinkNode, task: Task, partitions_of: Mapping[str, int], drop: Drop) -> Forward:
-    """What a sink does with a record."""
+    """The function that writes a record to the sink's topic."""
     topic, partitions = node.topic, partitions_of[node.topic]
+    # The topic may have fewer partitions than there are tasks.
     own = task.id.partition % partitions
     suffix = _window_bytes(node.key)
     everywhere = tuple(range(partitions)) if node.internal == "broadcast" else ()
@@ -45,6 +47,7 @@ def make_sink(node: SinkNode, task: Task, partitions_of: Mapping[str, int], drop
         elif raw_key is None:
             targets = (own,)
         else:
+            # Without the window's times, so that all windows of a key are in one partition.
             plain = raw_key[: len(raw_key) - suffix] if type(key) is Windowed else raw_key
             targets = (partition_of(plain, partitions),)
         for partition in targets:
@@ -59,7 +62,7 @@ def partition_of(raw_key: bytes, partitions: int) -> int:
 
 
 def _window_bytes(serde: Serde[Any]) -> int:
-    """Bytes behind the plain key: a session has two times of 8 bytes there, other windows one."""
+    """The number of bytes behind the plain key: 16 for a session, with two times of 8 bytes, 8 for other windows."""
     if serde.name.startswith("session_windowed("):
         return 16
     return 8 if serde.name.startswith("windowed(") else 0

@@ -1,4 +1,4 @@
-"""What an application says about a source: serdes, timestamps, what becomes of records that fail, watermarks.
+"""The settings of a source: serdes, timestamps, the handling of failed records, watermarks.
 
 Rules of this file: plain frozen data, checked on construction; carried out in `standfast.stream.runtime.inputs`.
 """
@@ -22,7 +22,7 @@ InvalidTimestamp = Literal["fail", "skip", "partition_time"]
 
 
 class TimestampSource(Enum):
-    """Where a timestamp comes from that no function of the record can give."""
+    """The origin of a timestamp that no function of the record can compute."""
 
     ARRIVAL_TIME = "arrival_time"
 
@@ -34,7 +34,7 @@ Assigners = WatermarkAssigner | Callable[[], WatermarkAssigner]
 
 
 class TableOptions(TypedDict, total=False):
-    """The keyword arguments of a source that a table has too; see SourceSettings."""
+    """The keyword arguments of a source that apply to a table too; see SourceSettings."""
 
     timestamp: Timestamps | None
     invalid_timestamp: InvalidTimestamp
@@ -57,13 +57,13 @@ class SourceSettings:
     timestamp          function of the record, ARRIVAL_TIME, or None: the log's own
     invalid_timestamp  a negative one: "fail", "skip" (counted), or "partition_time": its partition's largest
     on_error           a record that cannot be deserialised or processed: "fail", "skip" (counted), or "dead_letter"
-    dead_letter        topic for those, as they were read, with headers that say why
-    watermarks         assigner, or function that makes one; every partition gets its own
+    dead_letter        topic for those records, as they were read, with headers that say why
+    watermarks         assigner, or function that creates one; every partition gets its own
     late               topic for records at or before the watermark; without it they are dropped and counted
     idle_after_ms      a partition without records for so many milliseconds holds back neither stream time nor watermark
 
-    A record that fails in a processor leaves no trace in stores and outputs if it is skipped or set aside. `on_error`
-    covers everything that the source's records cause, as `standfast.stream.topology.policy` says.
+    A record that fails in a processor leaves no trace in stores and outputs if it is skipped or a dead letter.
+    `on_error` covers everything that the source's records cause: see `standfast.stream.topology.policy`.
     """
 
     key: Serde[Any]
@@ -77,7 +77,7 @@ class SourceSettings:
     idle_after_ms: int | None = None
 
     def problems(self) -> list[str]:
-        """What is wrong, each with its fix."""
+        """The problems of the settings, each with its fix."""
         problems = []
         for part in ("key", "value"):
             if not isinstance(getattr(self, part), Serde):
@@ -105,11 +105,12 @@ class SourceSettings:
         return problems
 
     def assigner(self) -> WatermarkAssigner | None:
-        """A watermark assigner of its own for one partition; None if the source makes no watermarks."""
+        """A new watermark assigner for one partition; None if the source generates no watermarks."""
         if self.watermarks is None:
             return None
+        # An assigner has state of one partition, so a given instance is copied for each.
         given: Any = self.watermarks
-        is_class = isinstance(given, type)  # which has the methods as well, and makes an assigner when it is called
+        is_class = isinstance(given, type)  # a class has the methods as well, but calling it makes the assigner
         made: WatermarkAssigner = given() if is_class or not hasattr(given, "on_record") else copy.deepcopy(given)
         if not (hasattr(made, "on_record") and hasattr(made, "on_periodic")):
             raise BadConfig([f"watermarks made {made!r}: an assigner needs on_record and on_periodic"])

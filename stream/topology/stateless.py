@@ -1,7 +1,7 @@
-"""The processors behind the fluent steps that keep no state: filter, map, flat_map, map_values, peek, join.
+"""The processors of the fluent steps without state: filter, map, flat_map, map_values, peek, join.
 
-Rules of this file: each takes the user's function and calls its children directly; a record goes on as it came
-except for what the step is for.
+Rules of this file: each takes the user's function and calls its children directly; a record keeps every field that the
+step does not change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Step(Processor):
 
 
 class Filter(Step):
-    """Lets a record through where `function(key, value)` is true; `keep` False turns it round."""
+    """Forwards a record where `function(key, value)` is true; `keep` False: where it is false."""
 
     def __init__(self, function: Callable[[Any, Any], bool], keep: bool = True) -> None:
         super().__init__(function)
@@ -41,7 +41,7 @@ class Filter(Step):
 
 
 class Map(Step):
-    """`function(key, value)` gives the new (key, value)."""
+    """`function(key, value)` returns the new (key, value)."""
 
     def process(self, record: Record) -> None:
         key, value = self.function(record.key, record.value)
@@ -49,16 +49,16 @@ class Map(Step):
 
 
 class MapValues(Step):
-    """`function(value)` gives the new value."""
+    """`function(value)` returns the new value."""
 
     def process(self, record: Record) -> None:
         self.forward(Record(record.key, self.function(record.value), record.timestamp, record.headers))
 
 
 class MapTableValues(Step):
-    """`function(value)` gives the new value of an update of a table, and its old one; a delete stays a delete.
+    """`function(value)` returns the new value of a table's update, and of its old value; a delete stays a delete.
 
-    Semantics of Kafka Streams' KTableMapValues: the function is never given None.
+    Semantics of Kafka Streams' KTableMapValues: the function never receives None.
     """
 
     def process(self, record: Record) -> None:
@@ -69,7 +69,7 @@ class MapTableValues(Step):
 
 
 class FlatMap(Step):
-    """`function(key, value)` gives any number of (key, value)."""
+    """`function(key, value)` returns any number of (key, value)."""
 
     function: Callable[[Any, Any], Iterable[KeyValue]]
 
@@ -80,7 +80,7 @@ class FlatMap(Step):
 
 
 class SelectKey(Step):
-    """`function(key, value)` gives the new key."""
+    """`function(key, value)` returns the new key."""
 
     def process(self, record: Record) -> None:
         key = self.function(record.key, record.value)
@@ -88,7 +88,7 @@ class SelectKey(Step):
 
 
 class Peek(Step):
-    """Calls `function(key, value)` and lets the record through."""
+    """Calls `function(key, value)` and forwards the record."""
 
     def process(self, record: Record) -> None:
         self.function(record.key, record.value)
@@ -96,7 +96,7 @@ class Peek(Step):
 
 
 class PassOn(Processor):
-    """Where several streams become one."""
+    """The node where several streams merge."""
 
     stores = ()
 
@@ -108,10 +108,10 @@ class PassOn(Processor):
 
 
 class ToTable(Processor):
-    """Keeps the latest value of each key and passes on the change. A record without a key is skipped and counted.
+    """Keeps the latest value of each key and forwards the change. A record without a key is skipped and counted.
 
-    The row stays if the change fails further on and is left out: the topic, which may be the store's changelog, has it
-    too. Semantics of Kafka Streams' KTableSource: a delete of a key that is not there goes on without a cache only.
+    The row stays if the change fails downstream and is skipped: the topic, which may be the store's changelog, has it
+    too. Semantics of Kafka Streams' KTableSource: a delete of an absent key is forwarded without a cache only.
     """
 
     def __init__(self, store: str) -> None:
@@ -129,14 +129,15 @@ class ToTable(Processor):
         if record.value is None and old is None and self.store.rows.caching:
             return
         self.store.put(record.key, record.value, record.timestamp)
+        # `give` and not `downstream`: a failure downstream must not take the row back, which the topic has, too.
         self.context.give(record._replace(old_value=old))
 
 
 class TableJoin(Processor):
-    """Each record of a stream with the table's value of its key at that moment.
+    """Joins each record of a stream with the table's present value of its key.
 
-    Semantics of Kafka Streams' KStream-KTable join: the table alone brings forth nothing; without a table value an
-    inner join passes nothing on, a left join passes None; a record without a key or value is skipped and counted.
+    Semantics of Kafka Streams' KStream-KTable join: the table alone produces no result; without a table value an
+    inner join forwards no record, a left join passes None; a record without a key or value is skipped and counted.
     """
 
     def __init__(self, store: str, joiner: Callable[[Any, Any], Any], left: bool) -> None:
@@ -154,6 +155,7 @@ class TableJoin(Processor):
             what = "null_key" if key is None else "null_value"
             self.context.drop(what, f"join with table {self.store_name!r}: a record needs a key and a value")
             return
+        # KIP-962: a left join takes a record without a key, for which the table has no value.
         found = None if key is None else self.store.get(key)
         if found is not None or self.left:
             joined = self.joiner(value, found)

@@ -9,10 +9,10 @@
           <-- clicks-source
 
 In Mermaid each sub-topology is a subgraph. Shapes: node [name], store [(name)], topic ([name]), internal topic
-{{name}}. Lines: the way of the records is drawn through; who uses a store, and where records are set aside, is dotted.
+{{name}}. Lines: the path of the records is solid; uses of stores, dead letters and late records are dotted.
 
-Rules of this file: pure; text out, nothing in but the topology. Ids in Mermaid are numbers, because names may hold what
-an id may not; names stand in quotes, so that nothing in them is read as markup.
+Rules of this file: pure; text out, only the topology in. Ids in Mermaid are numbers, because names may hold characters
+that an id may not; names stand in quotes, so that no character in them is read as markup.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from standfast.stream.topology.nodes import SubTopology
 
 
 def describe(groups: Sequence[SubTopology]) -> str:
-    """The whole topology, one line per node and one for each direction of its connections."""
+    """The whole topology: a line for each node and for each direction of its connections."""
     blocks = ["\n".join(_sub_topology(group)) for group in groups]
     return "Topologies:\n" + "\n\n".join(blocks) + "\n"
 
 
 def mermaid(groups: Sequence[SubTopology], internal: Sequence[str], topics: Sequence[str]) -> str:
-    """The text of a Mermaid flowchart. `internal` are those of the `topics` that join sub-topologies."""
+    """The text of a Mermaid flowchart. `internal` are the `topics` that connect sub-topologies."""
     return "\n".join(_flowchart(groups, internal, list(dict.fromkeys(topics)))) + "\n"
 
 
@@ -101,4 +101,5 @@ def _ids(groups: Sequence[SubTopology], topics: Sequence[str]) -> dict[tuple[str
 
 
 def _quoted(name: str) -> str:
+    # The number sign first, because the other escape contains one.
     return '"' + name.replace("#", "#35;").replace('"', "#quot;") + '"'

@@ -1,4 +1,4 @@
-"""The topology of an application: sources, processors, sinks and stores, and how they fall into sub-topologies.
+"""The topology of an application: sources, processors, sinks and stores, and their grouping into sub-topologies.
 
     source ──> processor ──> processor ──> sink            one sub-topology: called directly, one task per partition
                     │
@@ -7,8 +7,8 @@
 Nodes that are connected, or that share a store, are one sub-topology; a topic between two nodes divides them. Groups
 are numbered in the order in which their first node was added, so that the same program always gives the same TaskIds.
 
-Rules of this file: pure; it knows node and topic names, serdes and store definitions, no log. How many partitions the
-topics have comes in. Every problem of a topology is reported at once.
+Rules of this file: pure; it knows node and topic names, serdes and store definitions, no log. The caller passes the
+topics' partition counts. Every problem of a topology is reported at once.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Topology:
 
     @property
     def source_topics(self) -> tuple[str, ...]:
-        """Topics from outside that it reads, in order."""
+        """External topics that it reads, in order."""
         names = (source.topic for group in self.groups for source in group.sources if not source.internal)
         return tuple(dict.fromkeys(names))
 
     @property
     def output_topics(self) -> tuple[str, ...]:
-        """Topics from outside that it writes: sinks, dead letters, late records."""
+        """External topics that it writes: sinks, dead letters, late records."""
         names: dict[str, None] = {}
         for group in self.groups:
             names.update((sink.topic, None) for sink in group.sinks if sink.internal is None)
@@ -82,17 +82,17 @@ class Topology:
 
 
 class TopologyBuilder:
-    """Collects nodes; `build` makes a Topology of them."""
+    """Collects nodes; `build` creates a Topology from them."""
 
     def __init__(self, app: str, specs: Sequence[StoreSpec] = ()) -> None:
         self.app = app
         self.specs: dict[str, StoreSpec] = {spec.name: spec for spec in specs}
         self.nodes: dict[str, Node] = {}
         self.internal: dict[str, InternalTopic] = {}
-        self.nameless: list[str] = []  # steps that must be named before the application runs, and why
+        self.nameless: list[str] = []  # steps that need a name before the application runs, and why
 
     def add_source(self, topic: str, settings: SourceSettings, *, internal: bool = False) -> str:
-        """A source; the same topic with the same settings is the same node. Returns the node's name."""
+        """Add a source; the same topic with the same settings is the same node. Returns the node's name."""
         check_topic(topic)
         problems = settings.problems()
         name = f"{topic}-source"
@@ -117,7 +117,7 @@ class TopologyBuilder:
         given: Serdes | None = None,
         results: Serdes | None = None,
     ) -> str:
-        """A processor below `parents`. Returns its name; BadConfig for a name that is taken, an unknown store."""
+        """Add a processor below `parents`. Returns its name; BadConfig for a taken name or an unknown store."""
         check_name("node", name)
         self._check_new(name, parents)
         unknown = [store for store in stores or () if store not in self.specs]
@@ -132,7 +132,7 @@ class TopologyBuilder:
         return name
 
     def connect(self, name: str, parent: str) -> None:
-        """One more input for a processor that is there."""
+        """Add an input to an existing processor."""
         node = self.nodes[name]
         if isinstance(node, ProcessorNode) and parent not in node.parents:
             self.nodes[name] = replace(node, parents=(*node.parents, parent))
@@ -149,7 +149,7 @@ class TopologyBuilder:
         *,
         policy: ErrorPolicy | None = None,
     ) -> str:
-        """A sink below `parents`. Returns its name."""
+        """Add a sink below `parents`. Returns its name."""
         check_topic(topic)
         self._check_new(name, parents)
         self.nodes[name] = SinkNode(name, topic, tuple(parents), key, value, partitioner, internal, policy=policy)
@@ -165,9 +165,9 @@ class TopologyBuilder:
         partitions: int = 0,
         policy: ErrorPolicy | None = None,
     ) -> str:
-        """A topic of the application's own between `parents` and the source whose name is returned.
+        """Add an internal topic between `parents` and the source whose name is returned.
 
-        One name is one topic: what several nodes send there comes out of it together, once.
+        One name is one topic: records of several parents come out of it together, once.
         """
         check_name(kind, name)
         topic = check_topic(f"{self.app}-{name}-{kind}")
@@ -177,6 +177,7 @@ class TopologyBuilder:
         self._check_new(f"{topic}-sink-{len(self.nodes)}", parents)
         source = self.add_source(topic, SourceSettings(key=key, value=value), internal=True)
         self.internal[topic] = InternalTopic(topic, kind, partitions)
+        # Only parents that do not write there yet: a second sink would write their records twice.
         there = {parent for node in self.nodes.values() if isinstance(node, SinkNode) and node.topic == topic
                  for parent in node.parents}  # fmt: skip
         new = [parent for parent in parents if parent not in there]
@@ -188,17 +189,18 @@ class TopologyBuilder:
         return source
 
     def new_name(self, kind: str) -> str:
-        """A name for a node that the user did not name; the same program gives the same names.
+        """A name for an unnamed node; the same program gives the same names.
 
-        Adding a step changes it, so nothing that is kept may be called after it: see `lasting_name`.
+        Adding a step changes it, so no kept state may be called after it: see `lasting_name`.
         """
         return f"{kind}-{len(self.nodes)}"
 
     def lasting_name(self, name: str, what: str) -> str:
         """A name for a node whose state is kept under it.
 
-        Where it is taken the node gets a number, which is good for one run only: `nameless` says so then.
+        If the name is taken the node gets a number, which is good for one run only, and `nameless` reports it.
         """
+        # Topics count too, because a lasting name may become that of a repartition topic.
         taken = {*self.nodes, *(topic.removeprefix(f"{self.app}-") for topic in self.internal)}
         free, number = name, 1
         while not taken.isdisjoint({free, f"{free}-repartition"}):
@@ -212,10 +214,11 @@ class TopologyBuilder:
         return free
 
     def sub_topologies(self) -> tuple[SubTopology, ...]:
-        """The groups, without numbers of partitions."""
+        """The groups, without partition counts."""
         if not any(isinstance(node, SourceNode) for node in self.nodes.values()):
             raise BadConfig([f"application {self.app!r} has no source: add one with @app.source or app.stream(topic)"])
         connected = self._connected()
+        # Reversed, so that the first processor that names a store is its owner.
         owner = {store: name for name, stores in reversed(connected.items()) for store in stores}
         roots: dict[str, str] = {}
 
@@ -235,6 +238,7 @@ class TopologyBuilder:
             if isinstance(node, SinkNode) and node.topic in keyless:
                 node = replace(node, null_keys=True)
             members.setdefault(root(name), []).append(node)
+        # An unused store is opened, too, by group 0: its changelog is restored and its rows can be read.
         unused = tuple(spec for name, spec in self.specs.items() if name not in owner)
         policies = policies_of(self.nodes)
         return tuple(
@@ -243,9 +247,9 @@ class TopologyBuilder:
         )
 
     def build(self, partitions_of: Mapping[str, int], kept: Mapping[str, int] | None = None) -> Topology:
-        """The topology, given the number of partitions of every topic from outside that it reads.
+        """The topology, given the partition count of every external topic that it reads.
 
-        `kept`: numbers of partitions of its own topics that are to stay as they are, where none is declared.
+        `kept`: partition counts of internal topics that are to stay, where none is declared.
         """
         groups = list(self.sub_topologies())
         self._check_tables()
@@ -261,7 +265,7 @@ class TopologyBuilder:
         return Topology(self.app, tuple(groups), internal)
 
     def _check_tables(self) -> None:
-        """BadConfig where a row could be taken back, or never put, that a restore from the source topic would put."""
+        """BadConfig where a row that a restore from the source topic would put could be rolled back or never put."""
         held = {spec.changelog_of(self.app): spec.name for spec in self.specs.values() if spec.from_source}
         problems = []
         for node in self.nodes.values():
@@ -281,7 +285,7 @@ class TopologyBuilder:
             raise BadConfig(problems)
 
     def _read_without_keys(self) -> frozenset[str]:
-        """Topics of its own behind which a processor takes records without a key."""
+        """Internal topics behind which a processor accepts records without a key."""
         behind: dict[str, set[str]] = {}  # node -> topics whose records reach it within its sub-topology
         for node in _in_order(list(self.nodes.values())):
             if isinstance(node, SourceNode):
@@ -310,6 +314,7 @@ class TopologyBuilder:
     ) -> SubTopology:
         own = {node.name: connected[node.name] for node in nodes if isinstance(node, ProcessorNode)}
         names = dict.fromkeys(store for stores in own.values() for store in stores)
+        # A store that is not declared is that of a node's timers, which hold bytes.
         specs = [self.specs.get(name) or KeyValueStore(name, serde.bytes, serde.bytes) for name in names]
         held = {node.name: policies[node.name] for node in nodes}
         return SubTopology(number, _in_order(nodes), (*specs, *unused), own, policies=held)
@@ -327,7 +332,7 @@ def _keeps_a_table(node: Node) -> bool:
 
 
 def _in_order(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Parents first; a processor may have got a parent that was added after it."""
+    """Order nodes with parents first; a processor may have a parent that was added after it."""
     waiting, done = {node.name: node for node in nodes}, dict[str, Node]()
     while waiting:
         for name, node in list(waiting.items()):
@@ -338,7 +343,7 @@ def _in_order(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _resolve(groups: list[SubTopology], known: dict[str, int], internal: Mapping[str, InternalTopic]) -> list[str]:
-    """Give every group and internal topic its partitions, in place; returns what does not fit."""
+    """Set the partitions of every group and internal topic, in place; returns the problems."""
     known.update({topic: one.partitions for topic, one in internal.items() if one.partitions})
     while _resolve_more(groups, known, internal, patient=True) or _resolve_more(groups, known, internal, patient=False):
         pass
@@ -357,8 +362,8 @@ def _resolve(groups: list[SubTopology], known: dict[str, int], internal: Mapping
 def _resolve_more(
     groups: list[SubTopology], known: dict[str, int], internal: Mapping[str, InternalTopic], *, patient: bool
 ) -> bool:
-    """One step from what is known; whether anything new is. Not `patient`: a topic may do without some writers' count,
-    which is called for only where topics feed each other in a circle."""
+    """Derive one more count from the known ones; return whether there was one. Not `patient`: a topic may do without
+    some writers' counts, which is needed only where topics feed each other in a circle."""
     for number, group in enumerate(groups):
         counts = [known[topic] for topic in group.topics if topic in known]
         if counts and not group.partitions:
@@ -369,7 +374,7 @@ def _resolve_more(
             continue
         reader = next(group for group in groups if topic in group.topics)
         writers = [group.partitions for group in groups if any(sink.topic == topic for sink in group.sinks)]
-        # Read together with other topics it must have as many partitions; alone, as its writers have tasks.
+        # A topic read together with others needs as many partitions as they have; alone, as many as its writers' tasks.
         wanted = reader.partitions or (max(writers) if all(writers) or not patient else 0)
         if wanted:
             known[topic] = wanted

@@ -1,13 +1,13 @@
 """State in the log that no processor of an application claims, found at start by names alone.
 
     changelog of a store that is not declared      reported: it is neither read nor deleted
-    topic between tasks that no step writes        reported: what waits in it is not processed
+    topic between tasks that no step writes        reported: its records are not processed
     declared store that no processor names         reported
-    the same under a name that was once counted    refused, while the name of today has nothing in the log
+    the same under a name that was once counted    refused, while its present name has nothing in the log
 
 Earlier versions kept the timers of an unnamed step as `<class>-<n>-timers`, and sent an unnamed join through
-`<app>-<table>-join-<n>-repartition`, n being the number of steps before it. Both begin empty under their names of
-today, so an application that left such a topic behind must say which one is its own.
+`<app>-<table>-join-<n>-repartition`, n being the number of steps before it. Both begin empty under their present
+names, so an application that left such a topic behind must say which step it belongs to.
 
 Rules of this file: pure; names of topics and groups come in.
 """
@@ -27,21 +27,23 @@ JOIN = "-join"
 
 @dataclass(frozen=True, slots=True)
 class Unclaimed:
-    """`problems` refuse the start; `lines` are reported. Each says what, where, and what to do."""
+    """`problems` refuse the start; `lines` are reported. Each names the state, its place, and the fix."""
 
     problems: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
 
 
 def unclaimed(topology: Topology, names: Collection[str], groups: Callable[[], Iterable[str]]) -> Unclaimed:
-    """Compare the topics of a log with what the topology makes of them.
+    """Compare the topics of a log with those of the topology.
 
-    `names` are all its topics; `groups` lists its groups, and is asked only if a topic may be another application's.
+    `names` are all topics of the log; `groups` lists its groups, and is called only if a topic may be another
+    application's.
     """
     app = topology.app
     claimed = _claimed(topology)
     left = [name for name in names if is_internal(f"{app}-", name) and name not in claimed]
     lines = [*_unconnected(topology)]
+    # Listing the groups asks the broker; most starts find no unclaimed topic and need no list.
     if left:
         found = app_topics(app, left, groups=groups(), known=(), sources=())
         lines += [
@@ -78,6 +80,7 @@ def _unconnected(topology: Topology) -> Iterator[str]:
 def _timers(topology: Topology, names: Collection[str], left: Iterable[str]) -> Iterator[str]:
     for group in topology.groups:
         for node in group.processors:
+            # A topic under the present name: the step has started with this name, and has its timers.
             if node.timer_store is None or changelog_topic(topology.app, node.timer_store) in names:
                 continue
             earlier = _counted(left, f"{topology.app}-{node.name}", "-timers-changelog")

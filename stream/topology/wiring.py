@@ -1,9 +1,9 @@
-"""One instance of every processor of a task, joined so that they call each other directly.
+"""One instance of every processor of a task, wired so that they call each other directly.
 
     source ──> to_all(children) ──> processor.process ──> context.forward ──> children ... ──> sink ──> task.send
 
-Rules of this file: it builds and calls nothing that it has built. Processors are made children first, because a parent
-is given what its children are called by; the lists it returns are in the topology's order, parents first.
+Rules of this file: it builds, and calls nothing that it has built. Processors are created children first, because a
+parent needs the calls of its children; the returned lists are in the topology's order, parents first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from standfast.stream.topology.sinks import make_sink
 
 @dataclass(frozen=True, slots=True)
 class Wired:
-    """The processors of one task with their contexts, and what each source node hands its records to."""
+    """The processors of one task with their contexts, and the call that receives the records of each source node."""
 
     processors: tuple[tuple[ProcessorNode, Processor, Context], ...]
     entries: Mapping[str, Forward]
@@ -30,12 +30,13 @@ def wire(
     partitions_of: Mapping[str, int],
     own_policy: Callable[[ProcessorNode | SinkNode, Forward], Forward],
 ) -> Wired:
-    """Make the processors of a sub-topology for the task of `services`; `partitions_of` its sinks' topics.
+    """Create the processors of a sub-topology for the task of `services`; `partitions_of` has its sinks' topics.
 
-    `own_policy` gives what a node with an on_error of its own is called by, from what it would be called by.
+    `own_policy` wraps the call of a node that has an on_error of its own.
     """
     children: dict[str, dict[str, Forward]] = {node.name: {} for node in topology.nodes}
     built: list[tuple[ProcessorNode, Processor, Context]] = []
+    # Children first, because a parent needs their calls.
     for node in reversed(topology.nodes):
         if isinstance(node, SinkNode):
             forward = make_sink(node, services.task, partitions_of, services.drop)
@@ -49,6 +50,7 @@ def wire(
         if node.policy is not None:
             forward = own_policy(node, forward)
         for parent in node.parents:
+            # In front, because nodes come in reverse: children are called in the order in which they were added.
             children[parent] = {node.name: forward, **children[parent]}
     entries = {source.name: to_all(tuple(children[source.name].values())) for source in topology.sources}
     return Wired(tuple(reversed(built)), entries)
