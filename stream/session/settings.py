@@ -27,7 +27,7 @@ MEMORY_MIN_BYTES = 1 << 20
 MEMORY_DEFAULT_BYTES = 256 << 20
 CACHE_DEFAULT_BYTES = 10 << 20
 CACHE_MIN_BYTES = 64 << 10
-# Half of the time from a kill to the standby's first record is within a record of it; docs/internals/restore.md has figures.
+# Half of the time from a kill to the standby's first record is within a record of it (docs/internals/restore.md).
 LEASE_DEFAULT_MS = 1_500
 LEASE_MIN_MS = 100
 MAX_STALL_DEFAULT_MS = 30_000
