@@ -3,9 +3,9 @@
     a run    two sidecars on one log ──> steps: a move of any partitions, a kill of a server or a worker in it
              ──> every partition is open again in 5 s ──> every acknowledged commit is there, and in the log alone
 
-Rules of this file: it prints the seed of each run; `STANDFAST_CRASH_SEED=<seed> make crash SERVE_RUNS=8 ARGS="-k
-commit[7]"` repeats every choice, but not the moment of a kill after a delay. Without SERVE_RUNS there are two short
-runs, whose seed is the same every time.
+Rules of this file: it prints the seed of each run; `STANDFAST_CRASH_SEED=<seed> make crash SERVE_RUNS=8
+ARGS="-k commit[7]"` repeats every choice, but not the moment of a kill after a delay. Without SERVE_RUNS there are two
+short runs, whose seed is the same every time.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
        ^                │ kill -9, server or worker          offset that is found implies the required state: the fold
        └── new server ──┘                                    of the operations below it, no more and no less
 
-Rules of this file: it prints the seed of each run; `STANDFAST_CRASH_SEED=<seed> make crash SERVE_RUNS=32 ARGS="-k
-sidecar[7]"` repeats every choice, but not the moment of a kill after a delay. It takes a quarter of SERVE_RUNS, since
-`test_crash_moves.py` moves tasks between two sidecars as well.
+Rules of this file: it prints the seed of each run; `STANDFAST_CRASH_SEED=<seed> make crash SERVE_RUNS=32
+ARGS="-k sidecar[7]"` repeats every choice, but not the moment of a kill after a delay. It takes a quarter of
+SERVE_RUNS, since `test_crash_moves.py` moves tasks between two sidecars as well.
 """
 
 from __future__ import annotations
