@@ -1,4 +1,5 @@
-"""What a task of a verify keeps and tells the driver, without Spark: bounded, and without values unless asked.
+"""The differences that a verify task keeps and sends to the driver, without Spark: bounded, and without values by
+default.
 
 Rules of this file: Arrow batches and stores in memory; no Spark is started.
 """
