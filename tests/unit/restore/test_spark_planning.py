@@ -1,5 +1,4 @@
-"""The plan of Spark's driver before a job, for many partitions: without Spark, and in time that grows with their
-number.
+"""The plan of Spark's driver before a job, for many partitions: without Spark, in time that grows with their number.
 
 Rules of this file: manifests and logs of a thousand partitions, written directly; processor time, since the machine may
 be busy.

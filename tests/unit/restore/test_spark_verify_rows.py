@@ -1,5 +1,4 @@
-"""The differences that a verify task keeps and sends to the driver, without Spark: bounded, and without values by
-default.
+"""Differences that a verify task keeps and sends to the driver, without Spark: bounded, by default without values.
 
 Rules of this file: Arrow batches and stores in memory; no Spark is started.
 """
