@@ -116,7 +116,7 @@ def clear(address: str) -> None:
 
 
 def wait_until_gone(address: str, group: str, partitions: list[KafkaPartition]) -> None:
-    """Until the group has no committed offset of these. (The admin client's call for them can end the process.)"""
+    """Wait until the group has no committed offset of these. (The admin client's call for them can end the process.)"""
     consumer = Consumer({"bootstrap.servers": address, "group.id": group, "log_level": "4"})
     until(
         lambda: all(at.offset < 0 for at in consumer.committed(partitions, 10)),

@@ -174,7 +174,7 @@ def stopped(pid: int) -> bool:
 
 @pytest.fixture
 def leases(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Leases]:
-    """On the embedded log, or with the parameter "kafka" on the shared broker."""
+    """Leases on the embedded log, or with the parameter "kafka" on the shared broker."""
     kafka = getattr(request, "param", "sqlite") == "kafka"
     address = f"kafka://{request.getfixturevalue('kafka_address')}" if kafka else f"sqlite:///{tmp_path}/log.sqlite"
     made = Leases(tmp_path, address)

@@ -72,7 +72,7 @@ MEMORY_BYTES = 32 << 20
 
 @dataclass
 class Strike:
-    """Where the application's own code ends the process, or fails its task."""
+    """The place where the application's own code ends the process, or fails its task."""
 
     place: str = ""
     times: int = 0

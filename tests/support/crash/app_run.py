@@ -74,7 +74,7 @@ class AppDamage:
 
 
 class Losses(Listener):
-    """State that was given up; never justified without damage."""
+    """Notes lost state; no run has a reason to lose any."""
 
     def __init__(self) -> None:
         self.lost: list[str] = []
@@ -259,7 +259,7 @@ class AppCrash:
             assert life.process.wait(PATIENCE_S) == 0, f"seed {self.seed}: {life.err.read_text()}"
 
     def await_boards(self) -> None:
-        """A task that reopened by itself gets an upstream watermark only when the upstream task repeats it."""
+        """Wait for the boards: a task that reopened alone gets an upstream watermark only when it is repeated."""
         deadline = time.monotonic() + REPEAT_S
         wanted = sum(len(rows) for (topic, _), rows in self.expected.outputs.items() if topic == "boards")
         while sum(map(len, self.read_topics({"boards": 2}).values())) < wanted and time.monotonic() < deadline:

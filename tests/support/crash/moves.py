@@ -195,7 +195,7 @@ class Moves:
         self.figures.done["lapses"] += 1
 
     def _strike(self) -> threading.Timer:
-        """Kill a server or a worker soon."""
+        """A timer that kills a server or a worker soon."""
         node, what = self.rng.choice(self.nodes), self.rng.choice(("server", "worker", "worker"))
 
         def strike() -> None:

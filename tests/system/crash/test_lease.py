@@ -97,7 +97,7 @@ def test_removal_by_a_member_that_had_not_read_the_newest_beat_is_void() -> None
     joined = Record(0, 1_000, member_key("a"), member_value("join", "s", 500, 0, "", 1), ())
     beat = Record(1, 1_400, member_key("a"), member_value("beat", "s", 500, 0, "", 1), ())
     late.apply([joined], 0, old=False)
-    assert late.run_out(10_000) == ["a"]  # it stood still, and writes its knowledge from before
+    assert late.run_out(10_000) == ["a"]  # it stalled, and writes its knowledge from before
     removal = Record(2, 11_000, member_key("a"), None, tuple(removal_headers(late.leases["a"])))
     for one, seen in ((members, [joined, beat, removal]), (late, [beat, removal])):
         one.apply(seen, 10_000, old=False)
@@ -192,7 +192,7 @@ def zombie(pid: int) -> bool:
         return True
 
 
-# -- the cost of losing one ------------------------------------------------------------------------------------------
+# -- the cost of losing one -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

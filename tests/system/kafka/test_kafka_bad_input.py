@@ -171,7 +171,7 @@ def counted(owner: sf.Session) -> int:
 
 
 def test_record_of_an_unknown_format_fails_the_restore_naming_its_offset(bench: KafkaBench) -> None:
-    """In a changelog that takes it; all state stays the same."""
+    """The changelog takes the record; all state stays the same."""
     store = windows(bench)
     spoil(bench, b"short", b"v")
     spoiled = bench.session("a", stores=[store])

@@ -123,7 +123,7 @@ def test_generation_that_is_over_and_strangers_commit_nothing(joined: Joined) ->
 
 
 def test_offsets_alone_are_taken_of_the_present_member_and_of_nobody_else(joined: Joined) -> None:
-    """At least once. The broker refuses plain commits from outside of the group; a transaction of offsets it checks."""
+    """At least once, the broker refuses plain commits from outside the group; it checks a transaction of offsets."""
     joined.commit_offsets(3, ConsumerMember(joined.generation, joined.member))
     assert joined.found() == 3
     for member in (

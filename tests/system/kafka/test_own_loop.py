@@ -101,7 +101,7 @@ class Group:
 
 
 class Member(threading.Thread):
-    """An application with its own loop."""
+    """An application with an external consumer."""
 
     def __init__(self, group: Group, name: str, *, consumer: dict[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(name=name, daemon=True)
@@ -319,7 +319,7 @@ def test_offsets_left_from_before_a_seek_are_refused_and_change_nothing(group: G
 
 
 def test_somebody_else_who_commits_is_found(group: Group) -> None:
-    """enable.auto.commit does the same, and a consumer does not reveal it."""
+    """As enable.auto.commit would, a setting that cannot be read from a consumer."""
     group.feed(40)
     member = group.member("a")
     until(group, group.all_counted, "all are counted")

@@ -137,7 +137,7 @@ class Rounds:
         return self.outcomes.total() - self.outcomes["OK"]
 
     def run(self, client: Client, until: Callable[[], bool]) -> None:
-        """Round after round, going on after any reply, until the condition holds."""
+        """Rounds one after another, going on after any reply, until the condition holds."""
         self.begin_anew(client)
         while not until():
             answer = self.round(client)

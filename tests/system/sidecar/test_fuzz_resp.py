@@ -98,7 +98,7 @@ def attack(rng: random.Random, login: bytes) -> bytes:
     requests = [request(rng) for _ in range(rng.choice((1, 5, 50, 200)))]
     if what == 3:
         requests = [pack("MULTI"), *requests, pack("EXEC")]
-    if what == 4:  # by requests of large replies
+    if what == 4:  # requests of large replies
         requests = [pack(rng.choice(("MGET", "EXISTS")), *["large"] * rng.choice((1, 100)))] * rng.choice((1, 60))
     whole = login + b"".join(requests)
     return whole if rng.random() < 0.8 else whole[: rng.randrange(len(whole))]

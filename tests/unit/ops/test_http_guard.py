@@ -39,7 +39,7 @@ token = "ops-ops-ops-ops-ops"
 
 
 async def nothing(scope: Any, receive: Any, send: Any) -> None:
-    """A server behind the guard."""
+    """An ASGI application behind the guard."""
 
 
 def scope(method: str, path: str, *headers: tuple[bytes, bytes], host: bool = True) -> dict[str, Any]:

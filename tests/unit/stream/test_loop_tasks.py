@@ -187,7 +187,7 @@ class NoticedClock(SystemClock):
 
 @pytest.fixture
 def shut_wait_ms(monkeypatch: pytest.MonkeyPatch) -> float:
-    """The sleep of a paused loop; no wait for records is ever so long."""
+    """The sleep of a paused loop; no wait for records has this length."""
     monkeypatch.setattr(loops, "SHUT_WAIT_MS", 0.5)
     return 0.5
 
